@@ -14,13 +14,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms import build, checkpoint
+from marl_connectors.algorithms import build, checkpoint_restore
+from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.explain import explain_pipelines
-from marl_connectors.algorithms.masking import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
@@ -28,7 +28,7 @@ from marl_connectors.connectors.common.add_states_from_episodes_to_batch import 
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeTally
-from marl_connectors.environments.vector.failures import close_env, errors_named
+from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
@@ -571,8 +571,8 @@ class Algorithm:
             "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
             "recent_tallies": [tally.get_state() for tally in self._recent],
-            "spaces": checkpoint.described_spaces(self._setup),
-            "agents": checkpoint.agents_to_state(self._setup),
+            "spaces": checkpoint_restore.described_spaces(self._setup),
+            "agents": checkpoint_restore.agents_to_state(self._setup),
             "masking": self.masking.get_state(),
             "multi_rl_module": to_state(multi),
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
@@ -653,12 +653,12 @@ class Algorithm:
         with taking_over("config"):
             for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
                 if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
-                    self._set(**{name: checkpoint.changed_setting(state, name, names)})
+                    self._set(**{name: checkpoint_restore.changed_setting(state, name, names)})
             self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
-        checkpoint.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
+        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
 
     def save_to_path(self, path: str | Path) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
@@ -687,7 +687,7 @@ class Algorithm:
         Raises:
             CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
         """
-        self._set_state(checkpoint.algorithm_state(path), Names(trusted), new_episodes)
+        self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
         self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
@@ -718,17 +718,19 @@ class Algorithm:
         Raises:
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
         """
-        state, names = checkpoint.algorithm_state(path), Names(trusted)
+        state, names = checkpoint_restore.algorithm_state(path), Names(trusted)
         check_state(state)
-        given = checkpoint.given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
+        given = checkpoint_restore.given_settings(
+            policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
         with taking_over("config"):
-            checkpoint.check_num_envs(state, config)
-            restored = checkpoint.restored_config(state, config, given, names)
-            specs = checkpoint.restored_specs(state, restored, names)
-            masking = checkpoint.restored_masking(state, restored)
+            checkpoint_restore.check_num_envs(state, config)
+            restored = checkpoint_restore.restored_config(state, config, given, names)
+            specs = checkpoint_restore.restored_specs(state, restored, names)
+            masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.
         with taking_over("config") if config is None else nullcontext():
-            checkpoint.check_policies_to_train(restored)
+            checkpoint_restore.check_policies_to_train(restored)
             algorithm = cls(restored, rl_module_specs=specs, masking=masking)
         try:
             with taking_over("setup"):

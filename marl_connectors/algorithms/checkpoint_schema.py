@@ -19,7 +19,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
-from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS

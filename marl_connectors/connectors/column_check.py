@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.errors import ConnectorError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

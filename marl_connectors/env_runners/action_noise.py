@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.action_masks import draw
+from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution

@@ -22,7 +22,7 @@ from marl_connectors.env_runners.lane_group import Lane, LaneGroup
 from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

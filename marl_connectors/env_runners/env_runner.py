@@ -32,11 +32,11 @@ from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, Epi
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.run_metrics import EpisodeTally, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.environments.vector.failures import EnvRestarts, FailureCounts
-from marl_connectors.environments.vector.replay import HISTORY_BYTES
+from marl_connectors.environments.vector.action_history import HISTORY_BYTES
+from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

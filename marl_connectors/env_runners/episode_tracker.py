@@ -12,19 +12,19 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
-from marl_connectors.env_runners.checkpoint_data import storable
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
+from marl_connectors.env_runners.forward_batch_state import storable
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
 from marl_connectors.env_runners.lane_table import LanesOfEnvs, LaneTable
 from marl_connectors.env_runners.run_metrics import EpisodeTally, end_together
-from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id

@@ -20,7 +20,7 @@ from scripted_envs import LifeEnv, lives_of_chunks, small_config
 
 from marl_connectors import Callbacks, Columns, RLModuleSpec
 from marl_connectors.environments.vector import process_handle
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 

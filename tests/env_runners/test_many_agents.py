@@ -16,7 +16,7 @@ from scripted_envs import BOX, small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.env_runners import episode_tracker
-from marl_connectors.environments.vector import replay
+from marl_connectors.environments.vector import action_history
 
 NEW = 100
 FRAGMENT = 10
@@ -106,7 +106,7 @@ def endless(tmp_path_factory):
     """What is reachable, and how large a checkpoint is, after 10,000 agents and after 20,000; and how it goes on."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "checkpoint: an ongoing episode was too long to be replayed")
-        patch.setattr(replay, "HISTORY_BYTES", 10_000)
+        patch.setattr(action_history, "HISTORY_BYTES", 10_000)
         patch.setattr(episode_tracker, "_PACK_AFTER", 30)
         algo = config_of(Passing).build_algo()
         found, folders, uncredited = [], [], 0.0

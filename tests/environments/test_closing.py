@@ -10,7 +10,7 @@ import pytest
 from failing_envs import start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 
 
 class ClosesBadly(LifeEnv):

@@ -17,10 +17,10 @@ from failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments.vector import failures, process_handle
-from marl_connectors.environments.vector.failures import EnvRestarts, Watched, alarm, close_env
-from marl_connectors.environments.vector.subproc import make_vector_env
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector import env_failures, process_handle
+from marl_connectors.environments.vector.env_failures import EnvRestarts, Watched, alarm, close_env
+from marl_connectors.environments.vector.vector_env import VectorEnv
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -139,7 +139,7 @@ import os, sys
 from functools import partial
 sys.path.insert(0, {helpers!r})
 from failing_envs import HangingEnv
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 
 vector_env = make_vector_env(partial(HangingEnv, where="close", way="busy"), num_envs=2, seed=0, num_workers=2)
 vector_env.reset_all()
@@ -348,9 +348,9 @@ def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not
 
 
 def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
-    monkeypatch.setattr(failures, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(failures, "_LOOK_EVERY_S", 0.01)
-    failures._watcher = None  # one that looks as often as that
+    monkeypatch.setattr(env_failures, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(env_failures, "_LOOK_EVERY_S", 0.01)
+    env_failures._watcher = None  # one that looks as often as that
     with caplog.at_level(logging.WARNING, LOG):
         with Watched(lambda: "quick"):
             pass
@@ -360,7 +360,7 @@ def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
             slow.look()
     (message,) = messages_of(caplog)
     assert message.startswith("slow: reset() has not returned for 0.05 s. Only in worker processes")
-    assert not failures._CALLS
+    assert not env_failures._CALLS
 
 
 def test_a_reset_of_a_copy_is_watched(monkeypatch):
@@ -368,7 +368,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
     class Looking(LifeEnv):
         def reset(self, seed=None, options=None):
-            seen.extend(call._what() for call in failures._CALLS.values())
+            seen.extend(call._what() for call in env_failures._CALLS.values())
             return super().reset(seed, options)
 
     VectorEnv([Looking()], seed=0).reset_all()
@@ -376,7 +376,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
 
 def test_an_alarm_ends_what_waits_and_leaves_what_does_not():
-    with pytest.raises(failures.Hang), alarm(0.1):
+    with pytest.raises(env_failures.Hang), alarm(0.1):
         hang("sleep")
     with alarm(None):
         pass

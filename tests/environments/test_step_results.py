@@ -14,7 +14,7 @@ from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.environments.vector.step_result import StepResult, joined
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import as_list, leaves
 

@@ -12,7 +12,8 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.algorithms import build
-from marl_connectors.algorithms.checkpoint import (
+from marl_connectors.algorithms.action_mask_setting import Masking
+from marl_connectors.algorithms.checkpoint_restore import (
     agents_from_state,
     algorithm_state,
     given_settings,
@@ -24,7 +25,6 @@ from marl_connectors.algorithms.checkpoint_schema import check_state, taking_ove
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.inference.policy import Policy
-from marl_connectors.algorithms.masking import Masking
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline

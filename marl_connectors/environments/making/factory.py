@@ -18,11 +18,11 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
     GYMNASIUM_KEYS,
     GYMNASIUM_NAMESPACES,
@@ -36,7 +36,7 @@ from marl_connectors.environments.making.registry import (
 )
 from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, errors_named
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,

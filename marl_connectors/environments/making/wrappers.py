@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
-from marl_connectors.environments.vector.failures import errors_named
+from marl_connectors.environments.vector.env_failures import errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,

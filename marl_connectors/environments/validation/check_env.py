@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import BatchOfOne, is_batched
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
 from marl_connectors.environments.validation.calls import (
     CallFailed,

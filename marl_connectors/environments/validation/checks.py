@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.connectors.action_masks import (
+from marl_connectors.connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
     mask_of_one_row,

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.connectors.action_masks import ACTION_MASK, mask_of
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK, mask_of
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -21,7 +21,7 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.vector.batched import GymnasiumVectorEnv
+    from marl_connectors.environments.vector.batched_vector_env import GymnasiumVectorEnv
 
 NUM_ENVS = 3
 """The number of sub-environments in a smoke test of a natively batched environment."""

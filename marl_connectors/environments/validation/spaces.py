@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.action_masks import draw
+from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.environments.validation.calls import CallFailed, Calls
 from marl_connectors.environments.validation.checks import leaf_name
 from marl_connectors.environments.validation.report import Findings

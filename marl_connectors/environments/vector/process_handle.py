@@ -19,7 +19,7 @@ from gymnasium import Space
 
 from marl_connectors import errors
 from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.failures import CLOSE_TIMEOUT_S, EnvRestarts
+from marl_connectors.environments.vector.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment

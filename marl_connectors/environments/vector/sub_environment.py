@@ -19,8 +19,8 @@ from marl_connectors.environments.validation.checks import (
     reward_violation,
 )
 from marl_connectors.environments.validation.rules import violation
-from marl_connectors.environments.vector.failures import ENV_ERRORS
-from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.errors import CheckpointError, EnvError, describe_error
 from marl_connectors.typing import AgentID, Tree
 

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.vector.channel import Channel
-from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
-from marl_connectors.environments.vector.sync import VectorEnv
-from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
+from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution, fitting_mask
+from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
+from marl_connectors.rl_module.masked_logits import fitting_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.typing import Tree
 

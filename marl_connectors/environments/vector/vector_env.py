@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
     left_without_flag,
     nobody_there,
@@ -24,7 +24,8 @@ from marl_connectors.environments.validation.checks import (
     state_violation,
     step_violation,
 )
-from marl_connectors.environments.vector.failures import (
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
     MOMENT_S,
@@ -36,7 +37,6 @@ from marl_connectors.environments.vector.failures import (
     close_env,
     sentence,
 )
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     Doing,

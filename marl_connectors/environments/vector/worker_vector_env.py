@@ -12,17 +12,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.vector.batched import BatchedVectorEnv, gymnasium_vector_env
-from marl_connectors.environments.vector.failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
+from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.vector.process_handle import ProcessHandle, WorkerLost
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.sync import VectorEnv, add_observed
-from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
+from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map

@@ -8,10 +8,10 @@ from typing import Any
 
 from gymnasium import Space
 
+from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, from_state, spec_fields, to_state
-from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
 from marl_connectors.checkpoints import find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec

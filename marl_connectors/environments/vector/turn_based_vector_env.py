@@ -6,8 +6,8 @@ import copy as copying
 from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.vector.failures import (
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.vector.env_failures import (
     ENV_ERRORS,
 )
 from marl_connectors.environments.vector.step_result import Event, StepResult
@@ -16,7 +16,7 @@ from marl_connectors.environments.vector.sub_environment import (
     copied_infos,
     finite_reward,
 )
-from marl_connectors.environments.vector.sync import VectorEnv, add_observed
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 
