@@ -94,6 +94,7 @@ from .environments.making.registry import register_env as register_env
 from .environments.validation.check_env import check_env as check_env
 from .environments.validation.report import EnvFigures as EnvFigures
 from .environments.validation.report import EnvFinding as EnvFinding
+from .environments.validation.report import EnvMeasurements as EnvMeasurements
 from .environments.validation.report import EnvReport as EnvReport
 from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode

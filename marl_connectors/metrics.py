@@ -21,7 +21,7 @@ Key = str | tuple[Any, ...]
 
 
 class MetricsLogger:
-    """Takes figures under keys, and makes one figure of all those that came under a key in an iteration.
+    """Takes metrics under keys, and makes one metric of all those that came under a key in an iteration.
 
     The first call with a key decides about it:
 
@@ -36,7 +36,7 @@ class MetricsLogger:
     """
 
     def __init__(self) -> None:
-        self._figures: dict[tuple[Any, ...], _Figure] = {}
+        self._metrics: dict[tuple[Any, ...], _Metric] = {}
 
     def log_value(
         self,
@@ -63,10 +63,10 @@ class MetricsLogger:
             ConfigError: For an argument, a value or a key that does not fit.
         """
         path = key if isinstance(key, tuple) else (key,)
-        figure = self._figures.get(path)
-        if figure is None or unknown:
-            figure = self._add("log_value", path, reduce, window, ema_coeff, clear_on_reduce, unknown)
-        figure.push(_plain(value) if figure.takes_anything else _number(path, value))
+        metric = self._metrics.get(path)
+        if metric is None or unknown:
+            metric = self._add("log_value", path, reduce, window, ema_coeff, clear_on_reduce, unknown)
+        metric.push(_plain(value) if metric.takes_anything else _number(path, value))
 
     def log_dict(
         self, value_dict: Mapping[str, Any], *, key: Key | None = None, reduce: str | None = "mean", **settings: Any
@@ -106,7 +106,7 @@ class MetricsLogger:
         """Returns what the results would contain now.
 
         Args:
-            key: Of a figure, or of a dict of figures; None for all.
+            key: Of a metric, or of a dict of metrics; None for all.
             default: If nothing was ever logged under the key.
 
         Raises:
@@ -115,9 +115,9 @@ class MetricsLogger:
         if key is None:
             return self._nested(())
         path = key if isinstance(key, tuple) else (key,)
-        if path in self._figures:
-            return self._figures[path].result()
-        if any(known[: len(path)] == path for known in self._figures):
+        if path in self._metrics:
+            return self._metrics[path].result()
+        if any(known[: len(path)] == path for known in self._metrics):
             return self._nested(path)
         if default is not None:
             return default
@@ -126,18 +126,18 @@ class MetricsLogger:
     def reduce(self) -> dict[str, Any]:
         """Returns the results of an iteration, without keys that have no values. The algorithm calls it at its end."""
         found = self._nested(())
-        for figure in self._figures.values():
-            if figure.clears:
-                figure.clear()
+        for metric in self._metrics.values():
+            if metric.clears:
+                metric.clear()
         return found
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns all figures. They are JSON data if the logged values are."""
-        return [{"key": list(path), **figure.get_state()} for path, figure in self._figures.items()]
+        """Returns all metrics. They are JSON data if the logged values are."""
+        return [{"key": list(path), **metric.get_state()} for path, metric in self._metrics.items()]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restores the figures that ``get_state`` returned."""
-        self._figures = {tuple(figure["key"]): _Figure.from_state(figure) for figure in state}
+        """Restores the metrics that ``get_state`` returned."""
+        self._metrics = {tuple(metric["key"]): _Metric.from_state(metric) for metric in state}
 
     def _add(
         self,
@@ -148,10 +148,10 @@ class MetricsLogger:
         ema_coeff: float | None,
         clear_on_reduce: bool | None,
         unknown: Mapping[str, Any],
-    ) -> _Figure:
+    ) -> _Metric:
         self._check_names(call, unknown)
         who = f"MetricsLogger.{call}: {_text(path)}"
-        for known in self._figures:
+        for known in self._metrics:
             shorter = min(len(known), len(path))
             if known[:shorter] == path[:shorter]:
                 raise ConfigError(f"{who} cannot be logged beside {_text(known)}, as one is in the other. Rename one.")
@@ -169,9 +169,9 @@ class MetricsLogger:
         if reduce == "sum" and clear_on_reduce is False:
             reduce = "lifetime_sum"
         clears = reduce not in ("ema", "lifetime_sum") if clear_on_reduce is None else bool(clear_on_reduce)
-        figure = _Figure(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
-        self._figures[path] = figure
-        return figure
+        metric = _Metric(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
+        self._metrics[path] = metric
+        return metric
 
     def _check_names(self, call: str, given: Mapping[str, Any]) -> None:
         for name in given:
@@ -181,20 +181,20 @@ class MetricsLogger:
 
     def _nested(self, start: tuple[Any, ...]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for path, figure in self._figures.items():
-            if path[: len(start)] != start or not figure.count:
+        for path, metric in self._metrics.items():
+            if path[: len(start)] != start or not metric.count:
                 continue
             inner = found
             for name in path[len(start) : -1]:
                 inner = inner.setdefault(name, {})
-            inner[path[-1]] = figure.result()
+            inner[path[-1]] = metric.result()
         return found
 
     def _names(self) -> list[str]:
-        return [_text(path).strip("'") for path in self._figures]
+        return [_text(path).strip("'") for path in self._metrics]
 
 
-class _Figure:
+class _Metric:
     """The values under one key: the values themselves for a window or a list, else their running reduction."""
 
     __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
@@ -251,17 +251,17 @@ class _Figure:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Figure:
-        figure = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
-        figure.count, figure.total = state["count"], state["total"]
-        if figure.values is not None:
-            figure.values.extend(state["values"])
-        return figure
+    def from_state(cls, state: Mapping[str, Any]) -> _Metric:
+        metric = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
+        metric.count, metric.total = state["count"], state["total"]
+        if metric.values is not None:
+            metric.values.extend(state["values"])
+        return metric
 
 
 def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
     """``{"connectors": {pipeline: results}}`` of those pipelines whose pieces have logged something; else ``{}``."""
-    found = {name: figures for name, logger in loggers.items() if (figures := logger.reduce())}
+    found = {name: metrics for name, logger in loggers.items() if (metrics := logger.reduce())}
     return {"connectors": found} if found else {}
 
 

@@ -27,7 +27,7 @@ from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.run_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
@@ -106,8 +106,8 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(
         self,
@@ -191,7 +191,7 @@ class Algorithm:
         }
         if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
-        self.callbacks.tell("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
     def _sample(self) -> list[Any]:
@@ -240,7 +240,7 @@ class Algorithm:
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``.
         """
-        self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
+        self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
@@ -250,7 +250,7 @@ class Algorithm:
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
         results = self._play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
-        self.callbacks.tell("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
+        self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
     def random_play(
@@ -570,7 +570,7 @@ class Algorithm:
             "iteration": self.iteration,
             "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
-            "recent_tallies": [tally.get_state() for tally in self._recent],
+            "recent_tallies": [summary.get_state() for summary in self._recent],
             "spaces": checkpoint_restore.described_spaces(self._setup),
             "agents": checkpoint_restore.agents_to_state(self._setup),
             "masking": self.masking.get_state(),
@@ -639,7 +639,7 @@ class Algorithm:
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
             self._recent.clear()
-            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
+            self._recent.extend(EpisodeSummary.from_state(summary) for summary in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
@@ -688,7 +688,7 @@ class Algorithm:
             CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
         """
         self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
-        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
+        self.callbacks.call("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
     def from_checkpoint(
@@ -740,7 +740,7 @@ class Algorithm:
         except BaseException:
             algorithm.stop()
             raise
-        algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
+        algorithm.callbacks.call("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.run_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_cores
 from marl_connectors.errors import ConfigError
@@ -54,7 +54,7 @@ def looks_at_environments(config: AlgorithmConfig) -> bool:
     return config.make_callbacks().wants(*names)
 
 
-def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeTally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeSummary]) -> bool:
     """Whether a number of episodes takes so long that workers for them may be worth the cost.
 
     Args:
@@ -62,7 +62,7 @@ def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[Epis
         num_episodes: The number of episodes.
         recent: The newest episodes. The length of the others is estimated from theirs.
     """
-    length = statistics.fmean(tally.length for tally in recent) if recent else UNKNOWN_LENGTH
+    length = statistics.fmean(summary.length for summary in recent) if recent else UNKNOWN_LENGTH
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 

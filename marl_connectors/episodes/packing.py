@@ -110,9 +110,9 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
     """Copies episodes with like spaces and columns into one rollout of one lane, and makes the episodes its views."""
     rest = episodes
     while rest:
-        kind = _kind(rest[0])
-        alike = [e for e in rest if _kind(e) == kind]
-        rest = [e for e in rest if _kind(e) != kind]
+        kind = _columns_of(rest[0])
+        alike = [e for e in rest if _columns_of(e) == kind]
+        rest = [e for e in rest if _columns_of(e) != kind]
         counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
         names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *alike[0].storage.extra_keys())
         columns = {name: _joined(alike, name, counts) for name in names}
@@ -127,7 +127,7 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
             episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
 
 
-def _kind(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
+def _columns_of(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
     storage = episode.storage
     return episode.observation_space, episode.action_space, storage.actions_from_0, frozenset(storage.extra_keys())
 

@@ -238,7 +238,7 @@ class SingleAgentEpisode(EpisodeBase):
         other._copy_notes(self)
         return other
 
-    def go_on_in(self, other: SingleAgentEpisode) -> None:
+    def continue_in(self, other: SingleAgentEpisode) -> None:
         """Continues in the storage of another episode, with its identity; keeps its own notes. For runners."""
         notes = self._custom_data
         self._init(

@@ -233,7 +233,7 @@ class MultiRLModule(nn.Module):
             output.update(getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs))
             return
         bucket = self.bucket_of(group.module_ids)
-        if bucket is not None and (is_whole(bucket, group) or StackedRows.pays(bucket, group)):
+        if bucket is not None and (is_whole(bucket, group) or StackedRows.is_worthwhile(bucket, group)):
             output.update(run_stacked(bucket, group, f"forward_{purpose}", **kwargs))
             return
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}

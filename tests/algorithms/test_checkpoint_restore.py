@@ -202,7 +202,7 @@ def test_an_environment_that_has_changed_since_is_noticed_by_what_it_shows(kind,
     else:
         step = cls.step
         monkeypatch.setattr(cls, "step", lambda self, actions: (backwards((new := step(self, actions))[0]), *new[1:]))
-    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' elsewhere"):
+    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' to other data"):
         Algorithm.from_checkpoint(saved, config=config)
 
 

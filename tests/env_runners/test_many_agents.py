@@ -139,9 +139,9 @@ def test_every_reward_is_still_accounted_for(endless):
     algo, _, _, uncredited = endless
     # The agents that ended in the last step of a fragment are paid late in the next one: 19 times.
     assert uncredited == 0.25 * NEW * 19
-    (tally,) = algo.env_runner._episodes._tallies
+    (summary,) = algo.env_runner._episodes._summaries
     # All but the first step ended 100 agents that had earned 2.0, and all but the first two paid 100 agents late.
-    assert tally.episode_return == NEW * (2.0 * 199 + 0.25 * 198)
+    assert summary.episode_return == NEW * (2.0 * 199 + 0.25 * 198)
 
 
 def test_an_episode_too_long_to_be_replayed_is_begun_anew(endless):

@@ -83,7 +83,7 @@ def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch
     end = "close() did not return within 0.5 s, so its worker process was ended."
     assert messages_of(caplog) == [
         f"sub-environment 0: {end}",
-        f"sub-environment 1: {end} Nobody closed sub-environments [2] of that process.",
+        f"sub-environment 1: {end} Sub-environments [2] of that process were not closed.",
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_close_that_ends_its_process_is_named(caplog):
         vector_env.close()
     assert all(map(is_gone, pids))
     assert messages_of(caplog) == [
-        "sub-environment 0: close() ended its worker process. Nobody closed sub-environments [1] of that process."
+        "sub-environment 0: close() ended its worker process. Sub-environments [1] of that process were not closed."
     ]
 
 
@@ -254,7 +254,7 @@ def test_without_restarts_the_error_says_what_would_help():
     with pytest.raises(
         EnvError,
         match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* sample_timeout_s above 1"
-        r"\. With restart_failed_sub_environments=True the run would go on",
+        r"\. With restart_failed_sub_environments=True, the run would continue",
     ):
         runner.sample(num_timesteps=2)
 

@@ -62,7 +62,7 @@ class Calls:
         """Raises OutOfTime, after adding a note, if there is no time left."""
         if self.time_left <= 0:
             self.findings.note(
-                "out-of-time", f"After {self._max_seconds:g} seconds, the rest of the checks was left out"
+                "out-of-time", f"The rest of the checks was left out after {self._max_seconds:g} seconds"
             )
             raise OutOfTime
 
