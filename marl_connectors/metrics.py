@@ -21,16 +21,17 @@ Key = str | tuple[Any, ...]
 
 
 class MetricsLogger:
-    """Takes metrics under keys, and makes one metric of all those that came under a key in an iteration.
+    """Collects values under keys, and reduces all values under a key in an iteration to one metric.
 
-    The first call with a key decides about it:
+    The first call with a key defines its reduction:
 
-    * ``reduce``: ``"mean"``, ``"min"``, ``"max"``, ``"sum"``; ``"ema"``, a moving average; ``"lifetime_sum"``;
-      ``"item"``, the newest; ``"item_series"``, a list of all. None for ``"mean"`` with a window, else ``"ema"``.
-    * ``window``: only so many of the newest values count.
-    * ``ema_coeff``: the weight of a new value in a moving average, 0.01 unless given.
-    * ``clear_on_reduce``: whether an iteration starts from nothing. Unless given, averages that move and sums of a
-      lifetime go on, and all others start anew.
+    * ``reduce``: ``"mean"``, ``"min"``, ``"max"``, ``"sum"``, ``"ema"`` (a moving average), ``"lifetime_sum"``,
+      ``"item"`` (the newest value) or ``"item_series"`` (a list of all values). None for ``"mean"`` with a window, and
+      ``"ema"`` without one.
+    * ``window``: the number of newest values that count; None for all.
+    * ``ema_coeff``: the weight of a new value in a moving average, 0.01 by default.
+    * ``clear_on_reduce``: whether values are removed at the end of an iteration. By default, moving averages and sums
+      of a lifetime continue, and all other metrics are cleared.
 
     Tuples are keys of nested dicts in the results.
     """
@@ -53,14 +54,14 @@ class MetricsLogger:
 
         Args:
             key: A name, or a tuple of names.
-            value: A number, or an array or tensor with one; for items, anything.
-            reduce: What to make of all values.
-            window: How many of the newest count.
+            value: A number, or an array or tensor with one number; any object for items.
+            reduce: The reduction.
+            window: The number of newest values that count.
             ema_coeff: The weight of a new value in a moving average.
-            clear_on_reduce: Whether an iteration starts from nothing.
+            clear_on_reduce: Whether values are removed at the end of an iteration.
 
         Raises:
-            ConfigError: For an argument, a value or a key that does not fit.
+            ConfigError: If an argument, a value or a key is invalid.
         """
         path = key if isinstance(key, tuple) else (key,)
         metric = self._metrics.get(path)
@@ -75,9 +76,9 @@ class MetricsLogger:
 
         Args:
             value_dict: The values.
-            key: In front of the names.
-            reduce: As for ``log_value``.
-            **settings: As for ``log_value``.
+            key: A key in front of the names.
+            reduce: The reduction, as for ``log_value``.
+            **settings: Other arguments of ``log_value``.
         """
         self._check_names("log_dict", settings)
         start = () if key is None else key if isinstance(key, tuple) else (key,)
@@ -90,12 +91,12 @@ class MetricsLogger:
 
     @contextmanager
     def log_time(self, key: Key, *, reduce: str | None = "ema", **settings: Any) -> Iterator[None]:
-        """Logs how many seconds a with block takes.
+        """Logs the duration of a with block in seconds.
 
         Args:
-            key: As for ``log_value``.
-            reduce: As for ``log_value``.
-            **settings: As for ``log_value``.
+            key: The key, as for ``log_value``.
+            reduce: The reduction, as for ``log_value``.
+            **settings: Other arguments of ``log_value``.
         """
         self._check_names("log_time", settings)
         began = time.perf_counter()
@@ -103,11 +104,11 @@ class MetricsLogger:
         self.log_value(key, time.perf_counter() - began, reduce=reduce, **settings)
 
     def peek(self, key: Key | None = None, default: Any = None) -> Any:
-        """Returns what the results would contain now.
+        """Returns the current results.
 
         Args:
-            key: Of a metric, or of a dict of metrics; None for all.
-            default: If nothing was ever logged under the key.
+            key: The key of a metric or of a dict of metrics; None for all.
+            default: The result if nothing was ever logged under the key.
 
         Raises:
             KeyError: If nothing was ever logged under the key, and there is no default.
@@ -154,15 +155,19 @@ class MetricsLogger:
         for known in self._metrics:
             shorter = min(len(known), len(path))
             if known[:shorter] == path[:shorter]:
-                raise ConfigError(f"{who} cannot be logged beside {_text(known)}, as one is in the other. Rename one.")
+                raise ConfigError(
+                    f"{who} cannot be logged beside {_text(known)}, because one contains the other. Rename one."
+                )
         if reduce is not None and reduce not in REDUCTIONS:
             raise ConfigError(f"{who}: there is no reduce={reduce!r}. {did_you_mean(reduce, REDUCTIONS)}")
         if window is not None and (ema_coeff is not None or reduce in ("ema", "lifetime_sum")):
-            raise ConfigError(f"{who}: a moving average or a sum of a lifetime has no window. Leave one of them out.")
+            raise ConfigError(f"{who}: a moving average or a lifetime sum has no window. Leave one of them out.")
         if window is not None and not (isinstance(window, (int, np.integer)) and window > 0):
             raise ConfigError(f"{who}: expected window to be a number of values, 1 or more, but it is {window!r}.")
         if ema_coeff is not None and (reduce not in (None, "mean", "ema") or not 0 < ema_coeff <= 1):
-            raise ConfigError(f"{who}: ema_coeff is in (0, 1], for reduce='ema' only. Leave it out, or reduce.")
+            raise ConfigError(
+                f"{who}: ema_coeff must be in (0, 1], and is for reduce='ema' only. Leave ema_coeff or reduce out."
+            )
         if ema_coeff is not None or (reduce is None and window is None):
             reduce = "ema"
         reduce = reduce or "mean"
@@ -195,7 +200,7 @@ class MetricsLogger:
 
 
 class _Metric:
-    """The values under one key: the values themselves for a window or a list, else their running reduction."""
+    """The metric under one key. It stores values for a window or a list, and otherwise their running reduction."""
 
     __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
 
@@ -260,7 +265,7 @@ class _Metric:
 
 
 def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
-    """``{"connectors": {pipeline: results}}`` of those pipelines whose pieces have logged something; else ``{}``."""
+    """Returns ``{"connectors": {pipeline: results}}`` for pipelines whose pieces have logged values, else ``{}``."""
     found = {name: metrics for name, logger in loggers.items() if (metrics := logger.reduce())}
     return {"connectors": found} if found else {}
 

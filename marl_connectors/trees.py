@@ -44,13 +44,13 @@ def as_list(column: Any) -> list:
 
 
 def in_parts_of(like: Tree, values: Tree) -> Tree:
-    """A batch of values in a tree like another one's.
+    """Returns a batch of values in a tree with the structure of another one.
 
-    Items that were numbers in a tuple stand in a tuple of arrays, ``n`` of ``[B]``; those that were parts in an array
-    or a list stand in one array, ``[B, n]``. Both can be told by what they should be.
+    If items were tuples of numbers, their batch is a tuple of ``n`` arrays ``[B]``. If they were arrays or lists, it is
+    one array, ``[B, n]``. The structure of ``like`` shows which of them is needed.
 
     Args:
-        like: Arrays, ``[B, ...]`` or ``[0, ...]``, in the tree that is wanted.
+        like: Arrays, ``[B, ...]`` or ``[0, ...]``, in a tree with the structure to return.
         values: Arrays, ``[B, ...]``.
 
     Raises:

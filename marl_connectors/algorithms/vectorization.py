@@ -1,4 +1,4 @@
-"""How the sub-environments of a run are spread over processes, and which of them are drawn."""
+"""Chooses the processes in which the sub-environments of a run are stepped, and which of them are rendered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> A
 
 
 def auto_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> int:
-    """As many workers as are worth it; 0 if the environments are shown, or callbacks get them."""
+    """Returns the number of workers that is worth its cost; 0 if environments are shown or passed to callbacks."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0

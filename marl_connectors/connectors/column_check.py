@@ -51,7 +51,7 @@ def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> 
 
 
 def _known(columns: ColumnGroup) -> dict[str, Any]:
-    """What to know each column by, and that nobody has changed its number of rows."""
+    """Returns values by which a later call sees whether a column or its number of rows has changed."""
     return {name: own if type(own) in _SOLID else (len(own), *_leaves(own)) for name, own in columns.items()}
 
 

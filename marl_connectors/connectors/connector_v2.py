@@ -137,7 +137,7 @@ class ConnectorV2:
         raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Does what is done once for all groups of a batch. It is called before ``on_columns`` is called for each.
+        """Prepares a batch once for all groups. It is called before ``on_columns`` is called for each.
 
         Args:
             groups: The groups that ``on_columns`` gets next, one after another.

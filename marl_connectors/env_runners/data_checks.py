@@ -37,7 +37,7 @@ from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
 Episodes = Callable[[], Iterable[tuple[int, Episode]]]
 """Returns the episodes that have rows in the rollouts, each with its ``env_index``, for error messages."""
 _WARNINGS_A_PART = 8
-"""How many components of one part get a warning, at most. An image may have many components that are out of bounds."""
+"""The largest number of components of one part that get a warning. Images may have many that are out of bounds."""
 
 
 class OutOfBounds:

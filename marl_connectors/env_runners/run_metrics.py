@@ -375,7 +375,7 @@ def summarize(episodes: Collection[EpisodeSummary]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SamplingTimes:
-    """How long the parts of sampling took, in seconds.
+    """The durations of the parts of sampling, in seconds.
 
     ``sample`` is more than the sum of the other times. The rest is the time to record the environments' data and to run
     callbacks.

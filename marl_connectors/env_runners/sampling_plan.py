@@ -42,7 +42,7 @@ from marl_connectors.trees import tree_map
 
 _NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
-"""How many lane layouts stay bound, because the same layouts recur when few agents act at a time, or agents change."""
+"""The number of lane layouts that stay bound, because layouts recur if few agents act at a time or agents change."""
 
 
 class _Step(NamedTuple):

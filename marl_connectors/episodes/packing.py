@@ -51,7 +51,7 @@ def rows_of_episodes(
 
     Args:
         episodes: Episodes with at least one step each, of the modules ``module_ids`` only, or ``AgentChunk``s of
-            episodes that nobody has asked for; these are not made.
+            episodes that were not created yet, and are not created here.
         module_ids: The modules, in the order wanted.
         last_only: Whether to leave out the steps.
         with_lookback: Whether to include the lookback. The episodes need no steps then.

@@ -239,7 +239,7 @@ class SingleAgentEpisode(EpisodeBase):
         return other
 
     def continue_in(self, other: SingleAgentEpisode) -> None:
-        """Continues in the storage of another episode, with its identity; keeps its own notes. For runners."""
+        """Continues in the storage of another episode, with its ids. ``custom_data`` is kept. This is for runners."""
         notes = self._custom_data
         self._init(
             other.storage,

@@ -415,7 +415,7 @@ _SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLMod
 
 @dataclasses.dataclass
 class MultiRLModuleSpec(ChecksFields):
-    """How to build a MultiRLModule. Fields that are None are set from the algorithm's config and the environment.
+    """The settings for building a MultiRLModule. Fields that are None follow from the config and the environment.
 
     Attributes:
         multi_rl_module_class: MultiRLModule or a subclass.

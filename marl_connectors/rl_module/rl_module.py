@@ -289,7 +289,7 @@ FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
 @dataclasses.dataclass
 class RLModuleSpec(ChecksFields):
-    """How to build an RLModule. Fields that are None are set from the algorithm's config and the environment.
+    """The settings for building an RLModule. Fields that are None follow from the config and the environment.
 
     Attributes:
         module_class: The RLModule subclass.

@@ -24,7 +24,7 @@ from marl_connectors.typing import ModuleID
 _MAX_STACKS = 64
 """The number of selections of members for which a bucket keeps a stack."""
 SPARE_ROWS = 1024
-"""The number of rows of padding that costs about as much as running a module by itself."""
+"""The number of rows of padding that costs about as much as running a module alone."""
 _FEW = 3
 """Fewer modules than this run faster one after another than with padded rows."""
 

@@ -330,7 +330,7 @@ def test_an_environment_that_leads_elsewhere_is_named(other, monkeypatch, tmp_pa
     runner, another = (runner_of(lambda: Elsewhere(other), **settings) for _ in range(2))
     monkeypatch.setattr(Elsewhere, "resets", 0)
     runner.sample(num_timesteps=5)
-    with pytest.raises(CheckpointError, match=r"sub-environment 0.*replaying the episode .*elsewhere than before"):
+    with pytest.raises(CheckpointError, match=r"sub-environment 0.*replaying the episode .*to other data than before"):
         restore(runner, another, tmp_path / "c")
 
 

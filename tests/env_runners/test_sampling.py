@@ -86,7 +86,7 @@ def test_a_forced_reset_drops_what_goes_on():
 
 
 def test_both_numbers_at_once_are_refused():
-    with pytest.raises(ConfigError, match="num_timesteps or num_episodes, not both"):
+    with pytest.raises(ConfigError, match="expected num_timesteps or num_episodes, but got both"):
         runner_of(life()).sample(num_timesteps=1, num_episodes=1)
 
 

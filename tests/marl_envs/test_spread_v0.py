@@ -246,7 +246,7 @@ def test_a_wrong_number_of_seeds_or_a_wrong_mask_is_refused():
     batch = spread_v0.batched_env(num_envs=2)
     with pytest.raises(ValueError, match="a seed for each of 2 sub-environments, but got 1"):
         batch.reset([0])
-    with pytest.raises(ValueError, match=r"mask must be \[2\] bool, one for each copy, but is int64 of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"mask must be \[2\] bool, .* sub-environment, but is int64 of shape \(2,\)"):
         batch.reset([0, 1], np.array([0, 1]))
 
 

@@ -204,7 +204,7 @@ def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
 def _saved_modules(
     state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None, names: Names
 ) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
-    """How to build the modules of a checkpoint, or only one of them if they run one by one; and their parameters."""
+    """Returns the specs and the parameters of a checkpoint's modules, or of one if they run one by one."""
     multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
         multi = from_state(state["multi_rl_module"], "rl_module_spec", names)

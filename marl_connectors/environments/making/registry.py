@@ -295,7 +295,7 @@ SUITES = {
     "mamujoco": "gymnasium_robotics.envs.multiagent_mujoco",
     "marl_envs": "marl_envs",
 }
-"""By the suites' short names, the packages whose modules called ``name_vN`` are PettingZoo environments."""
+"""Short name of a suite to the package whose modules called ``name_vN`` are PettingZoo environments."""
 
 PIP_NAMES = {
     "mpe2": "mpe2",
@@ -310,7 +310,7 @@ PIP_NAMES = {
 """The names under which packages are installed, by the names under which they are imported."""
 
 GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
-"""By namespace, the packages that register Gymnasium ids when they are imported."""
+"""Namespace to the package that registers Gymnasium ids when it is imported."""
 
 _VERSIONED = re.compile(r"_v\d+$")
 

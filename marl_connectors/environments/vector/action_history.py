@@ -25,7 +25,7 @@ _Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
 """The structure of an action with parts: ``"dict"`` or ``"tuple"``, and each part's key and tree (None for a leaf)."""
 
 _TREES = 128
-"""In ``ActionHistory._order``, numbers from this one on mean a tree, whose leaves follow."""
+"""The smallest number in ``ActionHistory._order`` that stands for a tree, whose leaves follow."""
 
 
 class ActionHistory:
