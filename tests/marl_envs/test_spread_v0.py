@@ -206,12 +206,14 @@ def test_the_arrays_are_used_again_and_are_contiguous():
 
 def test_stepping_a_copy_that_is_over_is_refused_by_its_number():
     batch = spread_v0.batched_env(num_envs=2, ep_len=1)
-    with pytest.raises(RuntimeError, match=r"^spread_v0: .*copies \[0, 1\] \(2 of 2\) are over or were never started"):
+    with pytest.raises(
+        RuntimeError, match=r"^spread_v0: .*sub-environments \[0, 1\] \(2 of 2\) are over or were never started"
+    ):
         batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1])
     batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1], np.array([True, False]))
-    with pytest.raises(RuntimeError, match=r"copies \[1\] \(1 of 2\)"):
+    with pytest.raises(RuntimeError, match=r"sub-environments \[1\] \(1 of 2\)"):
         batch.step(np.zeros((2, 8), int))
 
 
