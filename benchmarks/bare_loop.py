@@ -1,6 +1,6 @@
-"""The limit of sampling: the sub-environments alone, stepped with random actions that were drawn beforehand.
+"""Measures the upper limit of sampling: sub-environments alone, with random actions that were drawn in advance.
 
-No observation is kept, no network asked: ``python benchmarks/bare_loop.py sample spread``.
+Observations are not stored, and there is no network. Usage: ``python benchmarks/bare_loop.py sample spread``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yardstick as y
 
 
 class BareLoop:
-    """Steps copies of a parallel environment whose agents all stay to the end."""
+    """Steps sub-environments of a parallel environment whose agents all stay until the end."""
 
     def __init__(self, name: str, seed: int = 0):
         self.envs = [y.make_parallel(name) for _ in range(y.NUM_ENVS[name])]
@@ -31,12 +31,12 @@ class BareLoop:
             self.reset(env)
 
     def reset(self, env) -> None:
-        """Begins the next episode."""
+        """Starts the next episode of a sub-environment."""
         env.reset(seed=self.num_episodes)
         self.num_episodes += 1
 
     def sample(self) -> int:
-        """As many steps as a fragment has; the number of agent-steps."""
+        """Plays the steps of one fragment, and returns the number of agent-steps."""
         for step in self.actions:
             for env, actions in zip(self.envs, step, strict=True):
                 env.step(actions)

@@ -1,8 +1,8 @@
-"""Sampling from a natively batched environment, beside the network alone: ``python benchmarks/batched.py``.
+"""Compares sampling from a natively batched environment with the network alone: ``python benchmarks/batched.py``.
 
-``spread_v0``, by default 1,000 copies of 8 agents with a 2x64 tanh network, fragments of one episode of 50 steps, one
-process on one thread. In turn, in CPU time: forward passes on the rows of one vector step, the environment alone with
-ready actions, and whole samples.
+The environment is ``spread_v0``, by default with 1,000 sub-environments of 8 agents. The network is a 2x64 tanh MLP,
+and a fragment is one episode of 50 steps. One process measures, on one thread, in turn and in CPU time: forward passes
+for the rows of one vector step, the environment alone with given actions, and whole samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS, AGENTS = 50, 8
 
 
 def build(num_envs: int):
-    """The runner."""
+    """Returns the runner."""
     config = PPOConfig().environment("marl_envs.spread_v0:batched_env", env_config={"n_agents": AGENTS})
     config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=STEPS).debugging(seed=0)
     config.multi_agent(policies="shared").rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
@@ -33,7 +33,7 @@ def build(num_envs: int):
 
 
 def rate(work, rows: int, times: int) -> float:
-    """Rows per second of CPU time."""
+    """Returns rows per second of CPU time."""
     began = time.process_time()
     for _ in range(times):
         work()
@@ -41,9 +41,9 @@ def rate(work, rows: int, times: int) -> float:
 
 
 def main() -> None:
-    """Prints medians."""
+    """Prints the medians of all rates."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--copies", type=int, default=1000)
+    parser.add_argument("--num-envs", type=int, default=1000, help="number of sub-environments (default 1000)")
     parser.add_argument("--reps", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""What it spares to run modules of one architecture as one computation: forward passes, and whole updates.
+"""Measures what is saved if modules of one architecture are one computation, in forward passes and in whole updates.
 
-Also, on a GPU, what half precision spares, and what it spares to sample and learn there instead of on the CPU.
+On a GPU, it also measures what half precision saves, and what sampling and learning there instead of on the CPU saves.
 
-Both ways are timed in turn in one process, with CPU time (on a GPU: wall time, waiting for the device), and every pair
+Two ways are timed in turn in one process, in CPU time (on a GPU in wall-clock time, with synchronisation). Every pair
 gives one ratio: how many times faster the second way is.
 """
 
@@ -27,7 +27,7 @@ MODEL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
 
 
 def seconds(work: Callable[[], object], repeats: int, device: str) -> float:
-    """Of one call."""
+    """Returns the seconds of one call."""
     if device == "cuda":
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -55,7 +55,7 @@ def compare(name: str, base: Callable[[], object], stacked: Callable[[], object]
 
 
 def episodes_of(rows: dict[str, int]) -> list[SingleAgentEpisode]:
-    """One episode of made-up steps for each module, with what a module puts out when it acts."""
+    """Returns one episode of random steps for each module, with the outputs of a module that acts."""
     rng = np.random.default_rng(0)
     episodes = []
     for module_id, count in rows.items():
@@ -91,7 +91,7 @@ def algorithm(
     num_envs: int = 1,
     autocast_dtype: str | None = None,
 ) -> Algorithm:
-    """PPO with these modules, each for as many agents; most parts only need its environment for its spaces."""
+    """Returns PPO with these modules, each for as many agents. Most parts only use the environment's spaces."""
     return (
         PPOConfig()
         .environment("marl_envs.null_v0", env_config={"n_agents": n_agents, "obs_dim": OBS, "n_actions": ACTIONS})
@@ -113,7 +113,7 @@ def algorithm(
 
 
 def sampling(args) -> None:
-    """Forward passes of many small policies."""
+    """Measures forward passes of many small policies."""
     for number, rows in ((8, 8), (32, 8), (128, 8)):
         multi = MultiRLModule()
         for i in range(number):
@@ -141,7 +141,7 @@ def sampling(args) -> None:
 
 
 def updating(args) -> None:
-    """Whole updates, from episodes on."""
+    """Measures whole updates from episodes."""
     for number in (8, 64):
         policies = [f"p{i}" for i in range(number)]
         spreads = {
@@ -162,7 +162,7 @@ def updating(args) -> None:
 
 
 def beside_one(args) -> None:
-    """Many policies beside one that is shared, on equal samples."""
+    """Compares many policies with one shared policy, on samples of equal size."""
     number, rows = 64, 256
     policies = [f"p{i}" for i in range(number)]
     shared = algorithm(["p0"], args, minibatch_size=64 * number)
@@ -179,7 +179,7 @@ def beside_one(args) -> None:
 
 
 def half_precision(args) -> None:
-    """Updates in single precision against half precision, on a GPU."""
+    """Compares updates in single precision with updates in half precision, on a GPU."""
     if args.device != "cuda":
         return
     for number in (1, 8, 64):
@@ -198,7 +198,7 @@ def half_precision(args) -> None:
 
 
 def on_a_gpu(args) -> None:
-    """Sampling and updates on the CPU against the GPU, wall-clock time."""
+    """Compares sampling and updates on the CPU with those on the GPU, in wall-clock time."""
     if args.device != "cuda":
         return
     for number in (1, 8):
@@ -208,7 +208,7 @@ def on_a_gpu(args) -> None:
             for device in ("cpu", "cuda")
         ]
         episodes = [run.env_runner.sample() for run in runs]
-        names = f"{number} policies, 8 copies of 8 agents, CPU against GPU"
+        names = f"{number} policies, 8 sub-environments of 8 agents, CPU against GPU"
         compare(f"64 vector steps, {names}", *(run.env_runner.sample for run in runs), 1, args)
         compare(
             f"PPO update, {names}",

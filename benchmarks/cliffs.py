@@ -1,8 +1,8 @@
-"""What a single change of a run costs: ``python benchmarks/cliffs.py [--only WORDS] [--reps N]``.
+"""Measures what single changes of a run cost: ``python benchmarks/cliffs.py [--only WORDS] [--reps N]``.
 
-Each row is a run with one change beside the plain run of as many lanes, on an environment that costs next to nothing
-(``null_envs.py``). Both are in this process and take turns, a fragment each, on one thread; every turn gives a ratio of
-agent-steps per second of CPU time, and the row has their median. Prints a markdown table.
+Each row compares a run with one change with the plain run of as many lanes, on an environment whose steps take almost
+no time (``null_envs.py``). Both are in this process and take turns, a fragment each, on one thread. Every turn gives a
+ratio of agent-steps per second of CPU time, and the row has their median. The output is a Markdown table.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from marl_connectors import (
 
 MODEL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
 SAMPLED, TRAINED = 8192, 4096
-"""Agent-steps, at least, of a turn."""
+"""The smallest number of agent-steps of a turn."""
 
 
 class Setup(NamedTuple):
-    """How large a run is.
+    """The size of a run.
 
     Attributes:
-        agents: Of each sub-environment.
-        envs: How many of these.
-        modules: Over which agents are spread, by a function; 0: each agent has its own.
+        agents: The number of agents of each sub-environment.
+        envs: The number of sub-environments.
+        modules: The number of modules to which a function maps the agents; 0 for a module for each agent.
         mode: ``"sample"`` or ``"train"``.
-        acting: Agents that act in a step of a sub-environment, where it is not all.
+        acting: The number of agents that act in a step of a sub-environment, if not all act.
     """
 
     agents: int = 8
@@ -62,7 +62,7 @@ class Setup(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Env steps of a fragment."""
+        """The number of env steps of a fragment."""
         wanted = TRAINED if self.mode == "train" else SAMPLED
         return max(4, -(-wanted // (self.envs * (self.acting or self.agents))))
 
@@ -71,11 +71,11 @@ class Case(NamedTuple):
     """A row of the table.
 
     Attributes:
-        name: In the table.
-        change: What is done to the plain config.
-        setup: How large both runs are.
-        env: Makes the environment, where it is another one.
-        plain: How large the plain run is, where it differs.
+        name: The name in the table.
+        change: Changes the plain config.
+        setup: The size of both runs.
+        env: Makes the environment, if it differs from the plain one.
+        plain: The size of the plain run, if it differs.
     """
 
     name: str
@@ -100,14 +100,14 @@ class IdleColumns(ConnectorV2):
 
 
 class Steps(Callbacks):
-    """Is called in each step."""
+    """A callback that is called in each step."""
 
     def on_episode_step(self, **kwargs: Any) -> None:
         pass
 
 
 class Ends(Callbacks):
-    """Is called at the end of each episode."""
+    """A callback that is called at the end of each episode."""
 
     def on_episode_end(self, **kwargs: Any) -> None:
         pass
@@ -118,14 +118,14 @@ class Unchanged(DefaultPPORLModule):
 
 
 class OwnLoss(PPOLearner):
-    """A loss that is PPO's."""
+    """A user's loss that only calls PPO's loss."""
 
     def compute_loss_for_module(self, **arguments: Any) -> Any:
         return super().compute_loss_for_module(**arguments)
 
 
 class Modules:
-    """A mapping function that spreads agents over modules."""
+    """A mapping function that distributes agents over modules."""
 
     def __init__(self, count: int):
         self.count = count
@@ -135,7 +135,7 @@ class Modules:
 
 
 def piece(*makers: Callable[[], Any], learner: Callable[[], Any] | None = None) -> Callable[[Any], Any]:
-    """A change: env-to-module pieces, and a learner piece."""
+    """Returns a change that adds env-to-module pieces and a learner piece."""
 
     def change(config: Any) -> None:
         config.env_runners(env_to_module_connector=lambda: [make() for make in makers])
@@ -146,17 +146,17 @@ def piece(*makers: Callable[[], Any], learner: Callable[[], Any] | None = None) 
 
 
 def model(**settings: Any) -> Callable[[Any], Any]:
-    """A change of the model."""
+    """Returns a change of the model config."""
     return lambda config: config.rl_module(model_config={**MODEL, **settings})
 
 
 def unchanged(config: Any) -> None:
-    """A change to modules of a subclass."""
+    """Changes the module class to a subclass that overrides nothing."""
     config.rl_module(rl_module_spec=RLModuleSpec(Unchanged, model_config=MODEL))
 
 
 def null(**settings: Any) -> Callable[[], Any]:
-    """A maker of an environment."""
+    """Returns a function that makes an environment."""
     return lambda: NullVariant(**settings)
 
 
@@ -182,8 +182,8 @@ CASES = [
     Case("action masks in observations", env=null(obs="mask")),
     Case("infos for all agents", env=null(infos=True)),
     Case("LSTM of 64 cells", model(use_lstm=True, lstm_cell_size=64)),
-    Case("silu in the place of tanh", model(fcnet_activation="silu")),
-    Case("relu in the place of tanh", model(fcnet_activation="relu")),
+    Case("silu instead of tanh", model(fcnet_activation="silu")),
+    Case("relu instead of tanh", model(fcnet_activation="relu")),
     Case("module subclass that overrides nothing", unchanged),
     Case("MeanStdFilter", piece(MeanStdFilter)),
     Case(
@@ -204,7 +204,7 @@ CASES = [
         for n in (1, 4, 16, 64, 256)
     ],
     Case("training: LSTM of 64 cells", model(use_lstm=True, lstm_cell_size=64), ALL),
-    Case("training: silu in the place of tanh", model(fcnet_activation="silu"), ALL),
+    Case("training: silu instead of tanh", model(fcnet_activation="silu"), ALL),
     Case("training: module subclass that overrides nothing", unchanged, ALL),
     Case("training: own `compute_loss_for_module`", lambda config: config.learners(learner_class=OwnLoss), ALL),
     Case("training: item piece, `set_observations` for each agent", piece(SetsObservations), ALL),
@@ -235,11 +235,11 @@ REASONS: dict[str, str] = {
     "training: 8 independent modules, LSTM of 64 cells": "sequences are computed step by step, by autograd",
     "training: 8 independent modules, own `compute_loss_for_module`": "called module by module, by autograd",
 }
-"""Name of a row to why it takes more than twice as long, for the table's last column."""
+"""For the last column of the table: row name to the reason why it takes more than twice as long."""
 
 
 def build(setup: Setup, env: Callable[[], Any] | None, change: Callable[[Any], Any] = lambda config: config) -> Any:
-    """An algorithm."""
+    """Returns an algorithm."""
     config = PPOConfig().environment(env or null(n_agents=setup.agents)).learners(num_gpus_per_learner=0)
     config.env_runners(num_envs_per_env_runner=setup.envs, num_env_workers=0, rollout_fragment_length=setup.steps)
     config.rl_module(model_config=MODEL).debugging(seed=0)
@@ -257,7 +257,7 @@ def build(setup: Setup, env: Callable[[], Any] | None, change: Callable[[Any], A
 
 
 class Run:
-    """An algorithm that takes turns with another."""
+    """An algorithm that takes turns with another one."""
 
     def __init__(self, setup: Setup, env: Callable[[], Any] | None, change: Callable[[Any], Any] | None = None):
         self.algo = build(setup, env, change or (lambda config: config))
@@ -266,7 +266,7 @@ class Run:
         self.turn()
 
     def turn(self) -> float:
-        """Agent-steps per second of CPU time of a fragment."""
+        """Samples or trains on a fragment, and returns agent-steps per second of CPU time."""
         began = time.process_time()
         if self.mode == "train":
             result = self.algo.train()
@@ -277,12 +277,12 @@ class Run:
         return sum(episode.agent_steps() for episode in episodes) / seconds
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the algorithm."""
         self.algo.stop()
 
 
 def bare(env: Any, steps: int) -> float:
-    """Seconds of CPU time that stepping one environment alone takes for an agent-step."""
+    """Returns the seconds of CPU time for an agent-step of one environment alone."""
     rng = np.random.default_rng(0)
     actions = {agent: rng.integers(0, 3) for agent in env.possible_agents}
     env.reset(seed=0)
@@ -301,7 +301,7 @@ def bare(env: Any, steps: int) -> float:
 
 
 def measure(case: Case, reps: int) -> str:
-    """The row of a case."""
+    """Returns the table row of a case."""
     plain = Run(case.plain or case.setup, None)
     changed = Run(case.setup, case.env, case.change)
     pairs = [(plain.turn(), changed.turn()) for _ in range(reps)]
@@ -322,7 +322,7 @@ def measure(case: Case, reps: int) -> str:
 
 
 def opening(agents: int, envs: int) -> str:
-    """Seconds of CPU time that it takes to open lanes: for the first time, and when all episodes begin anew."""
+    """Returns a table row with the seconds of CPU time for opening lanes: the first time, and at a reset of all."""
     algo = build(Setup(agents, envs), None)
 
     def seconds(**settings: Any) -> float:
@@ -337,14 +337,14 @@ def opening(agents: int, envs: int) -> str:
 
 
 def commit() -> str:
-    """Which one was measured."""
+    """Returns the commit that is measured."""
     command = ["git", "-C", str(Path(sys.modules["marl_connectors"].__file__ or ".").parent), "rev-parse"]
     done = subprocess.run([*command, "--short", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
 def main() -> None:
-    """Prints the table."""
+    """Measures all cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="rows whose names contain one of these")
     parser.add_argument("--reps", type=int, default=9, help="turns (default 9)")

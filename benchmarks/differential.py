@@ -1,10 +1,10 @@
-"""Do two checkouts of the library do the same? Runs the cases of ``differential_cases.py`` in both, and compares.
+"""Runs the cases of ``differential_cases.py`` with two checkouts of the library, and compares the results.
 
 ``python benchmarks/differential.py --base ../other/checkout [--only NAME] [--jobs N]``
 
-Each checkout runs in processes of its own, on one thread. What is compared: all episodes (ids, observations, actions,
+Each checkout runs in separate processes, on one thread. The script compares all episodes (ids, observations, actions,
 rewards, ends, infos, module outputs), the train batches, results without times, parameters after each iteration, and
-actions of trained policies. Everything else, this file, the cases and the environments, is that of this checkout.
+actions of trained policies. Everything else (this file, the cases, the environments) is that of this checkout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = HERE.parent
 
 
 class Record:
-    """What came of a case: ``{name: array or text}``, in the order in which it came.
+    """The data that a case has produced, ``{name: array or text}`` in this order.
 
     Args:
         greedy: Whether all runs of the case are without exploration.
@@ -43,13 +43,13 @@ class Record:
         self._updates = 0
 
     def build(self, config: Any) -> Any:
-        """The algorithm."""
+        """Builds and returns the algorithm."""
         if self.greedy:
             config.env_runners(explore=False)
         return config.build_algo()
 
     def add(self, name: str, value: Any) -> None:
-        """Keeps nested data, an item for each leaf."""
+        """Records nested data, with an item for each leaf."""
         import numpy as np
         import torch
 
@@ -72,7 +72,7 @@ class Record:
             self.items[name] = repr(value)
 
     def episodes(self, name: str, episodes: Sequence[Any]) -> None:
-        """Everything that episodes hold."""
+        """Records all data of episodes."""
         self.add(f"{name}/ids", [episode.id_ for episode in episodes])
         for number, episode in enumerate(episodes):
             parts = getattr(episode, "agent_episodes", None)
@@ -96,15 +96,15 @@ class Record:
                 self.add(f"{at}/{column}", data[column])
 
     def metrics(self, name: str, results: Mapping[str, Any]) -> None:
-        """Results without times."""
+        """Records results without times."""
         self.add(f"{self.stage}/{name}" if self.stage else name, without_times(results))
 
     def weights(self, algo: Any) -> None:
-        """All parameters."""
+        """Records all parameters."""
         self.add(f"{self.stage}/weights", algo.rl_module.get_state())
 
     def capture(self, config: Any) -> Any:
-        """Records the train batches, as the function in ``policies_to_train`` is shown them."""
+        """Records the train batches that the function in ``policies_to_train`` gets."""
 
         def look(module_id: str, batch: Mapping[str, Any]) -> bool:
             self._updates += 1
@@ -116,7 +116,7 @@ class Record:
 
 
 def without_times(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results but for what the clock says."""
+    """Returns results without values that depend on the clock."""
     kept = {}
     for key, value in results.items():
         word = str(key).replace("lifetime", "")
@@ -126,11 +126,11 @@ def without_times(results: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-# One side, in a process of its own.
+# One side, in a separate process.
 
 
 def run_cases(names: Sequence[str], folder: Path, greedy: bool) -> None:
-    """Runs cases with the library that can be imported, and writes what came of each to a file."""
+    """Runs cases with the library that Python imports, and writes the record of each to a file."""
     import logging
 
     import torch
@@ -156,12 +156,12 @@ def run_cases(names: Sequence[str], folder: Path, greedy: bool) -> None:
 
 
 def number_of(name: str) -> int:
-    """A number for a case, for the name of its file."""
+    """Returns a number for the name of a case's file."""
     return zlib.crc32(name.encode())
 
 
 def start(checkout: Path, names: Sequence[str], folder: Path, greedy: bool) -> subprocess.Popen:
-    """A process that runs cases with the library of a checkout."""
+    """Starts a process that runs cases with the library of a checkout."""
     paths = [checkout, ROOT / "envs", ROOT / "tests", HERE]
     environment = {
         **os.environ,
@@ -185,11 +185,11 @@ class Difference(NamedTuple):
     """An item that differs.
 
     Attributes:
-        name: Of the item.
-        what: In words.
-        size: The largest difference, divided by the item's largest number where that is above 1; infinite where
-            shapes, dtypes, keys or texts differ.
-        is_trained: Whether it was made after the first update.
+        name: The name of the item.
+        what: A description of the difference.
+        size: The largest difference, divided by the item's largest number if that is above 1; infinite if shapes,
+            dtypes, keys or texts differ.
+        is_trained: Whether the item was recorded after the first update.
     """
 
     name: str
@@ -199,7 +199,7 @@ class Difference(NamedTuple):
 
 
 def compare(base: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
-    """The items that differ between two runs of a case, in the order of the run."""
+    """Returns the items that differ between two runs of a case, in the order of the run."""
     found, is_trained = [], False
     for name in [*base, *(name for name in new if name not in base)]:
         is_trained = is_trained or "/result" in name or "/weights" in name
@@ -211,7 +211,7 @@ def compare(base: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
 
 
 def difference(one: Any, other: Any) -> tuple[str, float] | None:
-    """How two items differ, in words and as a number; None if they are identical."""
+    """Returns a description and the size of the difference of two items; None if they are identical."""
     import numpy as np
 
     if isinstance(one, str) or isinstance(other, str):
@@ -231,14 +231,14 @@ def difference(one: Any, other: Any) -> tuple[str, float] | None:
 
 
 def arrow(one: Any, other: Any) -> str:
-    """What was, and what is."""
+    """Returns both values with an arrow between them."""
     return f"{str(one)[:60]} -> {str(other)[:60]}"
 
 
 def verdict(
     name: str, sides: Sequence[dict[str, Any]], tolerances: tuple[float, float], regrouped: Iterable[str]
 ) -> tuple[str, bool, list[Difference]]:
-    """The row of a case: what to print, whether it fails, and what differs."""
+    """Returns the text of a case's row, whether the case fails, and its differences."""
     errors = [side["error"] for side in sides]
     if any(errors):
         which = "both checkouts" if all(errors) else "the base" if errors[0] else "this checkout"
@@ -270,14 +270,14 @@ def verdict(
 
 
 def chosen(names: Sequence[str], only: Sequence[str] | None) -> list[str]:
-    """The cases that are asked for, by their names or parts of them."""
+    """Returns the names of the selected cases, which contain one of the words."""
     if not only:
         return list(names)
     return [name for name in names if any(word.lower() in name.lower() for word in only)]
 
 
 def all_names() -> tuple[list[str], dict[str, str]]:
-    """The cases' names, and what may differ."""
+    """Returns the names of the cases, and the patterns of items that may differ."""
     sys.path[:0] = [str(ROOT), str(ROOT / "envs"), str(ROOT / "tests")]
     import differential_cases
 
@@ -285,7 +285,7 @@ def all_names() -> tuple[list[str], dict[str, str]]:
 
 
 def run_both(base: Path, names: Sequence[str], folder: Path, jobs: int, greedy: bool) -> None:
-    """Runs all cases in both checkouts, so many processes at a time."""
+    """Runs all cases with both checkouts, in ``jobs`` processes at a time."""
     shares = [names[i :: max(1, jobs // 2)] for i in range(min(len(names), max(1, jobs // 2)))]
     waiting = [(where, share, folder / side) for share in shares for side, where in (("base", base), ("new", ROOT))]
     running: list[subprocess.Popen] = []
@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=20, help="configurations that are drawn at random (default 20)")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first of them (default 0)")
     parser.add_argument("--greedy", action="store_true", help="no exploration: runs are comparable if draws changed")
-    parser.add_argument("--details", type=int, default=0, help="so many differing items of each case")
+    parser.add_argument("--details", type=int, default=0, help="number of differing items to print for each case")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--run-in", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", nargs="+", help=argparse.SUPPRESS)
@@ -346,7 +346,7 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a side wrote; an error if it wrote nothing."""
+    """Returns what a process wrote; an error if it wrote nothing."""
     if not path.exists():
         return {"items": {}, "error": "its process ended before the case did", "seconds": 0.0}
     with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""The runs that ``differential.py`` compares between two checkouts of the library: tiny, quick, public API only.
+"""The runs that ``differential.py`` compares between two checkouts of the library. They only use the public API.
 
-A case is a function that builds a run, plays and trains, and puts what came of it into a ``Record``. Environments come
-from ``marl_envs`` and from the tests' helpers, always those of the checkout that holds this file.
+A case is a function that builds a run, plays and trains, and puts the results into a ``Record``. Environments come from
+``marl_envs`` and from the tests' helpers, always those of the checkout that contains this file.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from marl_connectors import (
 )
 
 CASES: dict[str, Callable[[Any], None]] = {}
-"""Name to a function of a ``Record``, in the order of the table."""
+"""Case name to a function of a ``Record``, in the order of the table."""
 
 REGROUPED: dict[str, str] = {}
 """Patterns of ``case/item`` names (``fnmatch``) whose numbers may differ by more than the tolerance, and the reason.
 
-Add one in the commit that regroups arithmetic, with the largest difference that it makes. What is named here is still
-printed, and a difference in shapes or keys still fails.
+Add one in the commit that regroups arithmetic, with the largest difference that it makes. These items are still
+printed, and differences in shapes or keys still fail.
 """
 
 AGENTS = ("a", "b", "c")
@@ -91,7 +91,7 @@ OBSERVATIONS = {
 
 
 def find(name: str) -> Callable[[Any], None]:
-    """The case of that name; ``random 17`` is a configuration that is drawn with that seed."""
+    """Returns the case with a name. ``random 17`` is a configuration that is drawn with the seed 17."""
     if name in CASES:
         return CASES[name]
 
@@ -107,7 +107,7 @@ def find(name: str) -> Callable[[Any], None]:
 
 
 def config_of(env: Any, algorithm: type[PPOConfig] = PPOConfig, *, policies: Any = "shared", **environment: Any) -> Any:
-    """PPO with a tiny network, two sub-environments, fragments of five steps; nothing is left to chance."""
+    """Returns PPO with a tiny network, two sub-environments, fragments of five steps and fixed seeds."""
     config = algorithm().environment(env, **environment).rl_module(model_config={"fcnet_hiddens": (4,)})
     config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=5, num_env_workers=0)
     config.training(train_batch_size_per_learner=20, minibatch_size=8, num_epochs=2, lr=0.01)
@@ -116,29 +116,29 @@ def config_of(env: Any, algorithm: type[PPOConfig] = PPOConfig, *, policies: Any
 
 
 def life(**settings: Any) -> Any:
-    """A maker of the parallel game in which agents may die, join, and come back."""
+    """Returns a function that makes the parallel environment in which agents may die, join and return."""
     return lambda: LifeEnv(**{"agents": AGENTS, **settings})
 
 
 def turns(**settings: Any) -> Any:
-    """A maker of the turn-based game in which anything may happen."""
+    """Returns a function that makes the random turn-based environment."""
     return lambda: RandomAEC(**settings)
 
 
 def play(record: Any, config: Any, *, iterations: int = 3, captures: bool = True) -> None:
-    """Samples, trains, samples again, evaluates; ``captures``: train batches are recorded as they are learned from."""
+    """Samples, trains, samples again and evaluates. With ``captures``, train batches are recorded."""
     if captures:
         record.capture(config)
     algo = record.build(config)
     try:
-        go_on(record, algo, iterations)
+        sample_and_train(record, algo, iterations)
         record.metrics("evaluation", algo.evaluate(num_episodes=2))
     finally:
         algo.stop()
 
 
-def go_on(record: Any, algo: Any, iterations: int, name: str = "") -> None:
-    """A sample, some iterations, a sample."""
+def sample_and_train(record: Any, algo: Any, iterations: int, name: str = "") -> None:
+    """Samples, trains for some iterations, and samples again."""
     record.episodes(f"{name}first sample", algo.env_runner.sample())
     for number in range(iterations):
         record.stage = f"{name}iteration {number}"
@@ -164,7 +164,7 @@ def runs(name: str, make: Callable[[], Any], **options: Any) -> None:
 
 
 def with_pieces(*pieces: Callable[[], Any], learner: Any = (), to_env: Any = (), env: Any = None, **more: Any) -> Any:
-    """A config with pieces in the env-to-module, learner and module-to-env pipelines."""
+    """Returns a config with pieces in the env-to-module, learner and module-to-env pipelines."""
     config = config_of(env or life(join=0.3, die=0.1), **more)
     if pieces:
         config.env_runners(env_to_module_connector=lambda: [piece() for piece in pieces])
@@ -179,14 +179,14 @@ def with_pieces(*pieces: Callable[[], Any], learner: Any = (), to_env: Any = (),
 
 
 class Adds(ColumnConnector):
-    """A column piece that adds a constant, in the batch only."""
+    """A column piece that adds a constant in the batch."""
 
     def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
         columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
 
 
 class Counts(ColumnConnector):
-    """A column piece with a state: how often it was called goes into the observations in the episodes."""
+    """A stateful column piece: it writes the number of its calls to the observations in the episodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Counts(ColumnConnector):
 
 
 class LastReward(ColumnConnector):
-    """A column piece by module that looks back, and writes to the episodes."""
+    """A column piece that reads earlier steps, module by module, and writes to the episodes."""
 
     write_to_episodes = ("obs",)
 
@@ -214,7 +214,7 @@ class LastReward(ColumnConnector):
 
 
 class Centred(ColumnConnector):
-    """Looks at all agents of a step."""
+    """A column piece that reads the observations of all agents of a step."""
 
     by_module = False
     looks_at_other_agents = True
@@ -225,7 +225,7 @@ class Centred(ColumnConnector):
 
 
 class Reads(ConnectorV2):
-    """An item piece that looks at each agent, and changes nothing."""
+    """An item piece that reads each agent's data and changes nothing."""
 
     def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
         for episode in self.single_agent_episode_iterator(episodes):
@@ -252,7 +252,7 @@ class Halves(ConnectorV2):
 
 
 class HalvesAll(ConnectorV2):
-    """The same for the learner: every observation of each episode."""
+    """A learner piece on items that writes every observation of each episode to the batch."""
 
     def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
@@ -286,7 +286,7 @@ class KeepsLogits(ConnectorV2):
 
 
 class Turned(ConnectorV2):
-    """A module-to-env piece on items: the environment gets other actions than the learner."""
+    """A module-to-env piece on items, after which the environment gets other actions than the learner."""
 
     def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
         if "actions" in batch:
@@ -297,7 +297,7 @@ class Turned(ConnectorV2):
 
 
 class Differences(MultiAgentObservationPreprocessor):
-    """Looks at all agents of an environment at once."""
+    """A preprocessor of the observations of all agents of an environment."""
 
     def preprocess(self, observations: Any, episode: Any) -> Any:
         mean = np.mean([*observations.values()], axis=0)
@@ -305,7 +305,7 @@ class Differences(MultiAgentObservationPreprocessor):
 
 
 class Notes(Callbacks):
-    """Leaves notes in episodes and figures in the results."""
+    """Callbacks that write to ``custom_data`` of episodes and log values."""
 
     def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
         episode.custom_data["steps"] = 0
@@ -327,7 +327,7 @@ class Unchanged(DefaultPPORLModule):
 
 
 class TwoLayers(RLModule, ValueFunctionAPI):
-    """A module of a user's own."""
+    """A user's module."""
 
     def setup(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -347,7 +347,7 @@ class TwoLayers(RLModule, ValueFunctionAPI):
 
 
 class OwnGRU(RLModule, ValueFunctionAPI):
-    """A stateful module of a user's own."""
+    """A user's stateful module."""
 
     def setup(self) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -373,7 +373,7 @@ class OwnGRU(RLModule, ValueFunctionAPI):
 
 
 class Heads(RLModule, ValueFunctionAPI):
-    """Reads what a layer of all modules has encoded."""
+    """Heads on the embeddings of a layer that all modules share."""
 
     def setup(self) -> None:
         self.pi, self.vf = nn.Linear(4, int(self.action_space.n)), nn.Linear(4, 1)
@@ -399,7 +399,7 @@ class LayersBeside(MultiRLModule):
 
 
 class PaysForOutputs(PPOLearner):
-    """A loss of a user's own."""
+    """A learner with a user's loss."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
@@ -409,17 +409,17 @@ class PaysForOutputs(PPOLearner):
 
 
 class PaysForInfos(PPOLearner):
-    """A loss that reads the infos of the train batch."""
+    """A learner with a loss that reads the infos of the train batch."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        told = sum(info.get("n", 0) for info in batch["infos"])
-        self.log_terms([module_id], {"told": torch.as_tensor(float(told))})
-        return loss * (1 + told / 1000)
+        total = sum(info.get("n", 0) for info in batch["infos"])
+        self.log_terms([module_id], {"told": torch.as_tensor(float(total))})
+        return loss * (1 + total / 1000)
 
 
 class Imitates(DefaultPPORLModule, SelfSupervisedLossAPI):
-    """Learns otherwise than the algorithm does."""
+    """A module with a self-supervised loss."""
 
     def compute_self_supervised_loss(
         self, *, learner: Any, module_id: str, config: Any, batch: Any, fwd_out: Any
@@ -429,7 +429,7 @@ class Imitates(DefaultPPORLModule, SelfSupervisedLossAPI):
 
 
 class WritesSamples(Callbacks):
-    """Changes what the learner gets."""
+    """A callback that changes the episodes for the learner."""
 
     def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
         for sample in samples:
@@ -439,7 +439,7 @@ class WritesSamples(Callbacks):
 
 
 class TwoRates(PPOLearner):
-    """Optimizers of a user's own."""
+    """A learner with a user's optimizers."""
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
         parameters = dict(self.module[module_id].named_parameters())
@@ -458,7 +458,7 @@ class TwoRates(PPOLearner):
 
 
 class Fails(LifeEnv):
-    """Raises now and then, as the reset's seed has it."""
+    """An environment that sometimes raises an error, depending on the reset's seed."""
 
     def step(self, actions: Any) -> Any:
         if self.rng.random() < 0.08:
@@ -467,7 +467,7 @@ class Fails(LifeEnv):
 
 
 class Stated(LifeEnv):
-    """Has a state: the reset's seed in short, and the time."""
+    """An environment with a state: the last digits of the reset's seed, and the time."""
 
     state_space = spaces.Box(0.0, np.inf, (2,), np.float64)
 
@@ -484,7 +484,7 @@ class Stated(LifeEnv):
 
 
 class Images(ParallelEnv):
-    """Two agents that see small random pictures."""
+    """Two agents observe small random pictures."""
 
     metadata = {"name": "images", "render_modes": []}
 
@@ -513,7 +513,7 @@ class Images(ParallelEnv):
 
 
 class Legal(ParallelEnv):
-    """Some actions are forbidden; the mask is in the observation or the info. A forbidden action raises."""
+    """Some actions are forbidden, and raise an error. The mask is in the observation or in the info."""
 
     metadata = {"name": "legal", "render_modes": []}
 
@@ -523,7 +523,7 @@ class Legal(ParallelEnv):
 
     @property
     def sizes(self) -> list[int]:
-        """Of each choice."""
+        """The number of values of each choice."""
         return [int(self.space.n)] if isinstance(self.space, spaces.Discrete) else self.space.nvec.tolist()
 
     def observation_space(self, agent: str) -> spaces.Space:
@@ -562,22 +562,22 @@ class Legal(ParallelEnv):
 
 
 def make_life(env_config: Mapping[str, Any]) -> Any:
-    """By an importable name, for worker processes."""
+    """Makes the parallel environment. Worker processes need a function with an importable name."""
     return LifeEnv(agents=AGENTS, **env_config)
 
 
 def make_turns(env_config: Mapping[str, Any]) -> Any:
-    """By an importable name, for worker processes."""
+    """Makes the turn-based environment. Worker processes need a function with an importable name."""
     return RandomAEC(**env_config)
 
 
 def by_episode(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """Agents change modules between episodes."""
+    """Maps agents to other modules in each episode."""
     return "xy"[zlib.crc32(f"{agent_id} {episode.id_}".encode()) % 2]
 
 
 def by_name(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """The agent's own module, where there is one."""
+    """Maps an agent to the module of its name, if there is one."""
     return "old" if agent_id == "a" else "new"
 
 
@@ -625,7 +625,7 @@ runs(
     ),
 )
 
-# Who is there.
+# Agents that join and leave.
 
 runs("agents die", lambda: config_of(life(die=0.25)))
 runs("agents join, die and come back", lambda: config_of(life(**ANYTHING), policies="independent"))
@@ -783,7 +783,7 @@ runs(
     captures=False,
 )
 
-# Pieces and callbacks of one's own.
+# Custom pieces and callbacks.
 
 runs("column piece", lambda: with_pieces(Adds))
 runs("column piece with a state", lambda: with_pieces(Counts))
@@ -876,7 +876,7 @@ runs(
     "MAPPO, state", lambda: config_of(lambda: Stated(agents=AGENTS, die=0.1), MAPPOConfig).training(critic_obs="state")
 )
 
-# How much is sampled.
+# The size of samples.
 
 runs("complete episodes", lambda: config_of(life(**ANYTHING)).env_runners(batch_mode="complete_episodes"))
 runs("complete episodes, turns", lambda: config_of(turns(**ANY_TURNS)).env_runners(batch_mode="complete_episodes"))
@@ -914,25 +914,25 @@ def _come_and_go(record: Any) -> None:
         policy_mapping_fn=lambda agent_id, episode, **kwargs: "old"
     )
     algo = record.build(record.capture(config))
-    go_on(record, algo, 1)
+    sample_and_train(record, algo, 1)
     spec = RLModuleSpec(DefaultPPORLModule, model_config={"fcnet_hiddens": (4,)})
     algo.add_module("new", spec, new_agent_to_module_mapping_fn=by_name)
-    go_on(record, algo, 2, "added ")
+    sample_and_train(record, algo, 2, "added ")
     algo.remove_module("old", new_agent_to_module_mapping_fn=lambda agent_id, episode, **kwargs: "new")
-    go_on(record, algo, 2, "removed ")
+    sample_and_train(record, algo, 2, "removed ")
     algo.stop()
 
 
 def _resumes(record: Any, config: Any) -> None:
-    """Goes on from a checkpoint in the middle of episodes, beside the run that was never stopped."""
+    """Resumes a run from a checkpoint in the middle of episodes, and compares it with the uninterrupted run."""
     algo = record.build(config)
     algo.train()
     with tempfile.TemporaryDirectory() as folder:
         path = algo.save_to_path(folder + "/checkpoint")
         resumed = Algorithm.from_checkpoint(path, config=config)
-        go_on(record, resumed, 2, "resumed ")
+        sample_and_train(record, resumed, 2, "resumed ")
         resumed.stop()
-    go_on(record, algo, 2, "not stopped ")
+    sample_and_train(record, algo, 2, "not stopped ")
     algo.stop()
 
 
@@ -958,13 +958,13 @@ def _state(record: Any) -> None:
     for _ in range(2):
         algo.train()
     other.set_state(algo.get_state())
-    go_on(record, other, 2)
+    sample_and_train(record, other, 2)
     algo.stop()
     other.stop()
 
 
 def _acts(record: Any, config: Any, *, env: Any, explore: bool) -> None:
-    """A trained policy acts for all agents at once, and for one after another."""
+    """Records the actions of a trained policy, for all agents at once and for one after another."""
     algo = record.build(config)
     algo.train()
     with tempfile.TemporaryDirectory() as folder:
@@ -976,8 +976,8 @@ def _acts(record: Any, config: Any, *, env: Any, explore: bool) -> None:
     for policy in policies:
         policy.reset()
     for step in range(8):
-        told = {"infos": infos, "agent_ids": env.agents, "rewards": rewards}
-        record.add(f"all at once, step {step}", actions := policies[0].actions(observations, **told))
+        data = {"infos": infos, "agent_ids": env.agents, "rewards": rewards}
+        record.add(f"all at once, step {step}", actions := policies[0].actions(observations, **data))
         for agent in env.agents:
             own = {"reward": rewards.get(agent, 0.0), "info": infos[agent]}
             record.add(f"one by one, step {step}, {agent}", policies[1](observations[agent], agent, **own))

@@ -1,8 +1,8 @@
-"""What calls of episodes cost, beside RLlib's: ``python benchmarks/episodes.py --peer RLLIB_PYTHON``.
+"""Compares methods of episodes with RLlib's: ``python benchmarks/episodes.py --peer RLLIB_PYTHON``.
 
-``RLLIB_PYTHON`` is the interpreter of an environment with ``ray[rllib]==2.60.0``. Both sides run the same code, in
-turn, each in a process of its own on one thread; the figure of a run is the fastest of several repetitions, and each
-pair of runs gives one ratio. Without ``--peer`` only this toolkit runs.
+``RLLIB_PYTHON`` is the interpreter of an environment with ``ray[rllib]==2.60.0``. Both sides run the same code in
+turn, each in a separate process on one thread. The time of a run is the fastest of several repetitions, and each pair
+of runs gives one ratio. Without ``--peer``, only this toolkit is measured.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Case(NamedTuple):
     """One call.
 
     Attributes:
-        kind: How the episode that it is called on is kept.
-        name: Of the call.
-        call: What is timed.
-        prepare: Makes the argument of each call, which is not timed.
-        agent_steps: That one call deals with.
+        kind: How the episode is stored.
+        name: The name of the call.
+        call: The function that is timed.
+        prepare: Makes the argument of each call, without being timed.
+        agent_steps: The number of agent-steps that one call processes.
     """
 
     kind: str
@@ -48,9 +48,9 @@ class Game(NamedTuple):
 
     Attributes:
         observations: By env step, then by agent.
-        actions: By env step, then by agent; one less.
-        rewards: As many as actions.
-        extras: As many as actions.
+        actions: By env step, then by agent; one less than observations.
+        rewards: By env step, then by agent; as many as actions.
+        extras: Extra model outputs by env step, then by agent; as many as actions.
     """
 
     observations: list[dict]
@@ -60,7 +60,7 @@ class Game(NamedTuple):
 
 
 def parallel_game() -> Game:
-    """All agents observe and act at every step."""
+    """Returns a game in which all agents observe and act in every step."""
     rng = np.random.default_rng(0)
     steps = range(STEPS)
     return Game(
@@ -72,7 +72,7 @@ def parallel_game() -> Game:
 
 
 def turn_based_game() -> Game:
-    """Two agents take turns: one observes and acts at each step."""
+    """Returns a game in which two agents take turns."""
     rng = np.random.default_rng(0)
     turns = [AGENTS[t % 2] for t in range(STEPS + 1)]
     return Game(
@@ -84,7 +84,7 @@ def turn_based_game() -> Game:
 
 
 def toolkit() -> dict[str, Any]:
-    """This toolkit's episode classes, and episodes as a runner hands them out."""
+    """Returns this toolkit's episode classes, and a function that makes episodes like those of a runner."""
     from gymnasium.spaces import Box, Discrete
 
     from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
@@ -93,7 +93,7 @@ def toolkit() -> dict[str, Any]:
     from marl_connectors.episodes.rollout import Rollout
 
     def views(source: Any) -> Any:
-        """The same episode, as views of a rollout."""
+        """Returns the same episode as views of a rollout."""
         lives = source.agent_episodes
         rows = max(len(life) for life in lives.values()) + 1
         rollout = Rollout(Box(-np.inf, np.inf, (16,)), Discrete(5), num_rows=rows, num_lanes=len(lives))
@@ -114,7 +114,7 @@ def toolkit() -> dict[str, Any]:
 
 
 def rllib() -> dict[str, Any]:
-    """RLlib's episode classes."""
+    """Returns RLlib's episode classes."""
     from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -122,7 +122,7 @@ def rllib() -> dict[str, Any]:
 
 
 def played(multi: type, game: Game, until: int = STEPS) -> Any:
-    """The episode of a game, added step by step."""
+    """Returns the episode of a game, which is added step by step."""
     episode = multi()
     episode.add_env_reset(observations=game.observations[0])
     for t in range(until):
@@ -133,7 +133,7 @@ def played(multi: type, game: Game, until: int = STEPS) -> Any:
 
 
 def played_alone(single: type, game: Game) -> Any:
-    """The first agent's part of a parallel game."""
+    """Returns the episode of the first agent of a parallel game."""
     episode, who = single(), AGENTS[0]
     episode.add_env_reset(game.observations[0][who])
     for t in range(STEPS):
@@ -180,7 +180,7 @@ READS_OF_ALL = {
 
 
 def writes(new_rewards: Any, new_observation: Any) -> dict[str, tuple[Callable[[Any], Any], int]]:
-    """Setters, which leave the episode as long as it is."""
+    """Returns calls of setters, which do not change the length of the episode."""
     return {
         "set_rewards(all)": (lambda e: e.set_rewards(new_data=new_rewards), STEPS),
         "set_observations(-1)": (lambda e: e.set_observations(new_data=new_observation, at_indices=-1), 1),
@@ -188,7 +188,7 @@ def writes(new_rewards: Any, new_observation: Any) -> dict[str, tuple[Callable[[
 
 
 def cases(classes: dict[str, Any]) -> Iterator[Case]:
-    """All calls, on list-backed episodes, on arrays, and on the views that a runner hands out."""
+    """Yields all calls: on episodes of lists, on episodes of arrays, and on views as a runner returns them."""
     multi, single = classes["multi"], classes["single"]
     game, turns = parallel_game(), turn_based_game()
     agents = len(AGENTS)
@@ -233,7 +233,7 @@ def cases(classes: dict[str, Any]) -> Iterator[Case]:
 
 
 def seconds(case: Case) -> float:
-    """CPU seconds of one call: the fastest of several."""
+    """Returns the CPU seconds of one call, the fastest of several."""
     once = case.prepare()
     case.call(once)
     start = time.process_time()
@@ -250,7 +250,7 @@ def seconds(case: Case) -> float:
 
 
 def measure(side: str, only: str) -> dict[str, float | None]:
-    """Seconds of each call; None where it raises."""
+    """Returns the seconds of each call; None if it raises an error."""
     found: dict[str, float | None] = {}
     for case in cases(rllib() if side == "rllib" else toolkit()):
         key = f"{case.kind}|{case.name}|{case.agent_steps}"
@@ -265,7 +265,7 @@ def measure(side: str, only: str) -> dict[str, float | None]:
 
 
 def run(python: str, side: str, only: str) -> dict[str, float | None]:
-    """One run in a process of its own."""
+    """Runs one side in a separate process, and returns its times."""
     command = [python, str(Path(__file__)), "--side", side, "--only", only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -278,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", help="the Python of an environment with ray[rllib]")
     parser.add_argument("--reps", type=int, default=3, help="pairs of runs (default 3)")
-    parser.add_argument("--only", default="", help="calls whose line has this in it")
+    parser.add_argument("--only", default="", help="only calls whose line contains this text")
     parser.add_argument("--side", choices=["toolkit", "rllib"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:

@@ -1,8 +1,8 @@
-"""What PPO and MAPPO reach on the tasks of ``learning_tasks.py``, over three seeds.
+"""Measures the returns of PPO and MAPPO on the tasks of ``learning_tasks.py``, over three seeds.
 
-Each run becomes a line of ``results/learning_<task>.jsonl``, in the place of an earlier one with the same seed;
-``learning_curves.py`` makes a table and a picture of them. A return is that of an agent, the mean over the newest 100
-episodes with sampled actions. After training, 100 fresh episodes are played without exploration.
+Each run becomes a line of ``results/learning_<task>.jsonl`` and replaces an earlier one with the same seed.
+``learning_curves.py`` makes a table and a picture of them. A return is the mean return of an agent over the newest 100
+episodes with sampled actions. After training, 100 episodes are played without exploration.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ EPISODES = 100
 
 
 def mean_return(results: dict[str, Any], task: Task) -> float:
-    """Of an agent, over the modules that count; NaN before any of their episodes has ended."""
+    """Returns the mean return of an agent over the modules that count; NaN before their first episode has ended."""
     modules = results["module_episode_returns"]
     counting = [each["mean"] for m, each in modules.items() if task.modules is None or m in task.modules]
     return sum(counting) / len(counting) if counting else float("nan")
 
 
 def train(name: str, seed: int, *, stop_at_target: bool) -> Run:
-    """One run within the task's budget."""
+    """Trains within the task's budget of steps, and returns the run."""
     task = TASKS[name]
     algo = task.config().debugging(seed=seed).build_algo()
     random = mean_return(algo.random_play(num_episodes=EPISODES), task)
@@ -60,7 +60,7 @@ def train(name: str, seed: int, *, stop_at_target: bool) -> Run:
 
 
 def main() -> None:
-    """Runs the tasks."""
+    """Runs the selected tasks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=sorted(TASKS), action="append")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -1,6 +1,6 @@
-"""Makes a picture of the runs that ``learning.py`` has left, and prints their table.
+"""Draws the runs that ``learning.py`` has saved, and prints a table of them.
 
-The picture is ``docs/images/learning.png``: a curve for each seed, the target and what random actions get.
+The picture ``docs/images/learning.png`` has a curve for each seed, the target, and the return of random actions.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ LAST = 0.1
 
 
 def last_part(run: Run) -> float:
-    """The mean return in the last tenth of a curve."""
+    """Returns the mean return in the last tenth of a curve."""
     newest = run["curve"][-max(1, round(LAST * len(run["curve"]))) :]
     return sum(mean for _, mean in newest) / len(newest)
 
 
 def rounded(value: float) -> str:
-    """Three digits, two decimals at most."""
+    """Formats a value with three digits and at most two decimals."""
     return f"{round(value, 2):.3g}"
 
 
 def row(name: str, task: Task, runs: list[Run]) -> str:
-    """A task's row of the table."""
+    """Returns a task's row of the table."""
     cells = [
         [rounded(run["best"]) for run in runs],
         [rounded(last_part(run)) for run in runs],
@@ -44,7 +44,7 @@ def row(name: str, task: Task, runs: list[Run]) -> str:
 
 
 def draw(axes: Axes, name: str, task: Task, runs: list[Run]) -> None:
-    """A task's curves."""
+    """Draws a task's curves."""
     for run in runs:
         steps, means = zip(*run["curve"], strict=True)
         axes.plot([step / 1000 for step in steps], means, linewidth=1.0)

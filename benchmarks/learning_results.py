@@ -1,4 +1,4 @@
-"""The files in which ``learning.py`` leaves its runs."""
+"""Reads and writes the files with the runs of ``learning.py``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Run(TypedDict):
     """A run of a task.
 
     Attributes:
-        task: Its name.
-        seed: Of the run.
+        task: The name of the task.
+        seed: The seed of the run.
         random: Mean return with random actions.
         best: The highest mean return within the budget.
         reached_at: Agent steps after which the target was reached; None for never.
         evaluation: Mean return of episodes without exploration after training; None if there were none.
-        won: The share of those that were won, in games.
-        seconds: How long training took, by the clock.
-        curve: Agent steps and mean return after each iteration.
+        won: The share of these episodes that were won, for games.
+        seconds: The wall-clock time of training.
+        curve: The number of agent steps and the mean return after each iteration.
     """
 
     task: str
@@ -36,7 +36,7 @@ class Run(TypedDict):
 
 
 def saved_runs(name: str) -> dict[int, Run]:
-    """Seed to run, of a task; empty if there are none."""
+    """Returns the runs of a task by seed; an empty dict if there are none."""
     path = _path(name)
     lines = path.read_text().splitlines() if path.exists() else []
     return {run["seed"]: run for run in map(json.loads, lines)}

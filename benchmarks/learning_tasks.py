@@ -1,4 +1,4 @@
-"""What ``learning.py`` trains on: environment, settings, budget, and the return that is to be reached."""
+"""The tasks of ``learning.py``: environment, settings, number of steps, and target return."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Task:
     """A task.
 
     Attributes:
-        config: Makes its config, but for the seed.
-        steps: Agent steps to train for.
-        target: Mean return of an agent over the newest 100 episodes, with sampled actions.
-        modules: Whose returns count; None for all.
+        config: Makes the config, without the seed.
+        steps: The number of agent steps to train for.
+        target: The target for the mean return of an agent over the newest 100 episodes, with sampled actions.
+        modules: The modules whose returns count; None for all.
     """
 
     config: Callable[[], PPOConfig]
@@ -38,7 +38,7 @@ class Task:
 
 
 class RandomPlayer(RLModule, ValueFunctionAPI):
-    """Plays any action that its mask allows, all alike."""
+    """Draws actions that the mask allows, uniformly at random."""
 
     def setup(self):
         self.logits = torch.nn.Parameter(torch.zeros(int(self.action_space.n)))
@@ -51,7 +51,7 @@ class RandomPlayer(RLModule, ValueFunctionAPI):
 
 
 class Wins(Callbacks):
-    """Logs ``won``, the share of episodes in which ``learner`` was paid more than it lost."""
+    """Logs ``won``, the share of episodes in which ``learner`` has a positive return."""
 
     def on_episode_end(self, *, episode, metrics_logger, **kwargs):
         for agent in episode.agent_episodes.values():
@@ -73,20 +73,20 @@ SMALL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
 
 
 def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model: Any = SMALL, **training) -> PPOConfig:
-    """A config whose batches count agent steps, for one process."""
+    """Returns a config for one process, whose batch sizes count agent steps."""
     config = algo().environment(env).multi_agent(count_steps_by="agent_steps")
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=0).rl_module(model_config=model)
     return config.learners(num_gpus_per_learner=0).training(**{**COMMON, **training})
 
 
 def recall(**more) -> PPOConfig:
-    """Two agents that are asked for their cue four steps after they saw it."""
+    """Returns a task in which two agents must name their cue four steps after they saw it."""
     settings = {"lr": 3e-3, "train_batch_size_per_learner": 4096, "num_epochs": 6, "minibatch_size": 1024, **more}
     return ppo("marl_envs.recall_v0", **settings).environment(env_config={"delay": 3})
 
 
 def spread(policies: str, *, continuous: bool = False, **more) -> PPOConfig:
-    """Three agents that are to cover three landmarks; random play gets -26.6."""
+    """Returns a task in which three agents cover three landmarks. The return of random play is -26.6."""
     config = ppo(
         "mpe2.simple_spread_v3",
         **{"lr": 3e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512, **more},
@@ -96,7 +96,7 @@ def spread(policies: str, *, continuous: bool = False, **more) -> PPOConfig:
 
 
 def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
-    """One agent knows where to go, the other one goes there; random play gets -41.4."""
+    """Returns a task in which one agent knows the goal of the other. The return of random play is -41.4."""
     config = ppo(
         "mpe2.simple_speaker_listener_v4",
         algo=algo,
@@ -114,7 +114,7 @@ def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
 
 
 def pursuit() -> PPOConfig:
-    """Four agents that see 7 x 7 cells around them are to surround what flees; the default convolutions."""
+    """Returns a task in which four agents, which see 7 x 7 cells, surround evaders; with default convolutions."""
     config = ppo(
         "pettingzoo.sisl.pursuit_v5",
         model={"fcnet_hiddens": [64]},
@@ -129,7 +129,7 @@ def pursuit() -> PPOConfig:
 
 
 def connect_four() -> PPOConfig:
-    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss.
+    """Returns a game against random moves with action masks. A win is 1, a loss -1, and the first player alternates.
 
     Evaluations sample actions, as an opponent without exploration would always drop into the first free column.
     """

@@ -1,4 +1,4 @@
-"""Environments like ``null_v0`` that cost next to nothing, with other spaces, infos, masks, and agents that go."""
+"""Environments whose steps take almost no time, like ``null_v0``, with other spaces, infos, masks and deaths."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ACTIONS = {
     "Dict": spaces.Dict({"move": spaces.Box(-1.0, 1.0, (2,), np.float32), "say": spaces.Discrete(3)}),
 }
 POOL = 40
-"""Different steps, all made beforehand."""
+"""The number of different steps, which are made in advance."""
 
 
 class NullVariant(ParallelEnv):
-    """Agents that see noise and are paid 0.5 whatever they do, until all are truncated.
+    """Agents observe noise and always get the reward 0.5, until all are truncated.
 
     Args:
-        n_agents: How many.
+        n_agents: The number of agents.
         obs: A key of ``OBSERVATIONS``.
         act: A key of ``ACTIONS``.
-        infos: Whether all infos have something in them.
-        go: Whether a tenth of the agents ends in every step, and comes back two steps later.
-        ep_len: Steps of an episode.
+        infos: Whether infos are not empty.
+        go: Whether a tenth of the agents ends in every step, and returns two steps later.
+        ep_len: The number of steps of an episode.
     """
 
     metadata = {"name": "null_variant", "render_modes": []}
@@ -86,7 +86,7 @@ class NullVariant(ParallelEnv):
 
 @cache
 def _steps(n_agents: int, obs: str, infos: bool, go: bool) -> list[Any]:
-    """What each step gives: five dicts, the truncations of a last step, and who is there afterwards."""
+    """Returns the data of each step: five dicts, the truncations of a last step, and the live agents after it."""
     agents = [f"agent_{i}" for i in range(n_agents)]
     noise = np.random.default_rng(0).standard_normal((POOL, n_agents, 16)).clip(-10, 10).astype(np.float32)
     steps = []
@@ -117,7 +117,7 @@ def _seen(obs: str, noise: np.ndarray) -> Any:
 
 
 class NullTurns(AECEnv):
-    """The same in turns, without pay: each agent acts when all others have, until all are truncated."""
+    """The turn-based variant without rewards: agents act in turn until all are truncated."""
 
     metadata = {"name": "null_turns", "render_modes": [], "is_parallelizable": False}
     render_mode = None

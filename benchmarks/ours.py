@@ -1,6 +1,6 @@
-"""The same work as ``yardstick.py`` does, by the toolkit: ``python benchmarks/ours.py sample null``.
+"""Does the work of ``yardstick.py`` with the toolkit: ``python benchmarks/ours.py sample null``.
 
-And the same with one thing more (``VARIANTS``), such as a piece: ``python benchmarks/ours.py sample null 5 box``.
+A variant (``VARIANTS``), such as an additional piece, can be added: ``python benchmarks/ours.py sample null 5 box``.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ VARIANTS = {
         model_config={"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "use_lstm": True, "lstm_cell_size": y.HIDDEN}
     ),
 }
-"""What may be added to the yardstick's settings, by name."""
+"""Name to a change of the yardstick's settings."""
 
 
 def build(name: str, independent: bool, variant: str | None = None):
-    """The algorithm with the yardstick's settings, and those of a variant."""
+    """Returns the algorithm with the yardstick's settings and those of a variant."""
     if name == "spread":
         env, env_config = "mpe2.simple_spread_v3", {"N": 3, "max_cycles": 25, "continuous_actions": False}
     elif name == "pursuit":

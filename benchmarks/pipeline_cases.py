@@ -1,4 +1,4 @@
-"""What ``pipelines.py`` measures: how many environments, agents and modules, and which pieces."""
+"""The cases of ``pipelines.py``: the numbers of environments, agents and modules, and the pieces."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gymnasium import spaces
 
 
 class Setup(NamedTuple):
-    """How many of what.
+    """The size of a run.
 
     Attributes:
-        envs: Environment copies.
-        agents: Of each copy.
-        steps: Of an episode; a sample has one episode of each copy.
-        modules: One for all agents, or so many, which the agents share out.
+        envs: The number of sub-environments.
+        agents: The number of agents of each sub-environment.
+        steps: The number of steps of an episode. A sample has one episode of each sub-environment.
+        modules: The number of modules to which the agents are mapped.
     """
 
     envs: int
@@ -25,27 +25,27 @@ class Setup(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``8 x 8, 1 module``."""
+        """The name in the table, such as ``8 x 8, 1 module``."""
         return f"{self.envs} x {self.agents}, {self.modules} module{'s' * (self.modules > 1)}"
 
     def module_of(self, agent_id: str) -> str:
-        """The policy mapping."""
+        """Returns the module of an agent."""
         return f"module_{int(agent_id.split('_')[1]) % self.modules}"
 
     @property
     def module_ids(self) -> list[str]:
-        """All modules."""
+        """The ids of all modules."""
         return [f"module_{i}" for i in range(self.modules)]
 
 
 class Case(NamedTuple):
-    """What is in the pipelines besides the default pieces.
+    """The pieces of the pipelines in addition to the default pieces.
 
     Attributes:
-        name: In the table.
-        env_to_module: Names of pieces, and their arguments.
-        learner: The same for the learner pipeline.
-        stateful: Whether the modules are LSTMs, and not the default ones.
+        name: The name in the table.
+        env_to_module: Names of pieces and their arguments.
+        learner: Names of pieces and their arguments, for the learner pipeline.
+        stateful: Whether the modules are LSTMs instead of the default modules.
     """
 
     name: str
@@ -76,10 +76,10 @@ CASES = [
 
 
 def item_pieces(base: type) -> dict[str, type]:
-    """Pieces of a user's, the same for both sides."""
+    """Returns a user's pieces, which are the same for both sides."""
 
     class AppendReward(base):
-        """Appends the last reward to the observation, in the episodes."""
+        """Appends the last reward to the observation in the episodes."""
 
         def recompute_output_observation_space(self, input_observation_space, input_action_space):
             return spaces.Dict(
@@ -97,7 +97,7 @@ def item_pieces(base: type) -> dict[str, type]:
             return batch
 
     class HalveObservations(base):
-        """Puts other observations into the batch."""
+        """Writes halved observations to the batch."""
 
         def __call__(self, *, batch, episodes, **kwargs):
             for episode in self.single_agent_episode_iterator(episodes):
@@ -117,7 +117,7 @@ def item_pieces(base: type) -> dict[str, type]:
 
 
 def lstm_module(*bases: type) -> type:
-    """A stateful module, the same for both sides."""
+    """Returns a stateful module class, which is the same for both sides."""
     import torch
 
     class Lstm(*bases):

@@ -1,10 +1,10 @@
-"""What connector pipelines cost, beside RLlib's: ``python benchmarks/pipelines.py --peer RLLIB_PYTHON``.
+"""Compares the cost of connector pipelines with RLlib's: ``python benchmarks/pipelines.py --peer RLLIB_PYTHON``.
 
 ``RLLIB_PYTHON`` is the interpreter of an environment with ``ray[rllib]==2.60.0``. Both sides sample episodes of the
-same environment and learn from them, in turn, each in a process of its own on one thread. The pipelines are timed where
-the runner and the learner call them, in CPU time. The networks are not part of it: a runner does its forward passes
-elsewhere, and the values that a learner pipeline asks for are subtracted. The figure of a run is the fastest of several
-samples, and each pair of runs gives one ratio. Without ``--peer`` only this toolkit runs.
+same environment and learn from them in turn, each in a separate process on one thread. The calls of the pipelines by
+the runner and the learner are timed, in CPU time. The time of networks is not included: a runner's forward passes are
+outside of the pipelines, and that of the value functions in a learner pipeline is subtracted. The time of a run is the
+fastest of several samples, and each pair of runs gives one ratio. Without ``--peer``, only this toolkit is measured.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ RAISES = "raises:"
 
 
 class Meter:
-    """Adds up the CPU seconds that functions take, without those of timed functions inside."""
+    """Adds up the CPU seconds of functions, without those of timed functions that they call."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._inside = 0.0
-        self._clock = min(-(time.thread_time() - time.thread_time()) for _ in range(1000))  # what looking at it costs
+        self._clock = min(-(time.thread_time() - time.thread_time()) for _ in range(1000))  # reading it takes time
 
     def timed(self, name: str, function: Callable) -> Callable:
-        """The function, on the clock."""
+        """Returns a function that calls ``function`` and times it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before, self._inside = self._inside, 0.0
@@ -55,24 +55,24 @@ class Meter:
         return call
 
     def time_calls(self, name: str, thing: Any) -> None:
-        """Puts the calls of one object on the clock."""
+        """Times the calls of one object."""
         cls = type(thing)
         thing.__class__ = type(cls.__name__, (cls,), {"__call__": self.timed(name, cls.__call__)})
 
     def time_method(self, name: str, cls: type, method: str) -> Callable[[], None]:
-        """Puts a method of all objects of a class on the clock; undone by what it gives."""
+        """Times a method of all objects of a class. Returns a function that undoes this."""
         own = getattr(cls, method)
         setattr(cls, method, self.timed(name, own))
         return lambda: setattr(cls, method, own)
 
 
 class Run(NamedTuple):
-    """What is measured.
+    """A run of one side.
 
     Attributes:
-        sample: Gives the episodes of a sample.
-        learn: Learns from them.
-        stop: Ends it.
+        sample: Returns the episodes of a sample.
+        learn: Learns from episodes.
+        stop: Stops the algorithm.
     """
 
     sample: Callable[[], list]
@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
 
 def configured(config: Any, specs: dict[str, Any], case: Case, setup: Setup, pieces: dict[str, Any]) -> Any:
-    """The same settings for both sides, with each side's pieces and its classes of module specs."""
+    """Returns the config, which has the same settings on both sides but each side's own pieces and spec classes."""
 
     def made(wanted: dict[str, dict[str, Any]]) -> list:
         return [pieces[name](**arguments) for name, arguments in wanted.items()]
@@ -114,9 +114,9 @@ def configured(config: Any, specs: dict[str, Any], case: Case, setup: Setup, pie
 
 @contextlib.contextmanager
 def toolkit(case: Case, setup: Setup, meter: Meter, by_piece: bool) -> Iterator[Run]:
-    """This toolkit's algorithm, its pipelines on the clock.
+    """Yields this toolkit's algorithm with timed pipelines.
 
-    What stands outside the pipelines here but inside RLlib's counts too: rows of episodes, lists of actions, and
+    Work that RLlib does inside its pipelines is timed here too: rows of episodes, lists of actions, and
     log-probabilities, which are computed once for a fragment.
     """
     import torch
@@ -173,7 +173,7 @@ def toolkit(case: Case, setup: Setup, meter: Meter, by_piece: bool) -> Iterator[
 
 @contextlib.contextmanager
 def rllib(case: Case, setup: Setup, meter: Meter, by_piece: bool) -> Iterator[Run]:
-    """RLlib's algorithm, its pipelines on the clock."""
+    """Yields RLlib's algorithm with timed pipelines."""
     import logging
     import warnings
 
@@ -232,7 +232,7 @@ def rllib(case: Case, setup: Setup, meter: Meter, by_piece: bool) -> Iterator[Ru
 
 
 def fastest(run: Run, meter: Meter) -> dict[str, float]:
-    """Microseconds for each agent-step, by pipeline (and piece), at their best."""
+    """Returns the microseconds for each agent-step by pipeline (and piece), in the fastest sample."""
     found: dict[str, float] = {}
     began = time.perf_counter()
     for i in range(SAMPLES):
@@ -249,7 +249,7 @@ def fastest(run: Run, meter: Meter) -> dict[str, float]:
 
 
 def measure(side: str, only: str, by_piece: bool) -> dict[str, dict[str, float] | None]:
-    """``fastest`` of each case; None where it raises."""
+    """Returns ``fastest`` of each case; None if it raises an error."""
     found: dict[str, dict[str, float] | None] = {}
     for setup in SETUPS:
         for case in CASES:
@@ -267,7 +267,7 @@ def measure(side: str, only: str, by_piece: bool) -> dict[str, dict[str, float] 
 
 
 def run_in_process(python: str, side: str, only: str, by_piece: bool) -> dict[str, dict[str, float] | None]:
-    """One run of one side."""
+    """Runs one side in a separate process, and returns its times."""
     paths = [str(Path(__file__).parents[1] / "envs"), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
@@ -281,16 +281,16 @@ def run_in_process(python: str, side: str, only: str, by_piece: bool) -> dict[st
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def figures(runs: list[dict[str, dict[str, float] | None]], key: str, part: str) -> list[float] | None:
-    """What each run found for a pipeline or a piece; None if it raised, or does not have it."""
+def times_of(runs: list[dict[str, dict[str, float] | None]], key: str, part: str) -> list[float] | None:
+    """Returns the time of a pipeline or a piece in each run; None if the run failed or does not have it."""
     parts = (ACT, HAND_OVER) if part == ACTING else (part,)
     found = [sum(run[key][name] for name in parts) for run in runs if run[key] and parts[-1] in run[key]]  # type: ignore[index]
     return found if found and len(found) == len(runs) else None
 
 
 def row(ours: list, theirs: list, key: str, part: str) -> dict[str, Any]:
-    """Medians and their ratio."""
-    mine, peers = figures(ours, key, part), figures(theirs, key, part)
+    """Returns the medians of both sides and their ratio."""
+    mine, peers = times_of(ours, key, part), times_of(theirs, key, part)
     case, setup = key.split(" | ")
     return {
         "pipeline": part,
@@ -303,7 +303,7 @@ def row(ours: list, theirs: list, key: str, part: str) -> dict[str, Any]:
 
 
 def shown(value: float | None, digits: int) -> str:
-    """A cell."""
+    """Returns a table cell."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
@@ -312,8 +312,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", help="the Python of an environment with ray[rllib]")
     parser.add_argument("--reps", type=int, default=3, help="pairs of runs (default 3)")
-    parser.add_argument("--only", default="", help="cases whose line has this in it, such as '8 x 8, 1'")
-    parser.add_argument("--pieces", action="store_true", help="the time of each piece; the clocks cost some, too")
+    parser.add_argument("--only", default="", help="only cases whose line contains this text, such as '8 x 8, 1'")
+    parser.add_argument(
+        "--pieces", action="store_true", help="print the time of each piece, which includes the cost of timing"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of a table")
     parser.add_argument("--side", choices=["toolkit", "rllib"], help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Every environment of the well-known suites, and how each is given to PPO: settings, wrappers, pieces, policies.
+"""All environments of the well-known suites, with the settings, wrappers, pieces and policies for PPO.
 
-``cases`` lists what is installed; ``config_for`` looks at an environment's spaces and makes a small run of it.
+``cases`` lists the installed environments. ``config_for`` makes the config of a small run from an environment's spaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marl_connectors.environments.making.registry import SUITES, environments_of
 from marl_connectors.environments.spec import EnvSpec
 
 SCREEN = ("color_reduction_v0:full", "resize_v1:84,84", "frame_skip_v0:4")
-"""What is usual for Atari games: grey, small, and every fourth frame."""
+"""The usual wrappers for Atari games: grey and small pictures, and every fourth frame."""
 WRAPPERS = {
     "atari": SCREEN,
     "cooperative_pong_v6": ("color_reduction_v0:full", "resize_v1:84,84"),
@@ -28,7 +28,7 @@ WRAPPERS = {
     "CarRacing-v3": ("color_reduction_v0:full", "resize_v1:42,42"),
     "ALE/": SCREEN,
 }
-"""Images are made smaller first, as the default module reads all of their pixels."""
+"""Wrappers that make images smaller, because the default module reads all pixels."""
 MAMUJOCO = {
     "Ant": ("2x4", "2x4d", "4x2"),
     "HalfCheetah": ("2x3", "6x1"),
@@ -50,7 +50,7 @@ GYMNASIUM = ("classic_control", "toy_text", "box2d", "mujoco")
 
 @dataclass(frozen=True)
 class Case:
-    """An environment in one of its forms."""
+    """An environment with one choice of settings."""
 
     suite: str
     env: str
@@ -67,7 +67,7 @@ class Case:
 
 
 def cases(suite: str | None = None) -> list[Case]:
-    """All environments of the suites that are installed, parallel and in turns."""
+    """Returns all environments of the installed suites, parallel and turn-based."""
     made = [case for name in SUITES if name != "marl_envs" and suite in (None, name) for case in _of_suite(name)]
     return made + (list(_gymnasium()) if suite in (None, "gymnasium") else [])
 
@@ -111,11 +111,11 @@ def _gymnasium() -> Iterator[Case]:
 
 
 def pieces_for(space: spaces.Space, *, masked: bool) -> list[Any]:
-    """The env-to-module pieces that make a float vector of an agent's observations, or an array of them.
+    """Returns env-to-module pieces that convert an agent's observations to float vectors or images.
 
     Args:
-        space: Its observation space.
-        masked: Whether its infos have action masks.
+        space: The agent's observation space.
+        masked: Whether its infos contain action masks.
     """
     pieces: list[Any] = []
     if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
@@ -131,7 +131,7 @@ def pieces_for(space: spaces.Space, *, masked: bool) -> list[Any]:
 
 
 def policies_for(setup: EnvSpec) -> str:
-    """One policy for all agents with like spaces: ``"shared"``, patterns of their names, or else ``"independent"``."""
+    """Returns ``policies`` such that agents with equal spaces share a policy, if patterns of names can express that."""
     by_stem: dict[str, set[str]] = {}
     for agent_id in setup.agent_ids:
         stem = re.sub(r"_?\d+$", "", str(agent_id))
@@ -144,12 +144,12 @@ def policies_for(setup: EnvSpec) -> str:
 
 
 def config_for(case: Case, *, agent_steps: int = 600, num_envs: int = 2) -> PPOConfig:
-    """A run of one environment with small networks.
+    """Returns the config of a run with small networks.
 
     Args:
-        case: Which.
-        agent_steps: At least so many in each iteration.
-        num_envs: Copies.
+        case: The environment.
+        agent_steps: The smallest number of agent steps in each iteration.
+        num_envs: The number of sub-environments.
     """
     setup = EnvSpec(case.env, case.env_config, wrappers=case.wrappers)
     _, infos = setup.sample_env.reset(seed=0)

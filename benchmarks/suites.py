@@ -1,7 +1,7 @@
 """Trains on every environment of the well-known suites, and writes the table of docs/suites.md.
 
-Each environment has a process of its own, so that one that crashes or hangs is a line in the table and no more.
-``results/suites.jsonl`` has the newest result of each; ``--write-docs`` makes the table of them.
+Each environment runs in a separate process, so that an environment that crashes or hangs does not stop the others.
+``results/suites.jsonl`` has the newest result of each environment, from which ``--write-docs`` makes the table.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ITERATIONS = 3
 
 
 def train(case: Any, agent_steps: int = 600) -> dict[str, Any]:
-    """Three iterations of one environment, and what came of them.
+    """Trains on one environment for three iterations, and returns the result.
 
     Args:
-        case: Which.
-        agent_steps: In an iteration.
+        case: The environment.
+        agent_steps: The number of agent steps in an iteration.
 
     Raises:
-        FloatingPointError: If a loss or a return is no finite number.
+        FloatingPointError: If a loss or a return is not a finite number.
     """
     from suite_cases import config_for
 
@@ -93,7 +93,7 @@ def _policies(config: Any) -> str:
 
 
 def in_a_process(case: Any, timeout: float) -> dict[str, Any]:
-    """``train`` in a process of its own: its result, or why there is none."""
+    """Runs ``train`` in a separate process, and returns its result, or the reason why there is none."""
     command = [sys.executable, __file__, "--case", json.dumps([case.suite, case.env, dict(case.env_config)])]
     environment = {**os.environ, "SDL_VIDEODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1", "MUJOCO_GL": "egl"}
     try:
@@ -110,7 +110,7 @@ def in_a_process(case: Any, timeout: float) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that the results depend on."""
+    """Returns the versions of the packages that the results depend on."""
     found = {}
     for package in PACKAGES:
         try:
@@ -121,7 +121,7 @@ def versions() -> dict[str, str]:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """By environment."""
+    """Returns the saved results by environment."""
     if not RESULTS.exists():
         return {}
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
@@ -129,13 +129,13 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 
 def write_results(results: Iterable[dict[str, Any]]) -> None:
-    """One object a line."""
+    """Writes the results, one JSON object a line."""
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in results))
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """A table for each suite."""
+    """Returns a Markdown table for each suite."""
     by_suite: dict[str, list[dict[str, Any]]] = {}
     for row in results:
         by_suite.setdefault(row["suite"], []).append(row)
@@ -182,8 +182,8 @@ def main() -> None:
     """``suites.py [--suite SUITE] [--only TEXT] [--write-docs]``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", help="only this suite")
-    parser.add_argument("--only", default="", help="only environments whose name has this text")
-    parser.add_argument("--again", action="store_true", help="only those that failed, or were never run")
+    parser.add_argument("--only", default="", help="only environments whose name contains this text")
+    parser.add_argument("--again", action="store_true", help="only environments that failed or were never run")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for an environment (default 300)")
     parser.add_argument("--write-docs", action="store_true", help="write the table into docs/suites.md and run nothing")
     parser.add_argument("--case", help=argparse.SUPPRESS)

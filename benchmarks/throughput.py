@@ -1,8 +1,8 @@
-"""How near the toolkit comes to a hand-written loop, in agent-steps per second of CPU time.
+"""Compares the toolkit with a hand-written loop, in agent-steps per second of CPU time.
 
-Yardstick and toolkit run in turn, each in a process of its own on one thread, and every pair gives one ratio. ``limit``
-is sampling beside ``bare_loop.py``: what the environments alone would do. Rows that begin with a plus are beside the
-same yardstick as the plain row: what a change of the settings leaves of the speed.
+Yardstick and toolkit run in turn, each in a separate process on one thread, and every pair gives one ratio. ``limit``
+compares sampling with ``bare_loop.py``, which steps the environments alone. Rows that begin with a plus have a change
+of the settings, and are compared with the yardstick of the plain row.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Row(NamedTuple):
     """A kind of work.
 
     Attributes:
-        name: In the table.
+        name: The name in the table.
         mode: ``sample``, ``train``, ``train_independent`` or ``limit``.
-        env: A name that ``yardstick.py`` knows.
-        iterations: Fragments of one run.
-        variant: What the toolkit's side has besides, a key of ``ours.VARIANTS``.
+        env: The environment, a name of ``yardstick.py``.
+        iterations: The number of fragments of one run.
+        variant: The change of the toolkit's settings, a key of ``ours.VARIANTS``.
     """
 
     name: str
@@ -58,7 +58,7 @@ ROWS = [
 
 
 def rate(script: str, row: Row, variant: str | None = None) -> float:
-    """Agent-steps per second of one run."""
+    """Returns agent-steps per second of one run."""
     environment = {
         **os.environ,
         "SDL_VIDEODRIVER": "dummy",

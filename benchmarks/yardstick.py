@@ -1,10 +1,11 @@
-"""The limit: a hand-written PPO over PettingZoo parallel environments, with no abstraction at all.
+"""A hand-written PPO for PettingZoo parallel environments without any abstraction, as an upper limit.
 
-Preallocated numpy buffers, one policy forward a vector step for all copies and agents, noise drawn once a fragment,
-log-probabilities and values computed in one batch after it, truncation bootstrapped from the final observation,
-independent policies as one stacked computation. Fixed agents and discrete actions only.
+It has preallocated numpy buffers, one forward pass of the policy for all sub-environments and agents in a vector step,
+noise that is drawn once for a fragment, and log-probabilities and values that are computed in one batch at its end.
+Truncated episodes are bootstrapped from the final observation. Independent policies are one stacked computation. Agents
+must be fixed, and actions discrete.
 
-Run alone it prints agent-steps per second of CPU time: ``python benchmarks/yardstick.py sample null``.
+The script prints agent-steps per second of CPU time: ``python benchmarks/yardstick.py sample null``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NUM_AGENTS = {
 
 
 def make_parallel(name: str):
-    """One copy of a benchmark environment."""
+    """Makes one sub-environment of a benchmark environment."""
     if name.startswith("null"):
         from marl_envs import null_v0
 
@@ -49,7 +50,7 @@ def make_parallel(name: str):
 
 
 def fragment_length(name: str) -> int:
-    """Env steps of each copy that make at least ``BATCH`` agent-steps, but 50 steps at least."""
+    """Returns the env steps of each sub-environment for ``BATCH`` agent-steps, at least 50."""
     return max(-(-BATCH // (NUM_AGENTS[name] * NUM_ENVS[name])), 50)
 
 
@@ -79,13 +80,13 @@ class StackedNetworks:
 
     @staticmethod
     def run(weights, x):
-        """``[M, B, n]`` in and out."""
+        """Computes ``[M, B, n]`` outputs from ``[M, B, n]`` inputs."""
         h = torch.tanh(torch.baddbmm(weights[1], x, weights[0]))
         h = torch.tanh(torch.baddbmm(weights[3], h, weights[2]))
         return torch.baddbmm(weights[5], h, weights[4])
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """Logits in numpy, ``[B, n]`` for one module, else ``[M, B, n]``."""
+        """Returns logits as a numpy array, ``[B, n]`` for one module, else ``[M, B, n]``."""
         w = self.policy_arrays
         h = x @ w[0]
         h += w[1]
@@ -127,7 +128,7 @@ class Yardstick:
         self.optimizer = torch.optim.Adam(self.networks.parameters, lr=LR, eps=1e-5, fused=True)
 
     def sample(self) -> int:
-        """One fragment; the number of agent-steps."""
+        """Samples one fragment, and returns the number of agent-steps."""
         steps, envs, agents = self.sizes
         obs, logits, actions, rewards, done, views = (
             self.obs, self.logits, self.actions, self.rewards, self.done, self.views,
@@ -163,7 +164,7 @@ class Yardstick:
         return steps * envs * agents
 
     def advantages(self) -> tuple[np.ndarray, np.ndarray]:
-        """Generalised advantage estimates and value targets."""
+        """Returns generalised advantage estimates and value targets."""
         steps, envs, agents = self.sizes
         with torch.no_grad():
 
@@ -191,7 +192,7 @@ class Yardstick:
         return advantages, advantages + values[:-1]
 
     def train(self) -> None:
-        """One PPO update from the newest fragment."""
+        """Makes one PPO update with the newest fragment."""
         advantages, returns = self.advantages()
         agents, modules = self.sizes[2], self.networks.num_modules
 
@@ -227,7 +228,7 @@ class Yardstick:
 
 
 def steps_per_second(iteration, iterations: int) -> float:
-    """Agent-steps per second of CPU time; ``iteration()`` gives its number of agent-steps."""
+    """Returns agent-steps per second of CPU time. ``iteration()`` returns its number of agent-steps."""
     iteration()
     began = time.process_time()
     steps = sum(iteration() for _ in range(iterations))

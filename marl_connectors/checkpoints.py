@@ -2,12 +2,12 @@
 
 A checkpoint is a directory of two files:
 
-* ``state.json``: ``format_version``, ``library_version``, the SHA-256 of both parts, and the state itself, in which
-  each array is replaced by ``{"__tensor__": key}``;
-* ``tensors.safetensors``: the arrays, under keys that say where in the state they belong.
+* ``state.json`` contains ``format_version``, ``library_version``, the SHA-256 hashes of both parts, and the state, in
+  which each array is replaced by ``{"__tensor__": key}``.
+* ``tensors.safetensors`` contains the arrays, under keys that are their paths in the state.
 
-The SHA-256 find damage, not malice: whoever changes a file can write them anew. So nothing in the files is believed
-beyond what ``save_state`` can have written.
+The hashes detect damage, but not manipulation, because a changed file can have new hashes. So ``load_state`` only
+accepts data that ``save_state`` can have written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STATE_FILE: Final = "state.json"
 TENSORS_FILE: Final = "tensors.safetensors"
 RUN_CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
-"""In the folder of a run: the folder of its checkpoints, and there the file that names the newest."""
+"""The subfolder of a run's folder with its checkpoints, and the file there with the name of the newest."""
 
 _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
     "__tensor__",
@@ -51,15 +51,15 @@ _KINDS: Final = "biuf"
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
-    """Writes a state so that ``path`` is afterwards either whole or as it was, never half-written.
+    """Writes a state. If writing is interrupted, ``path`` contains the whole new state or is unchanged.
 
-    The state may hold None, booleans, integers, floats (also infinite ones and NaN), strings, bytes, lists, tuples,
-    dicts with keys of those types, numpy arrays and scalars, and torch tensors. All types come back as they were, but
-    for tensors, which come back as numpy arrays (bfloat16 as float32).
+    The state may contain None, booleans, integers, floats (also infinite ones and NaN), strings, bytes, lists, tuples,
+    dicts with keys of those types, numpy arrays and scalars, and torch tensors. ``load_state`` returns the same types,
+    except for tensors, which become numpy arrays (float32 for bfloat16).
 
     Args:
-        path: The directory to write. An existing checkpoint there is replaced; its parents are made as needed.
-        state: What to save. It is not changed.
+        path: The directory to write. An existing checkpoint there is replaced, and missing parents are created.
+        state: The state to save. It is not changed.
 
     Raises:
         CheckpointError: If something in the state cannot be written, or if ``path`` exists and is not a checkpoint.
@@ -70,7 +70,9 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
     try:
         encoded = _encode(state, (), tensors)
     except RecursionError as error:
-        raise CheckpointError("save_state: the state is nested too deep, or holds itself. Flatten it first.") from error
+        raise CheckpointError(
+            "save_state: the state is nested too deep, or contains itself. Flatten it first."
+        ) from error
     tensor_bytes = safetensors.numpy.save(tensors)
     document = {
         "format_version": FORMAT_VERSION,
@@ -109,8 +111,8 @@ def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """Returns the state that ``save_state`` wrote to ``path``. Its numpy arrays are writeable copies.
 
     Raises:
-        CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format; whatever is in
-            its files, there is no other error.
+        CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format. There are no
+            other errors, whatever the files contain.
     """
     source = Path(path)
     try:
@@ -138,7 +140,7 @@ def _load(source: Path) -> dict[Any, Any]:
     try:
         tensors = {key: np.array(array) for key, array in safetensors.numpy.load(tensor_bytes).items()}
         if any(array.dtype.kind not in _KINDS for array in tensors.values()):
-            raise ValueError("it holds arrays of a type that is never written")
+            raise ValueError("it contains arrays of a type that is never written")
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         why = f"{TENSORS_FILE} cannot be read ({type(error).__name__}: {error})"
         raise CheckpointError(_damaged(source, why)) from error
@@ -147,16 +149,16 @@ def _load(source: Path) -> dict[Any, Any]:
         if not isinstance(state, dict):
             raise TypeError("the state is not a dict")
     except (KeyError, TypeError, ValueError) as error:
-        why = f"{STATE_FILE} holds something that is never written ({type(error).__name__}: {error})"
+        why = f"{STATE_FILE} contains something that is never written ({type(error).__name__}: {error})"
         raise CheckpointError(_damaged(source, why)) from error
     if tensors:
-        why = f"{TENSORS_FILE} holds {brief(next(iter(tensors)))}, which {STATE_FILE} does not mention"
+        why = f"{TENSORS_FILE} contains {brief(next(iter(tensors)))}, which {STATE_FILE} does not mention"
         raise CheckpointError(_damaged(source, why))
     return state
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
-    """Returns the checkpoint that a path means: the path itself, or the latest checkpoint of a run's folder.
+    """Returns the path of a checkpoint: the path itself, or the latest checkpoint of a run's folder.
 
     Raises:
         CheckpointError: If it is the folder of a run without checkpoints, or if ``latest`` does not name one of them.
@@ -173,14 +175,14 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{latest} is not a text file with the name of a checkpoint ({error}). {hint}") from error
     if not _is_folder_name(name):
-        raise CheckpointError(f"{latest} holds {brief(name)}, which is not the name of a folder beside it. {hint}")
+        raise CheckpointError(f"{latest} contains {brief(name)}, which is not the name of a folder beside it. {hint}")
     checkpoint = latest.parent / name
     if not is_checkpoint(checkpoint):
         raise CheckpointError(f"{latest} names {brief(name)}, but there is no such checkpoint. {hint}")
     if checkpoint.resolve().parent != latest.parent.resolve():
         raise CheckpointError(
-            f"{latest} names {brief(name)}, which leads out of the run, to {checkpoint.resolve()}. If you mean that "
-            f"checkpoint, name it itself instead of the run. {hint}"
+            f"{latest} names {brief(name)}, which is outside of the run, {checkpoint.resolve()}. To use that "
+            f"checkpoint, pass its path instead of that of the run. {hint}"
         )
     return checkpoint
 
@@ -199,14 +201,14 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Refuses to replace anything but a checkpoint or an empty directory."""
+    """Raises a CheckpointError unless the path is free, a checkpoint or an empty directory."""
     if not target.exists() and not target.is_symlink():
         return
     if target.is_dir() and not target.is_symlink():
         others = sorted({entry.name for entry in target.iterdir()} - {STATE_FILE, TENSORS_FILE})
         if not others:
             return
-        what = f"a directory that holds {others[0]!r}, which is no part of a checkpoint"
+        what = f"a directory with {others[0]!r}, which is not part of a checkpoint"
     else:
         what = "not a directory"
     raise CheckpointError(
@@ -249,12 +251,12 @@ def _put_in_place(temporary: Path, target: Path, aside: Path) -> None:
 
 def _read_document(source: Path) -> dict[str, Any]:
     if not source.exists():
-        raise CheckpointError(f"checkpoint: expected one at {source}, but there is nothing. Check the path.")
+        raise CheckpointError(f"checkpoint: expected a checkpoint at {source}, but nothing is there. Check the path.")
     state_file = source / STATE_FILE
     if not state_file.is_file():
         raise CheckpointError(
             f"checkpoint: {source} is not a checkpoint, because it has no {STATE_FILE}. "
-            f"Give the directory that save_to_path wrote."
+            f"Pass the directory that save_to_path wrote."
         )
     try:
         document = json.loads(state_file.read_bytes(), object_pairs_hook=_without_doubles, parse_constant=_refused)
@@ -283,7 +285,7 @@ def _read_document(source: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict of a JSON object, and raises for duplicate keys, because their meaning is ambiguous."""
+    """Converts a JSON object to a dict, and raises an error for duplicate keys, because they are ambiguous."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object has a key twice")
@@ -296,8 +298,8 @@ def _refused(constant: str) -> Any:
 
 def _damaged(source: Path, why: str) -> str:
     return (
-        f"checkpoint: {source} is damaged: {why}. Use another checkpoint of the run; --resume takes the one that the "
-        f"file checkpoints/latest names."
+        f"checkpoint: {source} is damaged: {why}. Use another checkpoint of the run. --resume uses the one that is "
+        f"named in the file checkpoints/latest."
     )
 
 
@@ -326,7 +328,7 @@ def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) 
         kind = type(value).__name__ if array is None else f"array of {array.dtype}"
         raise CheckpointError(
             f"save_state: expected JSON values, arrays of numbers and tensors, but state[{'/'.join(where)}] is a "
-            f"{kind}. Turn it into those first."
+            f"{kind}. Convert it first."
         )
     key = "/".join(where) or "state"
     while key in tensors:
@@ -346,7 +348,7 @@ def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: d
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """A C-ordered array in this machine's byte order of an array, scalar or torch tensor, else None."""
+    """Converts an array, scalar or torch tensor to a C-ordered array in native byte order; None for other values."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
@@ -358,10 +360,10 @@ def _as_array(value: Any) -> np.ndarray | None:
 
 
 def _decode(data: Any, tensors: dict[str, np.ndarray]) -> Any:
-    """The value that ``_encode`` was given; takes its arrays out of ``tensors``.
+    """Returns the value that was passed to ``_encode``, and removes its arrays from ``tensors``.
 
     Raises:
-        KeyError, TypeError, ValueError: If it is nothing that ``_encode`` gives.
+        KeyError, TypeError, ValueError: If ``_encode`` cannot have returned the data.
     """
     if isinstance(data, list):
         return [_decode(item, tensors) for item in data]

@@ -83,11 +83,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def place_of_error(error: BaseException) -> str:
-    """Where the code of an environment, or of a user, raised an error: ``file:line in function``.
+    """Returns the place where the code of an environment or of a user raised an error: ``file:line in function``.
 
-    That is the innermost frame outside of this library, of Python's own modules and of numpy, torch and the like; if
-    there is none, the innermost one outside of this library; ``""`` if there is none either. Files are named as seen
-    from the current folder, or from where they are imported from.
+    This is the innermost frame outside of this library, of Python's own modules and of frameworks such as numpy and
+    torch. If there is none, it is the innermost frame outside of this library, and ``""`` if there is none either. The
+    paths of files are relative to the current folder, or to the folder that they are imported from.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short_path(error.filename)}:{error.lineno}"
@@ -120,7 +120,7 @@ def _is_in(module: str, packages: Iterable[str]) -> bool:
 
 
 def place_of_definition(thing: Any) -> str:
-    """Where a function, or a class's ``__init__``, is written: ``file:line``; ``""`` if that is unknown."""
+    """Returns the place of a function's or a class's definition, ``file:line``; ``""`` if it is unknown."""
     thing = getattr(thing, "func", thing)  # of a functools.partial
     code = getattr(thing.__init__ if inspect.isclass(thing) else inspect.unwrap(thing), "__code__", None)
     return "" if code is None else f"{_short_path(code.co_filename)}:{code.co_firstlineno}"

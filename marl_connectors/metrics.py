@@ -21,22 +21,23 @@ Key = str | tuple[Any, ...]
 
 
 class MetricsLogger:
-    """Takes figures under keys, and makes one figure of all those that came under a key in an iteration.
+    """Collects values under keys, and reduces all values under a key in an iteration to one metric.
 
-    The first call with a key decides about it:
+    The first call with a key defines its reduction:
 
-    * ``reduce``: ``"mean"``, ``"min"``, ``"max"``, ``"sum"``; ``"ema"``, a moving average; ``"lifetime_sum"``;
-      ``"item"``, the newest; ``"item_series"``, a list of all. None for ``"mean"`` with a window, else ``"ema"``.
-    * ``window``: only so many of the newest values count.
-    * ``ema_coeff``: the weight of a new value in a moving average, 0.01 unless given.
-    * ``clear_on_reduce``: whether an iteration starts from nothing. Unless given, averages that move and sums of a
-      lifetime go on, and all others start anew.
+    * ``reduce``: ``"mean"``, ``"min"``, ``"max"``, ``"sum"``, ``"ema"`` (a moving average), ``"lifetime_sum"``,
+      ``"item"`` (the newest value) or ``"item_series"`` (a list of all values). None for ``"mean"`` with a window, and
+      ``"ema"`` without one.
+    * ``window``: the number of newest values that count; None for all.
+    * ``ema_coeff``: the weight of a new value in a moving average, 0.01 by default.
+    * ``clear_on_reduce``: whether values are removed at the end of an iteration. By default, moving averages and sums
+      of a lifetime continue, and all other metrics are cleared.
 
     Tuples are keys of nested dicts in the results.
     """
 
     def __init__(self) -> None:
-        self._figures: dict[tuple[Any, ...], _Figure] = {}
+        self._metrics: dict[tuple[Any, ...], _Metric] = {}
 
     def log_value(
         self,
@@ -53,20 +54,20 @@ class MetricsLogger:
 
         Args:
             key: A name, or a tuple of names.
-            value: A number, or an array or tensor with one; for items, anything.
-            reduce: What to make of all values.
-            window: How many of the newest count.
+            value: A number, or an array or tensor with one number; any object for items.
+            reduce: The reduction.
+            window: The number of newest values that count.
             ema_coeff: The weight of a new value in a moving average.
-            clear_on_reduce: Whether an iteration starts from nothing.
+            clear_on_reduce: Whether values are removed at the end of an iteration.
 
         Raises:
-            ConfigError: For an argument, a value or a key that does not fit.
+            ConfigError: If an argument, a value or a key is invalid.
         """
         path = key if isinstance(key, tuple) else (key,)
-        figure = self._figures.get(path)
-        if figure is None or unknown:
-            figure = self._add("log_value", path, reduce, window, ema_coeff, clear_on_reduce, unknown)
-        figure.push(_plain(value) if figure.takes_anything else _number(path, value))
+        metric = self._metrics.get(path)
+        if metric is None or unknown:
+            metric = self._add("log_value", path, reduce, window, ema_coeff, clear_on_reduce, unknown)
+        metric.push(_plain(value) if metric.takes_anything else _number(path, value))
 
     def log_dict(
         self, value_dict: Mapping[str, Any], *, key: Key | None = None, reduce: str | None = "mean", **settings: Any
@@ -75,9 +76,9 @@ class MetricsLogger:
 
         Args:
             value_dict: The values.
-            key: In front of the names.
-            reduce: As for ``log_value``.
-            **settings: As for ``log_value``.
+            key: A key in front of the names.
+            reduce: The reduction, as for ``log_value``.
+            **settings: Other arguments of ``log_value``.
         """
         self._check_names("log_dict", settings)
         start = () if key is None else key if isinstance(key, tuple) else (key,)
@@ -90,12 +91,12 @@ class MetricsLogger:
 
     @contextmanager
     def log_time(self, key: Key, *, reduce: str | None = "ema", **settings: Any) -> Iterator[None]:
-        """Logs how many seconds a with block takes.
+        """Logs the duration of a with block in seconds.
 
         Args:
-            key: As for ``log_value``.
-            reduce: As for ``log_value``.
-            **settings: As for ``log_value``.
+            key: The key, as for ``log_value``.
+            reduce: The reduction, as for ``log_value``.
+            **settings: Other arguments of ``log_value``.
         """
         self._check_names("log_time", settings)
         began = time.perf_counter()
@@ -103,11 +104,11 @@ class MetricsLogger:
         self.log_value(key, time.perf_counter() - began, reduce=reduce, **settings)
 
     def peek(self, key: Key | None = None, default: Any = None) -> Any:
-        """Returns what the results would contain now.
+        """Returns the current results.
 
         Args:
-            key: Of a figure, or of a dict of figures; None for all.
-            default: If nothing was ever logged under the key.
+            key: The key of a metric or of a dict of metrics; None for all.
+            default: The result if nothing was ever logged under the key.
 
         Raises:
             KeyError: If nothing was ever logged under the key, and there is no default.
@@ -115,9 +116,9 @@ class MetricsLogger:
         if key is None:
             return self._nested(())
         path = key if isinstance(key, tuple) else (key,)
-        if path in self._figures:
-            return self._figures[path].result()
-        if any(known[: len(path)] == path for known in self._figures):
+        if path in self._metrics:
+            return self._metrics[path].result()
+        if any(known[: len(path)] == path for known in self._metrics):
             return self._nested(path)
         if default is not None:
             return default
@@ -126,18 +127,18 @@ class MetricsLogger:
     def reduce(self) -> dict[str, Any]:
         """Returns the results of an iteration, without keys that have no values. The algorithm calls it at its end."""
         found = self._nested(())
-        for figure in self._figures.values():
-            if figure.clears:
-                figure.clear()
+        for metric in self._metrics.values():
+            if metric.clears:
+                metric.clear()
         return found
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns all figures. They are JSON data if the logged values are."""
-        return [{"key": list(path), **figure.get_state()} for path, figure in self._figures.items()]
+        """Returns all metrics. They are JSON data if the logged values are."""
+        return [{"key": list(path), **metric.get_state()} for path, metric in self._metrics.items()]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Restores the figures that ``get_state`` returned."""
-        self._figures = {tuple(figure["key"]): _Figure.from_state(figure) for figure in state}
+        """Restores the metrics that ``get_state`` returned."""
+        self._metrics = {tuple(metric["key"]): _Metric.from_state(metric) for metric in state}
 
     def _add(
         self,
@@ -148,30 +149,34 @@ class MetricsLogger:
         ema_coeff: float | None,
         clear_on_reduce: bool | None,
         unknown: Mapping[str, Any],
-    ) -> _Figure:
+    ) -> _Metric:
         self._check_names(call, unknown)
         who = f"MetricsLogger.{call}: {_text(path)}"
-        for known in self._figures:
+        for known in self._metrics:
             shorter = min(len(known), len(path))
             if known[:shorter] == path[:shorter]:
-                raise ConfigError(f"{who} cannot be logged beside {_text(known)}, as one is in the other. Rename one.")
+                raise ConfigError(
+                    f"{who} cannot be logged beside {_text(known)}, because one contains the other. Rename one."
+                )
         if reduce is not None and reduce not in REDUCTIONS:
             raise ConfigError(f"{who}: there is no reduce={reduce!r}. {did_you_mean(reduce, REDUCTIONS)}")
         if window is not None and (ema_coeff is not None or reduce in ("ema", "lifetime_sum")):
-            raise ConfigError(f"{who}: a moving average or a sum of a lifetime has no window. Leave one of them out.")
+            raise ConfigError(f"{who}: a moving average or a lifetime sum has no window. Leave one of them out.")
         if window is not None and not (isinstance(window, (int, np.integer)) and window > 0):
             raise ConfigError(f"{who}: expected window to be a number of values, 1 or more, but it is {window!r}.")
         if ema_coeff is not None and (reduce not in (None, "mean", "ema") or not 0 < ema_coeff <= 1):
-            raise ConfigError(f"{who}: ema_coeff is in (0, 1], for reduce='ema' only. Leave it out, or reduce.")
+            raise ConfigError(
+                f"{who}: ema_coeff must be in (0, 1], and is for reduce='ema' only. Leave ema_coeff or reduce out."
+            )
         if ema_coeff is not None or (reduce is None and window is None):
             reduce = "ema"
         reduce = reduce or "mean"
         if reduce == "sum" and clear_on_reduce is False:
             reduce = "lifetime_sum"
         clears = reduce not in ("ema", "lifetime_sum") if clear_on_reduce is None else bool(clear_on_reduce)
-        figure = _Figure(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
-        self._figures[path] = figure
-        return figure
+        metric = _Metric(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
+        self._metrics[path] = metric
+        return metric
 
     def _check_names(self, call: str, given: Mapping[str, Any]) -> None:
         for name in given:
@@ -181,21 +186,21 @@ class MetricsLogger:
 
     def _nested(self, start: tuple[Any, ...]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for path, figure in self._figures.items():
-            if path[: len(start)] != start or not figure.count:
+        for path, metric in self._metrics.items():
+            if path[: len(start)] != start or not metric.count:
                 continue
             inner = found
             for name in path[len(start) : -1]:
                 inner = inner.setdefault(name, {})
-            inner[path[-1]] = figure.result()
+            inner[path[-1]] = metric.result()
         return found
 
     def _names(self) -> list[str]:
-        return [_text(path).strip("'") for path in self._figures]
+        return [_text(path).strip("'") for path in self._metrics]
 
 
-class _Figure:
-    """The values under one key: the values themselves for a window or a list, else their running reduction."""
+class _Metric:
+    """The metric under one key. It stores values for a window or a list, and otherwise their running reduction."""
 
     __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
 
@@ -251,17 +256,17 @@ class _Figure:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Figure:
-        figure = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
-        figure.count, figure.total = state["count"], state["total"]
-        if figure.values is not None:
-            figure.values.extend(state["values"])
-        return figure
+    def from_state(cls, state: Mapping[str, Any]) -> _Metric:
+        metric = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
+        metric.count, metric.total = state["count"], state["total"]
+        if metric.values is not None:
+            metric.values.extend(state["values"])
+        return metric
 
 
 def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
-    """``{"connectors": {pipeline: results}}`` of those pipelines whose pieces have logged something; else ``{}``."""
-    found = {name: figures for name, logger in loggers.items() if (figures := logger.reduce())}
+    """Returns ``{"connectors": {pipeline: results}}`` for pipelines whose pieces have logged values, else ``{}``."""
+    found = {name: metrics for name, logger in loggers.items() if (metrics := logger.reduce())}
     return {"connectors": found} if found else {}
 
 

@@ -1,8 +1,8 @@
-"""Looks up objects by name (``"package.module:attribute"``): names that a user gives, and names in a checkpoint.
+"""Looks up objects by name (``"package.module:attribute"``): names from the user, and names in a checkpoint.
 
-A name that a user gives is imported without further checks. A checkpoint may have been written by somebody else. So a
-name in it is only looked up where a name is expected, and the object must be of the expected kind before it is called.
-``Names`` holds the rules:
+A name from the user is imported without further checks. A checkpoint may have been written by another person. So a name
+in it is only looked up where a name is expected, and the object must be of the expected kind before it is called.
+``Names`` has the rules:
 
 * Modules of Python's standard library, of its packaging and test tools, and ``__main__`` are not imported.
 * A class must be a subclass of the expected class, such as RLModule.
@@ -38,17 +38,17 @@ _STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
 
 
 def import_function(spec: str) -> Any:
-    """Returns the object that ``"package.module:name"`` names.
+    """Returns the object with the name ``"package.module:name"``.
 
     Raises:
-        ConfigError: If the text has another form, or the module or the name is not there, or the module fails to
+        ConfigError: If the text has another form, if there is no such module or name, or if the module fails to
             import.
     """
     return import_attribute(spec, who="import_function", error=ConfigError)
 
 
 def import_attribute(spec: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """Does the same as ``import_function``, with other words and another class for errors.
+    """Does the same as ``import_function``, with another name and class for errors.
 
     Args:
         spec: ``"package.module:name"``, where the name may have dots.
@@ -83,8 +83,8 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
         missing = cause.name or ""
         if missing and (name == missing or name.startswith(missing + ".")):
             raise error(
-                f"{who}: there is no module {missing!r}. Check the spelling, run from the folder that holds it, "
-                f"or install the package that has it."
+                f"{who}: there is no module {missing!r}. Check the spelling, run from the folder that contains it, "
+                f"or install its package."
             ) from cause
         raise error(f"{who}: module {name!r} needs {missing!r}, which is not installed. Install it.") from cause
     except Exception as cause:
@@ -92,7 +92,7 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
 
 
 def qualified_name(obj: Any) -> str | None:
-    """``"module:name"`` if another process finds this very object by it, else None.
+    """Returns ``"module:name"`` if another process finds the same object by this name; else None.
 
     What this library exports has its public name, such as ``"marl_connectors:PPOConfig"``, whichever module defines
     it. Lambdas, local functions, and objects of the started script (``__main__``) have no name.
@@ -119,11 +119,11 @@ def _never(_: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Says which objects a name at some place in a checkpoint may stand for.
+    """The objects that a name at some place in a checkpoint may stand for.
 
     Attributes:
-        words: What is expected there, for messages.
-        bases: Subclasses of these are accepted, whoever has defined them.
+        words: A description for messages.
+        bases: Classes of which all subclasses are accepted.
         own: Whether objects that the user has defined are accepted.
         known: Whether objects of this library or of ``packages`` are accepted.
         packages: Packages besides this library whose modules may be imported without trust.
@@ -147,15 +147,15 @@ class Names:
     trusted: bool = True
 
     def resolve(self, name: Any, expected: Expected, *, who: str) -> Any:
-        """The object that a name stands for.
+        """Returns the object that a name stands for.
 
         Args:
-            name: ``"package.module:attribute"``, as ``qualified_name`` gives it.
-            expected: What may stand there.
+            name: ``"package.module:attribute"``, as ``qualified_name`` returns it.
+            expected: The objects that are accepted.
             who: The first words of the messages.
 
         Raises:
-            CheckpointError: If the name is refused, leads nowhere, or leads to something else.
+            CheckpointError: If the name is refused, if there is no such object, or if it is not accepted.
         """
         module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
         if not colon or not _is_dotted_name(attribute):
@@ -171,11 +171,12 @@ class Names:
             if self.accepts(found, expected, package=module_name.partition(".")[0]):
                 return found
         raise CheckpointError(
-            f"{who}: expected {expected.words}, but {name!r} is {_kind_of(found)}, which a checkpoint cannot ask for."
+            f"{who}: expected {expected.words}, but {name!r} is {_kind_of(found)}, which is not accepted from a "
+            f"checkpoint."
         )
 
     def import_module(self, name: str, expected: Expected, *, who: str) -> Any:
-        """The module of a name.
+        """Imports and returns the module of a name.
 
         Raises:
             CheckpointError: If the module is not allowed, or fails to import.
@@ -187,18 +188,18 @@ class Names:
             return import_module(name, who=who, error=CheckpointError)
         if is_standard(top) or top in _TOOLS or (top in _FRAMEWORKS and name not in sys.modules):
             raise CheckpointError(
-                f"{who}: expected {expected.words}, but {name!r} is a module of Python itself or of its tools, "
-                f"of which a checkpoint gets nothing. If the setting was meant so, pass it again: config=..."
+                f"{who}: expected {expected.words}, but {name!r} is a module of Python or of its tools, which "
+                f"are not accepted from a checkpoint. If the setting is right, pass it again (config=...)."
             )
         if not self.trusted:
             raise CheckpointError(
-                f"{who}: it names {name!r}, which is not part of this library, and trusted=False refuses that. If you "
-                f"know that module, pass what is in it again (config=...), or trust the checkpoint."
+                f"{who}: it names {name!r}, which is not part of this library, and trusted=False refuses it. If you "
+                f"know that module, pass its objects again (config=...), or trust the checkpoint."
             )
         return import_module(name, who=who, error=CheckpointError)
 
     def accepts(self, found: Any, expected: Expected, *, package: str) -> bool:
-        """Whether an object of a package is what is expected. Calls nothing."""
+        """Whether an object of a package is accepted. Nothing is called for this."""
         if isinstance(found, type) and expected.bases and issubclass(found, expected.bases):
             return True
         if (package in LIBRARY or package in expected.packages) and expected.known(found):
@@ -226,12 +227,12 @@ def is_function(obj: Any) -> bool:
 
 
 def is_standard(package: str) -> bool:
-    """Whether a top-level package or module belongs to Python's standard library. Imports nothing."""
+    """Whether a top-level package or module belongs to Python's standard library. Nothing is imported for this."""
     if package in sys.stdlib_module_names:
         return True
     try:
         origin = getattr(importlib.util.find_spec(package), "origin", None)
-    except (ImportError, ValueError):  # it is there without a description of it
+    except (ImportError, ValueError):  # the module exists without a spec
         origin = getattr(sys.modules.get(package), "__file__", None)
     path = Path(origin or "")
     return path.is_relative_to(_STANDARD_LIBRARY) and not {"site-packages", "dist-packages"}.intersection(path.parts)

@@ -1,4 +1,4 @@
-"""Which module decides for which agent: the ready-made policy mapping functions, and their text form.
+"""The ready-made policy mapping functions, which map agents to modules, and their text form.
 
 A policy mapping function is any ``fn(agent_id, episode, **kwargs) -> ModuleID``. It is called once per agent and
 episode. The ready-made ones are frozen dataclasses, so that they can be compared, printed and written to a checkpoint.

@@ -193,8 +193,8 @@ def same(one: spaces.Space, other: spaces.Space, *, ordered: bool = True) -> boo
 def in_key_order(parts: Iterable[tuple[Any, spaces.Space]]) -> spaces.Dict:
     """Returns the Dict space whose keys are sorted. Keys that cannot be compared keep their order.
 
-    Spaces that connector pieces make of a Dict space have this order, and so have the vectors made of them. Gymnasium
-    sorts a plain dict likewise, but not each of its versions has to.
+    Spaces and vectors that connector pieces make from a Dict space have this order. Gymnasium also sorts the keys of a
+    plain dict, but other versions of it may not.
     """
     found = list(parts)
     with suppress(TypeError):
@@ -278,10 +278,10 @@ def all_within(space: spaces.Space, values: np.ndarray) -> bool:
     if type(space) is not spaces.Box or not values.size:
         return False
     low, high = space.low.max(), space.high.min()
-    if values.dtype.kind == "f":  # infinity is for a closer look, whatever the bounds
+    if values.dtype.kind == "f":  # ``outside`` must decide about infinity, whatever the bounds are
         finite = np.finfo(values.dtype)
         low, high = max(low, finite.min), min(high, finite.max)
-    rows = max(1, _BLOCK * len(values) // values.size)  # so that both looks at a block find it in the cache
+    rows = max(1, _BLOCK * len(values) // values.size)  # so that a block is in the cache for both comparisons
     blocks = [values[begin : begin + rows] for begin in range(0, len(values), rows)]
     return all(block.min() >= low and block.max() <= high for block in blocks)
 
@@ -525,7 +525,7 @@ def _box_from_json(data: dict[str, Any]) -> spaces.Box:
     shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
     low, high = (_from_flat(_bounds_from_json(data[side], dtype), shape) for side in ("low", "high"))
     space = spaces.Box(low, high, shape, dtype)  # type: ignore[arg-type]
-    space.low, space.high = low, high  # whatever Gymnasium makes of them: not all its versions take them as they are
+    space.low, space.high = low, high  # not all versions of Gymnasium keep the bounds as they are
     for side in ("bounded_below", "bounded_above"):
         if side in data:
             setattr(space, side, _from_flat(np.array(data[side], bool), shape))

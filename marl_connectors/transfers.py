@@ -17,7 +17,7 @@ _ON_DEVICE_AS = {np.dtype(np.float64): np.dtype(np.float32)}
 _TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {}
 
 
-class Part(NamedTuple):
+class BufferSlice(NamedTuple):
     """The place of one array in a buffer of bytes.
 
     Attributes:
@@ -37,15 +37,15 @@ class Part(NamedTuple):
         return buffer[self.begin : self.end].view(self.dtype).view(self.shape)
 
 
-def packed(kinds: Sequence[tuple[torch.dtype, Sequence[int]]]) -> tuple[list[Part], int]:
+def packed(kinds: Sequence[tuple[torch.dtype, Sequence[int]]]) -> tuple[list[BufferSlice], int]:
     """Returns the places of arrays of these dtypes and shapes in a buffer, and the size of the buffer in bytes."""
-    parts, end = [], 0
+    slices, end = [], 0
     for dtype, shape in kinds:
         size = math.prod(shape) * dtype.itemsize
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT if size else 0
-        parts.append(Part(begin, begin + size, dtype, tuple(shape)))
+        slices.append(BufferSlice(begin, begin + size, dtype, tuple(shape)))
         end = begin + size if size else end
-    return parts, end
+    return slices, end
 
 
 class PackedTransfer:
@@ -70,12 +70,12 @@ class PackedTransfer:
 
     def to_device(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
         """Returns copies of the arrays as tensors on the device. float64 becomes float32."""
-        parts, size = packed([(_torch_dtype(array.dtype), array.shape) for array in arrays])
+        slices, size = packed([(_torch_dtype(array.dtype), array.shape) for array in arrays])
         if self._sent is not None:  # the copy before this one may still read the buffer
             self._sent.synchronize()
         self._outbound = self._with_room(self._outbound, size)
         host = self._outbound[:size]
-        for part, array in zip(parts, arrays, strict=True):
+        for part, array in zip(slices, arrays, strict=True):
             np.copyto(part.of(host).numpy(), array, casting="same_kind")
         there = torch.empty(size, dtype=torch.uint8, device=self.device)
         if size:
@@ -84,14 +84,14 @@ class PackedTransfer:
             if self._on_gpu:
                 self._sent = self._sent or torch.cuda.Event()
                 self._sent.record(torch.cuda.current_stream(self.device))
-        return [part.of(there) for part in parts]
+        return [part.of(there) for part in slices]
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns copies of the tensors on the CPU, without gradients. It waits for the device."""
-        parts, size = packed([(tensor.dtype, tensor.shape) for tensor in tensors])
+        slices, size = packed([(tensor.dtype, tensor.shape) for tensor in tensors])
         here = torch.empty(size, dtype=torch.uint8)
         if size:
-            there = torch.cat(self._pieces(parts, tensors))
+            there = torch.cat(self._pieces(slices, tensors))
             self.num_to_host += 1
             if self._on_gpu:
                 self._inbound = self._with_room(self._inbound, size)
@@ -100,14 +100,14 @@ class PackedTransfer:
                 here.copy_(self._inbound[:size])
             else:
                 here.copy_(there)
-        return [part.of(here) for part in parts]
+        return [part.of(here) for part in slices]
 
-    def _pieces(self, parts: Sequence[Part], tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _pieces(self, slices: Sequence[BufferSlice], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the bytes of the tensors and of the gaps between them."""
         if self._zeros is None:
             self._zeros = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=self.device)
         pieces, end = [], 0
-        for part, tensor in zip(parts, tensors, strict=True):
+        for part, tensor in zip(slices, tensors, strict=True):
             if part.begin == part.end:
                 continue
             if part.begin > end:

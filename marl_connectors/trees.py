@@ -44,13 +44,13 @@ def as_list(column: Any) -> list:
 
 
 def in_parts_of(like: Tree, values: Tree) -> Tree:
-    """A batch of values in a tree like another one's.
+    """Returns a batch of values in a tree with the structure of another one.
 
-    Items that were numbers in a tuple stand in a tuple of arrays, ``n`` of ``[B]``; those that were parts in an array
-    or a list stand in one array, ``[B, n]``. Both can be told by what they should be.
+    If items were tuples of numbers, their batch is a tuple of ``n`` arrays ``[B]``. If they were arrays or lists, it is
+    one array, ``[B, n]``. The structure of ``like`` shows which of them is needed.
 
     Args:
-        like: Arrays, ``[B, ...]`` or ``[0, ...]``, in the tree that is wanted.
+        like: Arrays, ``[B, ...]`` or ``[0, ...]``, in a tree with the structure to return.
         values: Arrays, ``[B, ...]``.
 
     Raises:
@@ -62,14 +62,14 @@ def in_parts_of(like: Tree, values: Tree) -> Tree:
     if isinstance(like, dict):
         if isinstance(values, dict) and values.keys() == like.keys():
             return {key: in_parts_of(part, values[key]) for key, part in like.items()}
-        raise ValueError(f"expected a dict with the parts {list(like)}, but {_kind(values)} came.")
+        raise ValueError(f"expected a dict with the parts {list(like)}, but {_structure_of(values)} came.")
     if isinstance(like, tuple):
         parts = list(np.moveaxis(values, 1, 0)) if isinstance(values, np.ndarray) and values.ndim > 1 else values
         if isinstance(parts, (tuple, list)) and len(parts) == len(like):
             return tuple([in_parts_of(part, own) for part, own in zip(like, parts, strict=True)])
-        raise ValueError(f"expected a tuple of {len(like)} parts, but {_kind(values)} came.")
+        raise ValueError(f"expected a tuple of {len(like)} parts, but {_structure_of(values)} came.")
     if isinstance(values, dict):
-        raise ValueError(f"expected an array, but {_kind(values)} came.")
+        raise ValueError(f"expected an array, but {_structure_of(values)} came.")
     return _in_one_array(values)
 
 
@@ -77,7 +77,7 @@ def _in_one_array(values: Tree) -> Any:
     return np.stack([_in_one_array(part) for part in values], axis=1) if isinstance(values, tuple) else values
 
 
-def _kind(values: Tree) -> str:
+def _structure_of(values: Tree) -> str:
     if isinstance(values, dict):
         return f"one with {list(values)}"
     return f"{len(values)} parts" if isinstance(values, tuple) else f"a {type(values).__name__}"

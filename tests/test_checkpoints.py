@@ -151,7 +151,7 @@ def test_what_cannot_be_written_is_named(tmp_path, bad):
 
 def test_a_directory_of_other_things_is_never_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match=r"holds 'thesis.txt'"):
+    with pytest.raises(CheckpointError, match=r"a directory with 'thesis.txt'"):
         save_state(tmp_path, {})
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
@@ -163,7 +163,7 @@ def test_parents_are_made_and_a_checkpoint_is_recognised(tmp_path):
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="there is nothing"):
+    with pytest.raises(CheckpointError, match="nothing is there"):
         load_state(tmp_path / "c")
 
 

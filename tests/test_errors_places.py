@@ -346,6 +346,6 @@ def test_the_command_line_shows_the_place(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "bad_env:make"]) == 2
-    said = "could not be made: TypeError: 'module' object is not callable (bad_env.py:5 in make). Look at"
+    said = "could not be made: TypeError: 'module' object is not callable (bad_env.py:5 in make). Check"
     assert said in capsys.readouterr().err
     sys.modules.pop("bad_env", None)

@@ -143,7 +143,7 @@ def test_settings_that_do_not_fit(settings, message):
 def test_a_figure_has_no_figures_in_it(keys):
     logger = MetricsLogger()
     logger.log_value(keys[0], 1.0)
-    with pytest.raises(ConfigError, match="as one is in the other"):
+    with pytest.raises(ConfigError, match="because one contains the other"):
         logger.log_value(keys[1], 1.0)
 
 

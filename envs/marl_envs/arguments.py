@@ -1,4 +1,4 @@
-"""Checks of the arguments that our environments are made with."""
+"""Checks the arguments of the environments' constructors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["check_at_least", "check_chances", "check_render_mode"]
 
 
 def check_at_least(env: str, least: float, **values: float) -> None:
-    """Raises a ValueError that names the first of ``values`` below ``least``, or not a number of its kind."""
+    """Raises a ValueError for the first of ``values`` that is below ``least`` or not a number of its kind."""
     kind, wanted = (numbers.Integral, "an integer") if isinstance(least, int) else (numbers.Real, "a number")
     for name, value in values.items():
         if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
-            raise ValueError(f"{env}: {name} must be {wanted} of at least {least}, but is {value!r}. Pass one.")
+            raise ValueError(f"{env}: {name} must be {wanted} of at least {least}, but is {value!r}.")
 
 
 def check_chances(env: str, **values: float) -> None:
-    """Raises a ValueError that names the first of ``values`` that is not in [0, 1]."""
+    """Raises a ValueError for the first of ``values`` that is not in [0, 1]."""
     for name, value in values.items():
         if not isinstance(value, numbers.Real) or not 0.0 <= value <= 1.0:
             raise ValueError(f"{env}: {name} must be a probability in [0, 1], but is {value!r}.")

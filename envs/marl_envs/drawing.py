@@ -1,4 +1,4 @@
-"""A canvas for discs and bars, in numpy alone."""
+"""Draws discs, rings and bars into numpy arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PALETTE: tuple[Colour, ...] = (
 
 
 class Canvas:
-    """A picture that is drawn on.
+    """A picture to draw on.
 
     Attributes:
         pixels: ``[height, width, 3]`` uint8.
@@ -39,12 +39,12 @@ class Canvas:
         self.pixels[...] = colour
 
     def bar(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
-        """A filled rectangle with its upper left corner at ``x``, ``y``; what is outside the canvas is left out."""
+        """Draws a filled rectangle with its upper left corner at ``x``, ``y``, as far as it is inside the canvas."""
         left, top = max(round(x), 0), max(round(y), 0)
         self.pixels[top : max(round(y + height), 0), left : max(round(x + width), 0)] = colour
 
     def disc(self, x: float, y: float, radius: float, colour: Colour) -> None:
-        """A filled circle about ``x``, ``y``, with smooth edges."""
+        """Draws a filled circle with smooth edges around ``x``, ``y``."""
         left, top = max(int(x - radius) - 1, 0), max(int(y - radius) - 1, 0)
         part = self.pixels[top : max(int(y + radius) + 3, 0), left : max(int(x + radius) + 3, 0)]
         rows, columns = np.ogrid[top : top + part.shape[0], left : left + part.shape[1]]
@@ -52,6 +52,6 @@ class Canvas:
         part[...] = np.rint((1.0 - cover) * part + cover * np.array(colour, float))
 
     def ring(self, x: float, y: float, radius: float, colour: Colour, *, inside: Colour = WHITE) -> None:
-        """A circle of 2 pixels' width."""
+        """Draws a circle with a line of 2 pixels."""
         self.disc(x, y, radius, colour)
         self.disc(x, y, radius - 2.0, inside)

@@ -1,4 +1,4 @@
-"""The first step of an episode, which only a fresh memory can tell from the others: it finds states that leak."""
+"""Agents must recognise the first step of an episode. This finds recurrent states that leak between episodes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["FirstStepEnv", "parallel_env"]
 
 
 class FirstStepEnv(SmallEnv):
-    """Every agent is paid 1 for action 0 at its first step and for action 1 at all others, and -1 otherwise.
+    """An agent's reward is 1 for action 0 in its first step and for action 1 in all other steps, and -1 otherwise.
 
-    An observation is always ``[1.0]``, and each agent ends (terminated) with chance ``end_chance`` after each step. So
-    a stateful policy whose state begins anew with each episode knows when it is at a first step, and gets
-    ``optimal_return``. One whose state is carried over from an episode to the next, or from an agent to another, has
-    no way to know: what came before says nothing about where it is, and it expects ``memoryless_return`` (0 for the
-    default arguments) whatever it does.
+    An observation is always ``[1.0]``, and each agent terminates with probability ``end_chance`` after each step. So a
+    stateful policy whose state is reset in each episode recognises a first step, and gets ``optimal_return``. If the
+    state is carried over from one episode to the next, or from one agent to another, the policy cannot recognise it,
+    because earlier steps contain no information about it. Then the expected return is at most ``memoryless_return``
+    (0 for the default arguments).
 
-    All that are left are truncated after ``ep_len`` steps.
+    All remaining agents are truncated after ``ep_len`` steps.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        end_chance: Of each agent, at each step.
-        ep_len: Steps after which all are truncated.
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        end_chance: The probability that an agent terminates in a step.
+        ep_len: The number of steps after which all agents are truncated.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     metadata: dict[str, Any] = {
@@ -61,39 +61,39 @@ class FirstStepEnv(SmallEnv):
 
     @property
     def mean_length(self) -> float:
-        """Steps that an agent has on average."""
+        """The mean number of steps of an agent."""
         return float(((1.0 - self.end_chance) ** np.arange(self.ep_len)).sum())
 
     @property
     def optimal_return(self) -> float:
-        """What one agent expects of an episode, if it is always right: 1 for each of its steps."""
+        """The expected return of an agent that always acts right: 1 for each of its steps."""
         return self.mean_length
 
     @property
     def memoryless_return(self) -> float:
-        """The most that one agent can expect without a state of its own episode: the better of the two actions."""
+        """The highest expected return of an agent without a state of its own: that of the better action."""
         return abs(self.mean_length - 2.0)
 
     @property
     def random_return(self) -> float:
-        """What one agent expects that acts uniformly at random."""
+        """The expected return of an agent that acts uniformly at random."""
         return 0.0
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of ends anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of ends; without a seed, it continues."""
         self._begin(seed, self.possible_agents)
         self._t = 0
         self._lengths[:] = 0
         return {agent: np.ones(1, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Step:
-        """Pays all, and ends some.
+        """Plays a step.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         rng, choices = self._choices(actions)
         right = int(self._t > 0)
@@ -108,11 +108,11 @@ class FirstStepEnv(SmallEnv):
         return observations, rewards, terminations, truncations, {agent: {} for agent in choices}
 
     def state(self) -> np.ndarray:
-        """``[1 + n_agents]`` float32: whether it is the first step, and 1 for each agent that is there."""
+        """Returns ``[1 + n_agents]`` float32: 1 in the first step, and 1 for each live agent."""
         return np.append(self._t == 0, np.isin(self.possible_agents, self.agents)).astype(np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, 330, 3]`` uint8: rows of agents: yellow its first step, blue the others; grey if it ended."""
+        """Returns ``[height, 330, 3]`` uint8: a row for each agent, yellow in its first step, grey after its end."""
         if not self._draws():
             return None
         canvas = Canvas(40 * len(self.possible_agents) + 10, 330)
@@ -127,5 +127,5 @@ class FirstStepEnv(SmallEnv):
 def parallel_env(
     *, n_agents: int = 2, end_chance: float = 0.5, ep_len: int = 50, render_mode: str | None = None
 ) -> FirstStepEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``FirstStepEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``FirstStepEnv`` for the arguments."""
     return FirstStepEnv(n_agents=n_agents, end_chance=end_chance, ep_len=ep_len, render_mode=render_mode)

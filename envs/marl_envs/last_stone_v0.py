@@ -1,4 +1,4 @@
-"""A game of taking stones in turns: whoever has to take the last one is out."""
+"""A turn-based game: players take stones, and a player that takes the last stone is out."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ __all__ = ["LastStoneEnv", "env", "raw_env", "values_of_play"]
 
 
 class LastStoneEnv(AECEnv[str, Any, Any]):
-    """Players take 1 to ``max_take`` stones from a pile, in turns; whoever takes the last stone is out.
+    """Players take 1 to ``max_take`` stones from a pile, in turns. A player that takes the last stone is out.
 
-    Then the pile is filled again, and the next player begins. The last one left wins. Who is out first is paid -1, who
-    wins 1, those between evenly in between (0 for the second of three), each once, when it is out; so the sum is 0.
-    Everybody ends by termination, the losers while the others go on. ``raw_env`` and ``env`` make the environment.
+    Then the pile is filled again, and the next player begins. The last remaining player wins. The reward of the first
+    player that is out is -1, that of the winner is 1, and those of the others are evenly spaced between (0 for the
+    second of three). Each player gets its reward once, when it is out, so the sum of all rewards is 0. All players
+    terminate, the losers while the others continue. ``raw_env`` and ``env`` make the environment.
 
-    With two players this is the misère game of Nim with one pile: whoever has to move at ``1 + k * (max_take + 1)``
-    stones loses against good play. With more, ``best_moves`` is what players do who all know that the others play
-    their best, and take the fewest stones where that makes no difference to themselves (subgame perfection, by
-    backward induction).
+    With two players, this is the misère game of Nim with one pile: a player that has to move at ``1 + k * (max_take +
+    1)`` stones loses against perfect play. With more players, ``best_moves`` assumes that all players know that the
+    others play perfectly, and that players take the fewest stones among moves that are equally good for themselves
+    (subgame perfection, by backward induction).
 
-    An observation is a Dict: ``observation`` is ``[stones + n_players]`` float32, the stones that are left as a
-    one-hot vector (0 for an empty pile, after the end), then who is still in, counted from the observer; and
-    ``action_mask``, ``[max_take]`` int8. Action ``i`` takes ``i + 1`` stones. The mask of a player who waits is all 0.
+    An observation is a Dict: ``observation`` is ``[stones + n_players]`` float32, the remaining stones as a one-hot
+    vector (all 0 for an empty pile, after the end), then 1 for each player that is still in, beginning with the
+    observer; ``action_mask`` is ``[max_take]`` int8. Action ``i`` takes ``i + 1`` stones. The mask of a player that
+    waits is all 0.
 
     Args:
-        n_players: Number of players, ``player_0`` and so on, at least 2.
-        stones: In the full pile.
-        max_take: Most stones in a move.
-        random_start: Whether the seed draws who begins; else ``player_0`` does.
-        render_mode: ``"rgb_array"`` or None.
+        n_players: The number of players, at least 2. They are called ``player_0``, ``player_1`` and so on.
+        stones: The number of stones in the full pile.
+        max_take: The largest number of stones in a move.
+        random_start: Whether the first player is drawn with the seed; otherwise it is ``player_0``.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     metadata: dict[str, Any] = {
@@ -85,16 +87,16 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
 
     @property
     def optimal_returns(self) -> tuple[float, ...]:
-        """By turn, of the player that begins and those after it, if all play their best."""
+        """The returns of all players if all play perfectly, in the order of turns, the first player first."""
         return self._values(best=True)[self.n_players, self.stones]
 
     @property
     def random_returns(self) -> tuple[float, ...]:
-        """By turn, what players expect that all take legal moves uniformly at random."""
+        """The expected returns if all players draw legal moves uniformly at random, in the order of turns."""
         return self._values(best=False)[self.n_players, self.stones]
 
     def best_moves(self) -> list[int]:
-        """The actions that are best for whoever moves next, if all play their best from then on."""
+        """Returns the best actions of the player that moves next, if all play perfectly from then on."""
         left, pile, known = len(self._in), self.stones_left, self._values(best=True)
         if left < 2 or not pile:
             return []
@@ -112,7 +114,7 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts a game; ``seed`` starts the sequence of first players anew, without one it goes on."""
+        """Starts a game. ``seed`` seeds the sequence of first players; without a seed, it continues."""
         if seed is not None or self._rng is None:
             self._rng, _ = seeding.np_random(seed)
         first = int(self._rng.integers(self.n_players)) if self.random_start else 0
@@ -128,7 +130,7 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
         self._skip_agent_selection = None
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """What a player sees, in its turn or not."""
+        """Returns a player's observation, also if another player moves next."""
         seen = np.zeros(self.stones + self.n_players, np.float32)
         if self.stones_left:
             seen[self.stones_left - 1] = 1.0
@@ -141,14 +143,14 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
         return {"observation": seen, "action_mask": mask}
 
     def step(self, action: int | None) -> None:
-        """Takes stones; None for a player that is out.
+        """Takes stones. The action of a player that is out must be None.
 
         Raises:
-            RuntimeError: If the game is over or was never started.
+            RuntimeError: If the game is over, or if ``reset`` was never called.
             ValueError: If the move is against the rules.
         """
         if not self.agents:
-            raise RuntimeError("last_stone_v0: step() needs a running game, but there is none. Call reset() first.")
+            raise RuntimeError("last_stone_v0: step() was called without a running game. Call reset() first.")
         agent = self.agent_selection
         if self.terminations[agent]:
             self._was_dead_step(action)
@@ -157,7 +159,7 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
             legal = list(range(min(self.max_take, self.stones_left)))
             raise ValueError(
                 f"last_stone_v0: {agent!r} may take actions {legal} with {self.stones_left} stones left, but took "
-                f"{action!r}. Look at its action_mask."
+                f"{action!r}. Its action_mask contains the legal actions."
             )
         self._clear_rewards()
         self.stones_left -= int(action) + 1
@@ -169,13 +171,13 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
         self._deads_step_first()
 
     def _put_out(self) -> None:
-        """The player that has just moved, and the winner if nobody else is left."""
+        """Ends the game for the player that has just moved, and for the winner if only one player is left."""
         loser = self._in[-1]
-        self.rewards[loser] = _payment(len(self._in), self.n_players)
+        self.rewards[loser] = _final_reward(len(self._in), self.n_players)
         self.terminations[loser] = True
         if len(self._in) == 2:
             winner = self._in[0]
-            self.rewards[winner] = _payment(1, self.n_players)
+            self.rewards[winner] = _final_reward(1, self.n_players)
             self.terminations[winner] = True
             self._in = [winner]
         else:
@@ -183,11 +185,11 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
             self.stones_left = self.stones
 
     def state(self) -> np.ndarray:
-        """``[stones + n_players]`` float32: the stones left, one-hot, then who is in, counted from who moves next."""
+        """Returns ``[stones + n_players]`` float32: the observation of the player that moves next."""
         return self.observe(self._in[0])["observation"]
 
     def render(self) -> np.ndarray | None:
-        """``[110, width, 3]`` uint8: the players above, the one to move with a dark edge; the pile below."""
+        """Returns ``[110, width, 3]`` uint8: the players, the next one with a dark edge, above the pile."""
         if self.render_mode is None:
             logger.warn("last_stone_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
             return None
@@ -202,11 +204,11 @@ class LastStoneEnv(AECEnv[str, Any, Any]):
         return canvas.pixels
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""
 
 
-def _payment(left: int, n_players: int) -> float:
-    """Of the player that is out while ``left`` were in, itself included."""
+def _final_reward(left: int, n_players: int) -> float:
+    """Returns the reward of a player that is out when ``left`` players were in, including this player."""
     return 1.0 - 2.0 * (left - 1) / (n_players - 1)
 
 
@@ -214,19 +216,19 @@ def _payment(left: int, n_players: int) -> float:
 def values_of_play(
     n_players: int, stones: int, max_take: int, *, best: bool
 ) -> dict[tuple[int, int], tuple[float, ...]]:
-    """What players can expect, by how many are in and how many stones are left.
+    """Returns the expected returns of players, by the number of players that are in and the number of stones.
 
     Args:
-        n_players: At the beginning.
-        stones: In the full pile.
-        max_take: Most stones in a move.
-        best: Whether all play their best, and take the fewest stones where that makes no difference to themselves;
-            else they take legal moves uniformly at random.
+        n_players: The number of players at the beginning.
+        stones: The number of stones in the full pile.
+        max_take: The largest number of stones in a move.
+        best: Whether all players play perfectly, and take the fewest stones among equally good moves. Otherwise they
+            draw legal moves uniformly at random.
 
     Returns:
-        A value for each player that is in, the one to move first, then by turn.
+        For each state, a value for each player that is in, in the order of turns, the player that moves first.
     """
-    values: dict[tuple[int, int], tuple[float, ...]] = {(1, stones): (_payment(1, n_players),)}
+    values: dict[tuple[int, int], tuple[float, ...]] = {(1, stones): (_final_reward(1, n_players),)}
     for left in range(2, n_players + 1):
         for pile in range(1, stones + 1):
             moves = [_after(values, take, left, pile, stones, n_players) for take in _takes(pile, max_take)]
@@ -242,9 +244,9 @@ def _takes(pile: int, max_take: int) -> range:
 def _after(
     values: dict[tuple[int, int], tuple[float, ...]], take: int, left: int, pile: int, stones: int, n_players: int
 ) -> tuple[float, ...]:
-    """Values of all that are in, from the one that moves on, once it has taken ``take`` stones."""
+    """Returns the values of all players that are in after the player that moves has taken ``take`` stones."""
     if take == pile:
-        return (_payment(left, n_players), *values[left - 1, stones])
+        return (_final_reward(left, n_players), *values[left - 1, stones])
     later = values[left, pile - take]
     return (later[-1], *later[:-1])
 
@@ -257,7 +259,7 @@ def raw_env(
     random_start: bool = True,
     render_mode: str | None = None,
 ) -> LastStoneEnv:
-    """The game itself, under the name that PettingZoo's modules use; arguments as in ``LastStoneEnv``."""
+    """Returns the game, under the name that PettingZoo's modules use. The arguments are those of ``LastStoneEnv``."""
     return LastStoneEnv(
         n_players=n_players, stones=stones, max_take=max_take, random_start=random_start, render_mode=render_mode
     )
@@ -271,7 +273,7 @@ def env(
     random_start: bool = True,
     render_mode: str | None = None,
 ) -> AECEnv[str, Any, Any]:
-    """The game in PettingZoo's wrapper that checks the order of calls; arguments as in ``LastStoneEnv``."""
+    """Returns the game in PettingZoo's wrapper that checks the order of calls. See ``LastStoneEnv`` for arguments."""
     return wrappers.OrderEnforcingWrapper(
         raw_env(
             n_players=n_players, stones=stones, max_take=max_take, random_start=random_start, render_mode=render_mode

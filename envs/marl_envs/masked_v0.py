@@ -1,4 +1,4 @@
-"""Half of all actions are forbidden, and only the mask says which: it finds masks that are ignored."""
+"""Half of all actions are forbidden, and only the mask contains which. This finds masks that are ignored."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ __all__ = ["MaskedEnv", "parallel_env"]
 
 
 class MaskedEnv(SmallEnv):
-    """Every agent sees a price for each action, drawn anew at each step, and is paid the price of the one it takes.
+    """Every agent observes a price for each action, drawn in each step. Its reward is the price of its action.
 
-    Half of the actions (rounded down) are forbidden at each step, drawn for each agent. An agent that takes one of them
-    loses: it is paid ``illegal_reward`` and terminates; with ``illegal="raise"``, ``step`` raises. The others go on,
-    and are truncated after ``ep_len`` steps.
+    In each step, half of the actions (rounded down) are forbidden. They are drawn for each agent. An agent that takes
+    one of them gets ``illegal_reward`` and terminates; with ``illegal="raise"``, ``step`` raises an error instead. The
+    other agents continue, and are truncated after ``ep_len`` steps.
 
     An observation is a Dict, as in PettingZoo's classic games: ``observation`` is ``[n_actions]`` float32 prices in
-    [0, 1], ``action_mask`` ``[n_actions]`` int8, 1 for what is allowed. Which actions are allowed is in the mask only
-    and does not depend on the prices: who does without it is out after two steps on average, whatever it learned.
+    [0, 1], and ``action_mask`` is ``[n_actions]`` int8, 1 for allowed actions. Only the mask contains which actions are
+    allowed, and it does not depend on the prices. A policy that ignores it terminates after two steps on average,
+    whatever it has learned.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        n_actions: Number of choices, at least 2.
-        ep_len: Steps after which all are truncated.
-        illegal: What becomes of an agent that takes a forbidden action: ``"lose"``, or ``"raise"`` for a ValueError.
-        illegal_reward: For a forbidden action.
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        n_actions: The number of actions, at least 2.
+        ep_len: The number of steps after which all agents are truncated.
+        illegal: ``"lose"`` if an agent that takes a forbidden action terminates, ``"raise"`` for a ValueError.
+        illegal_reward: The reward for a forbidden action.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     metadata: dict[str, Any] = {
@@ -76,17 +77,17 @@ class MaskedEnv(SmallEnv):
 
     @property
     def optimal_return(self) -> float:
-        """What one agent expects that takes the best of the allowed actions: the mean maximum of as many prices."""
+        """The expected return of an agent that always takes the best allowed action."""
         return self.ep_len * self.n_allowed / (self.n_allowed + 1)
 
     @property
     def random_return(self) -> float:
-        """What one agent expects that takes allowed actions uniformly at random."""
+        """The expected return of an agent that draws allowed actions uniformly at random."""
         return self.ep_len / 2
 
     @property
     def unmasked_return(self) -> float:
-        """What one agent expects that takes the best of all actions without a look at the mask."""
+        """The expected return of an agent that takes the best of all actions and ignores the mask."""
         allowed = self.n_allowed / self.n_actions
         paid = allowed * self.n_actions / (self.n_actions + 1) + (1.0 - allowed) * self.illegal_reward
         return float((allowed ** np.arange(self.ep_len)).sum() * paid)
@@ -94,19 +95,19 @@ class MaskedEnv(SmallEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of prices and masks anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of prices and masks; without a seed, it continues."""
         rng = self._begin(seed, self.possible_agents)
         self._t = 0
         self._draw(rng)
         return self._observations(self.agents), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Step:
-        """Pays all, and ends those who took a forbidden action.
+        """Plays a step, and ends agents that took a forbidden action.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, one outside its action space, or, with ``illegal="raise"``, a
-                forbidden one.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, an action outside its action space, or, with ``illegal="raise"``, a
+                forbidden action.
         """
         rng, choices = self._choices(actions)
         rewards, terminations = {}, {}
@@ -142,11 +143,11 @@ class MaskedEnv(SmallEnv):
         }
 
     def state(self) -> np.ndarray:
-        """``[n_agents, 2 * n_actions]`` float32: prices and masks, of all agents."""
+        """Returns ``[n_agents, 2 * n_actions]`` float32: the prices and masks of all agents."""
         return np.concatenate([self._prices, self._allowed], axis=1, dtype=np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, width, 3]`` uint8: a row of prices for each agent; forbidden ones in red, grey if it ended."""
+        """Returns ``[height, width, 3]`` uint8: a row of prices for each agent, forbidden actions in red."""
         if not self._draws():
             return None
         canvas = Canvas(80 * len(self.possible_agents) + 10, 40 * self.n_actions + 20)
@@ -168,7 +169,7 @@ def parallel_env(
     illegal_reward: float = -1.0,
     render_mode: str | None = None,
 ) -> MaskedEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``MaskedEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``MaskedEnv`` for the arguments."""
     return MaskedEnv(
         n_agents=n_agents,
         n_actions=n_actions,

@@ -1,4 +1,4 @@
-"""A game that only an agent who acts on its own observation can win: it finds swapped agents, rows and actions."""
+"""Agents must act on their own observations. This finds swapped agents, rows and actions."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from marl_envs.drawing import PALETTE, Canvas
 __all__ = ["MatchEnv", "parallel_env"]
 
 _SHOWN = 8
-"""Steps in a picture."""
+"""The number of steps in a picture."""
 
 
 class MatchEnv(ParallelEnv[str, Any, Any]):
-    """Every agent sees a target action of its own and is paid 1 for choosing it, 0 otherwise.
+    """Every agent observes a target action of its own. Its reward is 1 for choosing the target, and 0 otherwise.
 
-    Targets are drawn anew for each agent at each step, independently of each other and of all actions. So the optimal
-    return is known, no agent can gain by looking elsewhere, and a framework that gives an agent the action, the
-    observation or the reward of another agent or of another step cannot learn more than chance.
+    In each step, a target is drawn for each agent, independently of other targets and of all actions. So the optimal
+    return is known, and other agents' data contain no useful information. A framework that gives an agent the action,
+    the observation or the reward of another agent or of another step cannot learn to be better than chance.
 
-    An observation is the target as a one-hot vector. With ``continuous_actions=True`` an action is a score for each
-    choice, and the choice is the highest score (the first of them where several are highest).
+    An observation is the target as a one-hot vector. With ``continuous_actions=True``, an action is a score for each
+    choice, and the choice with the highest score is taken (the first one if several are highest).
 
     Every agent's optimal return is ``ep_len``; a uniformly random agent expects ``ep_len / n_actions``.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        n_actions: Number of choices; observations are ``[n_actions]`` float32.
-        ep_len: Steps after which every agent is truncated.
-        continuous_actions: Take ``[n_actions]`` float32 scores in [-1, 1] in the place of integers.
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        n_actions: The number of choices. Observations are ``[n_actions]`` float32.
+        ep_len: The number of steps after which all agents are truncated.
+        continuous_actions: Whether actions are ``[n_actions]`` float32 scores in [-1, 1] instead of integers.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
         ValueError: If one of the sizes is below 1, or the render mode is unknown.
@@ -97,7 +97,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of targets anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of targets; without a seed, it continues."""
         rng = self._rng
         if seed is not None or rng is None:
             rng, _ = seeding.np_random(seed)
@@ -110,14 +110,14 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Pays every agent for its action, and shows it its next target.
+        """Plays a step, and draws the next targets.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         if not self.agents or self._rng is None:
-            raise RuntimeError("match_v0: step() needs a running episode, but there is none. Call reset() first.")
+            raise RuntimeError("match_v0: step() was called without a running episode. Call reset() first.")
         targets, choices = self._targets.tolist(), [self._choice(agent, actions) for agent in self.possible_agents]
         rewards = {
             agent: float(choice == target)
@@ -136,13 +136,13 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         return observations, rewards, terminations, truncations, infos
 
     def state(self) -> np.ndarray:
-        """``[n_agents, n_actions]`` float32, every agent's target as a one-hot row."""
+        """Returns ``[n_agents, n_actions]`` float32: every agent's target as a one-hot row."""
         return np.eye(self.n_actions, dtype=np.float32)[self._targets]
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, 460, 3]`` uint8: a row for each agent, a column for each of the newest steps.
+        """Returns ``[height, 460, 3]`` uint8: a row for each agent, a column for each of the newest steps.
 
-        A large disc is a target, the small one beside it the choice. In the last column nobody has chosen yet.
+        A large disc is a target, and the small disc beside it is the choice. The last column has no choices yet.
         """
         if self.render_mode is None:
             logger.warn("match_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
@@ -158,7 +158,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         return canvas.pixels
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""
 
     def _draw_targets(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         self._targets = rng.integers(self.n_actions, size=len(self.possible_agents))
@@ -167,7 +167,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
     def _choice(self, agent: str, actions: dict[str, Any]) -> int:
         if agent not in actions:
             raise ValueError(
-                f"match_v0: an action for every agent was expected, but {agent!r} is missing from {list(actions)}. "
+                f"match_v0: expected an action for every agent, but {agent!r} is missing in {list(actions)}. "
                 f"Pass one action for each of env.agents."
             )
         action, space = actions[agent], self.action_spaces[agent]
@@ -188,7 +188,7 @@ def parallel_env(
     continuous_actions: bool = False,
     render_mode: str | None = None,
 ) -> MatchEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``MatchEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``MatchEnv`` for the arguments."""
     return MatchEnv(
         n_agents=n_agents,
         n_actions=n_actions,

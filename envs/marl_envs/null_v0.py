@@ -1,4 +1,4 @@
-"""An environment that costs next to nothing, so that what is measured around it is the framework's own cost."""
+"""An environment whose steps take almost no time, for measuring the overhead of a framework."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from marl_envs.drawing import BLUE, RED, WHITE
 __all__ = ["NullEnv", "parallel_env"]
 
 _CELL = 14
-"""Pixels of a number in a picture."""
+"""The width of a number in a picture, in pixels."""
 
 
 class NullEnv(ParallelEnv[str, Any, Any]):
-    """Agents that see noise prepared in advance, are paid ``0.5`` whatever they do, and are truncated together.
+    """Agents observe noise that was drawn in advance, always get the reward ``0.5``, and are truncated together.
 
-    A step with 8 agents takes well under 3 µs, nearly all of it five copies of small dicts. The arrays in those
-    dicts are reused every ``pool`` steps and read-only: a caller that writes into an observation gets a
-    ``ValueError``.
+    A step with 8 agents takes well under 3 µs, nearly all of it for copying five small dicts. The arrays in these dicts
+    are read-only and are used again every ``pool`` steps. Writing to an observation raises a ``ValueError``.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
         obs_dim: Observations are ``[obs_dim]`` float32 in [-10, 10].
         n_actions: Actions are integers in [0, ``n_actions``).
-        ep_len: Steps after which every agent is truncated.
-        pool: Number of different joint observations.
-        render_mode: ``"rgb_array"`` or None.
+        ep_len: The number of steps after which all agents are truncated.
+        pool: The number of different joint observations.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
         ValueError: If one of the sizes is below 1, or the render mode is unknown.
@@ -85,7 +84,7 @@ class NullEnv(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode at the place in the prepared noise that ``seed`` names; without a seed it goes on."""
+        """Starts an episode. ``seed`` selects the first joint observation; without a seed, the next one is used."""
         if seed is not None:
             self._index = seed % len(self._observations)
         self._t = 0
@@ -95,7 +94,7 @@ class NullEnv(ParallelEnv[str, Any, Any]):
     def step(
         self, actions: dict[str, int]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Goes one step on without a look at ``actions``. A hot path: five dict copies and nothing else."""
+        """Plays a step and ignores ``actions``. It only copies five dicts, because it must be fast."""
         self._t += 1
         self._index = index = (self._index + 1) % len(self._observations)
         truncations = self._no
@@ -111,11 +110,11 @@ class NullEnv(ParallelEnv[str, Any, Any]):
         )
 
     def state(self) -> np.ndarray:
-        """``[n_agents, obs_dim]`` float32, the current joint observation."""
+        """Returns ``[n_agents, obs_dim]`` float32: the current joint observation."""
         return self._noise[self._index]
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, width, 3]`` uint8: what agents see, a row each; blue numbers are positive, red ones negative."""
+        """Returns ``[height, width, 3]`` uint8: a row of observed numbers for each agent, negative ones in red."""
         if self.render_mode is None:
             logger.warn("null_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
             return None
@@ -125,7 +124,7 @@ class NullEnv(ParallelEnv[str, Any, Any]):
         return np.rint(colours).astype(np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""
 
 
 def parallel_env(
@@ -137,7 +136,7 @@ def parallel_env(
     pool: int = 64,
     render_mode: str | None = None,
 ) -> NullEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``NullEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``NullEnv`` for the arguments."""
     return NullEnv(
         n_agents=n_agents, obs_dim=obs_dim, n_actions=n_actions, ep_len=ep_len, pool=pool, render_mode=render_mode
     )

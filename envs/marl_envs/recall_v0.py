@@ -1,4 +1,4 @@
-"""A cue, a wait, and the question what the cue was: only a policy with a memory does better than guessing."""
+"""Agents must remember a cue during a delay. Only a policy with a memory is better than chance."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["RecallEnv", "parallel_env"]
 
 
 class RecallEnv(SmallEnv):
-    """Every agent is shown a cue of its own, sees nothing for a while, and is paid 1 for naming it when asked.
+    """Every agent observes a cue of its own, then nothing, and gets the reward 1 for naming the cue when asked.
 
-    A trial is a step with the cue, ``delay`` blank steps (or up to ``jitter`` more, drawn for each agent and trial),
-    a step with the question, whose action is the answer, and blank steps until ``delay + jitter + 2`` are full. An
-    episode has ``n_trials`` trials, and then terminates for all. Actions at other steps are paid nothing.
+    A trial consists of a step with the cue, ``delay`` blank steps (or up to ``jitter`` more, drawn for each agent and
+    trial), a step with the question, whose action is the answer, and blank steps up to ``delay + jitter + 2`` steps.
+    An episode has ``n_trials`` trials, and then terminates for all agents. Actions in other steps have the reward 0.
 
-    An observation is ``[n_cues + 1]`` float32: the cue as a one-hot vector, or zeros; and 1 at the question, else 0.
-    When it is asked, an agent's observation is the same whatever its cue was, and the others' cues tell it nothing. So
-    a policy without a memory cannot do better than ``memoryless_return``, nor can one that is given the memory of
-    another agent or of another copy of the environment. States that are exchanged at every step, always in the same
-    way, are back where they belong after as many steps as that takes: agents' states are not when the question comes
-    if ``delay + 1`` is a prime above ``n_agents``, as it is by default.
+    An observation is ``[n_cues + 1]`` float32: the cue as a one-hot vector or zeros, then 1 in the step with the
+    question and 0 in others. The observation with the question does not depend on the cue, and the cues of other
+    agents contain no information about it. So a policy without a memory cannot get more than ``memoryless_return``,
+    and neither can one that gets the memory of another agent or of another sub-environment. If states are permuted in
+    the same way in every step, they return to their owners after some steps. This cannot happen in the step with the
+    question if ``delay + 1`` is a prime above ``n_agents``, as with the default arguments.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        n_cues: Number of cues, and of actions.
-        delay: Blank steps between the cue and the question.
-        jitter: By how many steps the wait may be longer.
-        n_trials: Trials in an episode.
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        n_cues: The number of cues and of actions.
+        delay: The number of blank steps between the cue and the question.
+        jitter: The largest number of additional blank steps.
+        n_trials: The number of trials in an episode.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
         ValueError: If ``n_agents``, ``n_cues`` or ``n_trials`` is below 1, or ``delay`` or ``jitter`` below 0.
@@ -72,34 +72,34 @@ class RecallEnv(SmallEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Of one agent in an episode, if it remembers."""
+        """The return of an agent that remembers its cues."""
         return float(self.n_trials)
 
     @property
     def memoryless_return(self) -> float:
-        """The most that one agent without a memory can expect of an episode."""
+        """The highest expected return of an agent without a memory."""
         return self.n_trials / self.n_cues
 
     @property
     def random_return(self) -> float:
-        """What one agent expects that acts uniformly at random: no less than the best that has no memory."""
+        """The expected return of an agent that acts uniformly at random, which equals ``memoryless_return``."""
         return self.n_trials / self.n_cues
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of cues anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of cues; without a seed, it continues."""
         rng = self._begin(seed, self.possible_agents)
         self._t = 0
         self._draw_trial(rng)
         return self._observations(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Step:
-        """Pays the answers of those who are asked.
+        """Plays a step, and rewards right answers.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         rng, choices = self._choices(actions)
         asked = self._asked_at == self._t % self.trial_len
@@ -133,14 +133,15 @@ class RecallEnv(SmallEnv):
         return dict(zip(self.possible_agents, seen, strict=True))
 
     def state(self) -> np.ndarray:
-        """``[n_agents, n_cues + 1]`` float32: every agent's cue, one-hot, and whether it is asked now."""
+        """Returns ``[n_agents, n_cues + 1]`` float32: every agent's one-hot cue, and 1 if it is asked now."""
         asked = self._asked_at == self._t % self.trial_len
         return np.column_stack([np.eye(self.n_cues)[self._cues], asked]).astype(np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, width, 3]`` uint8: a row for each agent, a column for each step of the trial.
+        """Returns ``[height, width, 3]`` uint8: a row for each agent, a column for each step of the trial.
 
-        A disc is the cue, in its colour, a square the question, and the line below is where the trial is.
+        A disc in the colour of the cue stands for the cue, a square for the question. The line below shows the current
+        step of the trial.
         """
         if not self._draws():
             return None
@@ -170,7 +171,7 @@ def parallel_env(
     n_trials: int = 2,
     render_mode: str | None = None,
 ) -> RecallEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``RecallEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``RecallEnv`` for the arguments."""
     return RecallEnv(
         n_agents=n_agents, n_cues=n_cues, delay=delay, jitter=jitter, n_trials=n_trials, render_mode=render_mode
     )

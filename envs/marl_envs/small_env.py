@@ -1,4 +1,4 @@
-"""What the small parallel environments have in common: spaces, checks of actions, a seeded generator."""
+"""The base class of the small parallel environments: spaces, checks of actions, and a seeded generator."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Step: TypeAlias = tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[
 
 
 class SmallEnv(ParallelEnv[str, Any, Any]):
-    """Agents with one observation space and Discrete actions, in an environment whose name is in its metadata.
+    """Base class of environments whose agents all have the same observation space and Discrete actions.
 
-    A subclass calls ``_begin`` in its ``reset`` and ``_choices`` in its ``step``, and draws from ``_rng`` only.
+    A subclass has a name in its metadata, calls ``_begin`` in ``reset`` and ``_choices`` in ``step``, and only draws
+    from ``_rng``.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        observation_space: Of each agent.
-        n_actions: Actions of each agent are the integers in [0, ``n_actions``).
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        observation_space: The observation space of each agent.
+        n_actions: The number of actions of each agent.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SmallEnv(ParallelEnv[str, Any, Any]):
         return self.action_spaces[agent]
 
     def _begin(self, seed: int | None, agents: Iterable[str]) -> np.random.Generator:
-        """Who takes part at first; and the generator, which a seed starts anew."""
+        """Starts an episode with these agents, and returns the generator, which is seeded if there is a seed."""
         rng = self._rng
         if seed is not None or rng is None:
             rng, _ = seeding.np_random(seed)
@@ -65,19 +66,19 @@ class SmallEnv(ParallelEnv[str, Any, Any]):
         return rng
 
     def _choices(self, actions: dict[str, Any]) -> tuple[np.random.Generator, dict[str, int]]:
-        """The generator, and the actions of all agents, checked.
+        """Checks the actions of all agents, and returns the generator and the actions.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         if not self.agents or self._rng is None:
-            raise RuntimeError(f"{self._name}: step() needs a running episode, but there is none. Call reset() first.")
+            raise RuntimeError(f"{self._name}: step() was called without a running episode. Call reset() first.")
         choices = {}
         for agent in self.agents:
             if agent not in actions:
                 raise ValueError(
-                    f"{self._name}: an action for every agent was expected, but {agent!r} is missing from "
+                    f"{self._name}: expected an action for every agent, but {agent!r} is missing in "
                     f"{list(actions)}. Pass one action for each of env.agents."
                 )
             if not self.action_spaces[agent].contains(actions[agent]):
@@ -89,10 +90,10 @@ class SmallEnv(ParallelEnv[str, Any, Any]):
         return self._rng, choices
 
     def _draws(self) -> bool:
-        """Whether ``render`` is to draw; says so if not."""
+        """Whether ``render`` should draw. A warning is logged if not."""
         if self.render_mode is None:
             logger.warn(f"{self._name}: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
         return self.render_mode is not None
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""

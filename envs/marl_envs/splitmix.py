@@ -1,4 +1,4 @@
-"""Random numbers for many seeds at once: SplitMix64 of Steele, Lea and Flood (2014), with a stream for each key."""
+"""Random numbers for many seeds at once: SplitMix64 of Steele, Lea and Flood (2014), one stream for each key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The generator's output function; changes ``values``, uint64, in place."""
+    """Applies the generator's output function to uint64 ``values``, which are changed in place."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -23,22 +23,22 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def first_keys(count: int) -> np.ndarray:
-    """``[count]`` uint64 keys from the system's entropy, for when nobody gives a seed."""
+    """Returns ``[count]`` uint64 keys from the system's entropy, for resets without a seed."""
     return np.random.SeedSequence().generate_state(count, np.uint64)
 
 
 def following_keys(keys: np.ndarray) -> np.ndarray:
-    """``[n]`` uint64, the keys of the episodes that come after those of ``keys``."""
+    """Returns ``[n]`` uint64: the keys of the episodes that follow those of ``keys``."""
     return _mixed(keys ^ np.uint64(_GOLDEN))
 
 
 def keys_of_seeds(seeds: Sequence[int | None], otherwise: np.ndarray, who: str) -> np.ndarray:
-    """Keys for seeds.
+    """Returns the keys of seeds.
 
     Args:
         seeds: ``n`` non-negative integers below 2**64, or None.
-        otherwise: ``[n]`` uint64, the keys where the seed is None.
-        who: Named in the error.
+        otherwise: ``[n]`` uint64, the keys for seeds that are None.
+        who: The first word of the error message.
 
     Returns:
         ``[n]`` uint64.
@@ -62,7 +62,7 @@ def _is_seed(seed: object) -> bool:
 
 
 def uniform(keys: np.ndarray, count: int) -> np.ndarray:
-    """``[n, count]`` float32, uniform in [0, 1): the first ``count`` numbers of each key's stream."""
+    """Returns ``[n, count]`` float32, uniform in [0, 1): the first ``count`` numbers of each key's stream."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     drawn = _mixed(keys[:, None] + steps)
     return (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)

@@ -1,4 +1,4 @@
-"""Agents spread out to cover landmarks: many copies of the world in one set of arrays, stepped together."""
+"""Agents spread out to cover landmarks. Many sub-environments are stepped together with arrays."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from marl_envs.splitmix import first_keys, following_keys, keys_of_seeds, unifor
 __all__ = ["SpreadBatch", "SpreadEnv", "batched_env", "parallel_env"]
 
 _MOVES = np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], np.float32)
-"""x and y of staying, left, right, down, up."""
+"""The x and y components of staying, left, right, down and up."""
 
 
 class SpreadBatch:
-    """``num_envs`` independent copies of a square world in which agents are paid for being near all landmarks.
+    """``num_envs`` independent square worlds in which agents are rewarded for being near all landmarks.
 
-    Agents move in the square [-1, 1]², and stop at its edges. At each step, every agent of a copy is paid minus the
-    mean, over the copy's landmarks, of the distance to the agent that is nearest to the landmark; and each agent loses
-    ``collision_penalty`` for each other agent that is closer to it than ``2 * radius``. So they have to share the
-    landmarks out among them. Positions and landmarks are drawn uniformly at each reset.
+    Agents move in the square [-1, 1]², and stop at its edges. The reward of every agent of a sub-environment is minus
+    the mean, over the landmarks, of the distance to the agent that is nearest to the landmark. In addition, each agent
+    loses ``collision_penalty`` for each other agent that is closer to it than ``2 * radius``. So agents have to share
+    the landmarks among them. Positions and landmarks are drawn uniformly in each reset.
 
-    An agent observes, as ``[2 + 2 * n_landmarks + 2 * (n_agents - 1)]`` float32, its own position, then the x and then
-    the y distances to the landmarks, then those to the other agents, who are counted from itself: for ``agent_2`` of
-    four they are 3, 0, 1.
+    An observation is ``[2 + 2 * n_landmarks + 2 * (n_agents - 1)]`` float32: the agent's position, the x and then the y
+    distances to the landmarks, and then those to the other agents, in cyclic order after the agent: 3, 0, 1 for
+    ``agent_2`` of four.
 
-    No return can reach 0. A step is some twenty array operations for all copies together; nothing is done for single
-    copies or agents. The arrays that ``step`` and ``reset`` give are used again at the next call.
+    No return can reach 0. A step consists of about twenty array operations for all sub-environments together. The
+    arrays that ``step`` and ``reset`` return are used again in the next call.
 
     Args:
-        num_envs: Number of copies.
-        n_agents: Number of agents in a copy, ``agent_0`` and so on.
-        n_landmarks: Number of landmarks; None for as many as agents.
-        ep_len: Steps after which every agent of a copy is truncated.
-        speed: How far an agent moves in a step, along each axis.
-        radius: Of an agent, for collisions.
-        collision_penalty: What each of two agents that touch loses in a step.
-        continuous_actions: Take velocities, ``[2]`` float32 in [-1, 1], in the place of the integers 0 to 4, which
-            stand for staying, left, right, down and up.
-        render_mode: ``"rgb_array"`` or None.
+        num_envs: The number of sub-environments.
+        n_agents: The number of agents in a sub-environment. They are called ``agent_0``, ``agent_1`` and so on.
+        n_landmarks: The number of landmarks; None for as many as agents.
+        ep_len: The number of steps after which all agents of a sub-environment are truncated.
+        speed: The largest distance that an agent moves in a step, along each axis.
+        radius: The radius of an agent, for collisions.
+        collision_penalty: The reward that each of two agents that touch loses in a step.
+        continuous_actions: Whether actions are velocities, ``[2]`` float32 in [-1, 1], instead of the integers 0 to 4,
+            which stand for staying, left, right, down and up.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     metadata: dict[str, Any] = {
@@ -90,8 +90,8 @@ class SpreadBatch:
             spaces.Box(-1.0, 1.0, (2,), np.float32) if continuous_actions else spaces.Discrete(_MOVES.shape[1])
         )
         self._keys = first_keys(num_envs)
-        self._t = np.full(num_envs, ep_len)  # nothing runs before the first reset
-        # All arithmetic is on arrays whose last axis counts the copies, several times as fast as the other way round.
+        self._t = np.full(num_envs, ep_len)  # no episode is running before the first reset
+        # The last axis of all arrays is that of the sub-environments, which is several times faster than the first one.
         self._positions = np.zeros((2, n_agents, num_envs), np.float32)
         self._landmarks = np.zeros((2, n_landmarks, num_envs), np.float32)
         self._moves = np.zeros_like(self._positions)
@@ -103,36 +103,39 @@ class SpreadBatch:
         self._truncations = np.zeros((num_envs, n_agents), bool)
 
     def observation_space(self, agent: str) -> spaces.Box:
-        """Of one agent; the same for all."""
+        """Returns the observation space of one agent. It is the same for all agents."""
         return self._observation_space
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Of one agent; the same for all."""
+        """Returns the action space of one agent. It is the same for all agents."""
         return self._action_space
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> np.ndarray:
         """Starts episodes.
 
         Args:
-            seeds: One for each copy. A copy's world depends on its own seed only; None goes on from the one before.
-            mask: ``[num_envs]`` bool, which copies to reset; None for all. The seeds of the others are not used.
+            seeds: A seed for each sub-environment, on which alone its episode depends. Without one, the episode follows
+                from the previous one.
+            mask: ``[num_envs]`` bool, the sub-environments to reset; None for all. Seeds of others are not used.
 
         Returns:
-            ``[num_envs, n_agents, ...]`` float32, the observations of all copies, reset or not.
+            ``[num_envs, n_agents, ...]`` float32, the observations of all sub-environments, reset or not.
 
         Raises:
-            ValueError: If there is not one seed, or one entry of the mask, for each copy.
+            ValueError: If the number of seeds or of mask entries is not ``num_envs``.
         """
         if len(seeds) != self.num_envs:
-            raise ValueError(f"spread_v0: {self.num_envs} copies need as many seeds, but got {len(seeds)}.")
+            raise ValueError(
+                f"spread_v0: expected a seed for each of {self.num_envs} sub-environments, but got {len(seeds)}."
+            )
         if mask is None:
             which = np.arange(self.num_envs)
         elif np.shape(mask) == (self.num_envs,) and np.asarray(mask).dtype == bool:
             which = np.flatnonzero(mask)
         else:
             raise ValueError(
-                f"spread_v0: mask must be [{self.num_envs}] bool, one for each copy, but is {np.asarray(mask).dtype} "
-                f"of shape {np.shape(mask)}."
+                f"spread_v0: mask must be [{self.num_envs}] bool, one for each sub-environment, but is "
+                f"{np.asarray(mask).dtype} of shape {np.shape(mask)}."
             )
         keys = keys_of_seeds([seeds[i] for i in which.tolist()], following_keys(self._keys[which]), "spread_v0")
         self._keys[which] = keys
@@ -147,24 +150,24 @@ class SpreadBatch:
         return self._observations
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Moves all agents of all copies. A hot path: array operations only.
+        """Moves all agents of all sub-environments, with array operations only, because it must be fast.
 
         Args:
             actions: ``[num_envs, n_agents]`` integers, or ``[num_envs, n_agents, 2]`` velocities.
 
         Returns:
-            Observations ``[num_envs, n_agents, ...]``, then ``[num_envs, n_agents]`` rewards (float32), terminations
-            (never) and truncations, then no infos.
+            Observations ``[num_envs, n_agents, ...]``, then ``[num_envs, n_agents]`` float32 rewards, terminations
+            (always False) and truncations, and empty infos.
 
         Raises:
-            RuntimeError: If a copy's episode is over.
+            RuntimeError: If the episode of a sub-environment is over.
             ValueError: If the actions are not in their space.
         """
         if self._t.max() >= self.ep_len:
             over = np.flatnonzero(self._t >= self.ep_len).tolist()
             raise RuntimeError(
-                f"spread_v0: step() needs running episodes, but those of copies {over[:5]} ({len(over)} of "
-                f"{self.num_envs}) are over or were never started. Call reset(seeds, mask) with a mask of them first."
+                f"spread_v0: step() needs running episodes, but those of sub-environments {over[:5]} ({len(over)} of "
+                f"{self.num_envs}) are over or were never started. Call reset(seeds, mask) for them first."
             )
         positions = self._positions
         positions += self._moved(np.asarray(actions))
@@ -185,14 +188,14 @@ class SpreadBatch:
         return self._observations, self._rewards, self._terminations, self._truncations, {}
 
     def _squared_distances(self, parts: np.ndarray) -> np.ndarray:
-        """``[N, M, E]`` from x and y distances, ``[2, N, M, E]``."""
+        """Returns ``[N, M, E]`` squared distances from x and y distances, ``[2, N, M, E]``."""
         squares = self._squares[:, :, : parts.shape[2]]
         np.multiply(parts, parts, out=squares)
         squares[0] += squares[1]
         return squares[0]
 
     def _moved(self, actions: np.ndarray) -> np.ndarray:
-        """``[2, n_agents, num_envs]``, by how much each agent moves."""
+        """Returns ``[2, n_agents, num_envs]``: the x and y movement of each agent."""
         moves, shape = self._moves, self._rewards.shape
         if self.continuous_actions:
             if actions.shape != (*shape, 2) or actions.dtype.kind not in "iuf" or not (np.abs(actions) <= 1.0).all():
@@ -209,15 +212,19 @@ class SpreadBatch:
         found = f", from {actions.min()} to {actions.max()}" if actions.size and actions.dtype.kind in "iuf" else ""
         return ValueError(
             f"spread_v0: step() needs {wanted}, of shape {shape}, but got {actions.dtype} of shape "
-            f"{actions.shape}{found}. Pass an action for each agent of each copy."
+            f"{actions.shape}{found}. Pass an action for each agent of each sub-environment."
         )
 
     def state(self) -> np.ndarray:
-        """``[num_envs, 2 * (n_agents + n_landmarks)]`` float32: x of all agents and landmarks of a copy, then y."""
+        """Returns ``[num_envs, 2 * (n_agents + n_landmarks)]`` float32: x of all agents and landmarks, then y."""
         return np.concatenate([self._positions, self._landmarks], axis=1).reshape(-1, self.num_envs).T.copy()
 
     def render(self, copy: int = 0) -> np.ndarray | None:
-        """``[200, 200, 3]`` uint8 of one copy: landmarks in green, agents in blue, or red while they touch another."""
+        """Returns ``[200, 200, 3]`` uint8: landmarks in green, agents in blue, or red while they touch another one.
+
+        Args:
+            copy: The index of the sub-environment.
+        """
         if self.render_mode is None:
             logger.warn("spread_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
             return None
@@ -237,16 +244,16 @@ class SpreadBatch:
         return canvas.pixels
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""
 
 
 def _look(positions: np.ndarray, landmarks: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Writes what all agents of E copies observe.
+    """Writes the observations of all ``N`` agents of ``E`` sub-environments.
 
     Args:
         positions: ``[2, N, E]``.
         landmarks: ``[2, L, E]``.
-        seen: ``[N, size, E]``, to write to.
+        seen: ``[N, size, E]``, the array to write to.
 
     Returns:
         The parts of ``seen`` with the distances to the landmarks, ``[2, N, L, E]``, and to the others,
@@ -259,7 +266,7 @@ def _look(positions: np.ndarray, landmarks: np.ndarray, seen: np.ndarray) -> tup
     to_landmarks = seen[:, 2:split].reshape(agents, 2, n_landmarks, copies).swapaxes(0, 1)
     to_others = seen[:, split:].reshape(agents, 2, others, copies).swapaxes(0, 1)
     np.subtract(landmarks[:, None], positions[:, :, None], out=to_landmarks)
-    around = np.concatenate([positions, positions], axis=1)[:, 1:]  # the others of agent i stand from place i on
+    around = np.concatenate([positions, positions], axis=1)[:, 1:]  # those after agent i begin at index i
     along_xy, along_agents, along_copies = around.strides
     following = as_strided(
         around, to_others.shape, (along_xy, along_agents, along_agents, along_copies), writeable=False
@@ -269,12 +276,10 @@ def _look(positions: np.ndarray, landmarks: np.ndarray, seen: np.ndarray) -> tup
 
 
 class SpreadEnv(ParallelEnv[str, Any, Any]):
-    """One copy of ``SpreadBatch``, whose arguments it takes, as a PettingZoo environment.
-
-    A seed starts the same episode in both.
+    """``SpreadBatch`` with one sub-environment as a PettingZoo environment. A seed starts the same episode in both.
 
     Args:
-        **settings: As for ``SpreadBatch``, but for ``num_envs``.
+        **settings: The arguments of ``SpreadBatch`` except ``num_envs``.
     """
 
     metadata = SpreadBatch.metadata
@@ -294,7 +299,7 @@ class SpreadEnv(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; without a seed it follows from the one before."""
+        """Starts an episode. Without a seed, it follows from the previous one."""
         observations = self.batch.reset([seed])
         self.agents = self.possible_agents[:]
         return self._by_agent(observations[0].copy()), {agent: {} for agent in self.agents}
@@ -305,17 +310,17 @@ class SpreadEnv(ParallelEnv[str, Any, Any]):
         """Moves all agents.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         if not self.agents:
-            raise RuntimeError("spread_v0: step() needs a running episode, but there is none. Call reset() first.")
+            raise RuntimeError("spread_v0: step() was called without a running episode. Call reset() first.")
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
-            raise ValueError(f"spread_v0: agents {missing} have no action. Pass one for each of env.agents.")
+            raise ValueError(f"spread_v0: agents {missing} have no action. Pass an action for each of env.agents.")
         joint = np.stack([np.asarray(actions[agent]) for agent in self.agents])[None]
         observations, rewards, terminations, truncations, _ = self.batch.step(joint)
-        told = (
+        results = (
             self._by_agent(observations[0].copy()),
             self._by_agent(rewards[0].tolist()),
             self._by_agent(terminations[0].tolist()),
@@ -324,21 +329,21 @@ class SpreadEnv(ParallelEnv[str, Any, Any]):
         )
         if truncations[0, 0]:
             self.agents = []
-        return told
+        return results
 
     def _by_agent(self, values: Any) -> dict[str, Any]:
         return dict(zip(self.possible_agents, values, strict=True))
 
     def state(self) -> np.ndarray:
-        """``[2 * (n_agents + n_landmarks)]`` float32: x of all agents and landmarks, then y."""
+        """Returns ``[2 * (n_agents + n_landmarks)]`` float32: x of all agents and landmarks, then y."""
         return self.batch.state()[0]
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """As ``SpreadBatch.render``."""
+        """Returns a picture; see ``SpreadBatch.render``."""
         return self.batch.render()
 
     def close(self) -> None:
-        """Releases nothing."""
+        """Does nothing, because there are no resources to free."""
 
 
 def batched_env(
@@ -353,7 +358,7 @@ def batched_env(
     continuous_actions: bool = False,
     render_mode: str | None = None,
 ) -> SpreadBatch:
-    """Many copies as one set of arrays; arguments as in ``SpreadBatch``."""
+    """Returns a natively batched environment. The arguments are those of ``SpreadBatch``."""
     return SpreadBatch(
         num_envs=num_envs,
         n_agents=n_agents,
@@ -378,7 +383,7 @@ def parallel_env(
     continuous_actions: bool = False,
     render_mode: str | None = None,
 ) -> SpreadEnv:
-    """One copy under the name that PettingZoo's modules use; arguments as in ``SpreadBatch``."""
+    """Returns the environment, under the name that PettingZoo's modules use. See ``SpreadBatch`` for arguments."""
     return SpreadEnv(
         n_agents=n_agents,
         n_landmarks=n_landmarks,

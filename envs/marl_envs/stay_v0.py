@@ -1,4 +1,4 @@
-"""Staying pays for those who value what comes after a cut: it finds truncation taken for termination."""
+"""Staying is best if truncated episodes are bootstrapped. This finds truncations that are treated as terminations."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ LEAVE, STAY = 0, 1
 
 
 class StayEnv(SmallEnv):
-    """Each agent either leaves (action 0), is paid ``leave_reward`` and terminates, or stays (1) and is paid 1.
+    """An agent leaves (action 0), gets ``leave_reward`` and terminates, or stays (action 1) and gets the reward 1.
 
-    An agent that stays is cut with chance ``cut_chance`` after each step: truncated, although it might have gone on for
-    ever. All that are left are truncated after ``ep_len`` steps. Nothing of this can be foreseen; an observation is
-    always ``[1.0]``.
+    An agent that stays is truncated with probability ``cut_chance`` after each step. All remaining agents are truncated
+    after ``ep_len`` steps. Truncations cannot be predicted, as an observation is always ``[1.0]``.
 
-    With the discount ``gamma``, staying for good is worth ``1 / (1 - gamma)`` (10 for 0.9), more than the 3 for
-    leaving. If a cut counts as an end, the next step has a value with chance ``1 - cut_chance`` only, and staying is
-    worth ``1 / (1 - gamma * (1 - cut_chance))`` (1.8), less than 3. So with ``gamma=0.9`` and the default arguments,
-    an agent learns to stay if truncated episodes are bootstrapped from, and to leave otherwise.
+    With the discount ``gamma``, the value of always staying is ``1 / (1 - gamma)`` (10 for 0.9), which is more than the
+    3 for leaving. If a truncation is treated as a termination, the next step only has a value with probability
+    ``1 - cut_chance``, and the value of staying is ``1 / (1 - gamma * (1 - cut_chance))`` (1.8), which is less than 3.
+    So with ``gamma=0.9`` and the default arguments, an agent learns to stay if truncated episodes are bootstrapped,
+    and to leave otherwise.
 
-    The cuts are there for the training. Judge what was learned by how often it stays, or without cuts
-    (``cut_chance=0``), where staying returns ``ep_len``: within an episode that is cut soon, leaving pays more.
+    Truncations are for training. Within an episode that is truncated soon, leaving has the higher return. So evaluate a
+    policy by how often it stays, or without truncations (``cut_chance=0``), where the return of staying is ``ep_len``.
 
     Args:
-        n_agents: Number of agents, ``agent_0`` and so on.
-        leave_reward: For leaving.
-        cut_chance: Of each agent that stays, at each step.
-        ep_len: Steps after which all are truncated.
-        render_mode: ``"rgb_array"`` or None.
+        n_agents: The number of agents. They are called ``agent_0``, ``agent_1`` and so on.
+        leave_reward: The reward for leaving.
+        cut_chance: The probability that an agent that stays is truncated in a step.
+        ep_len: The number of steps after which all agents are truncated.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is outside its range.
     """
 
     metadata: dict[str, Any] = {
@@ -71,17 +71,17 @@ class StayEnv(SmallEnv):
 
     @property
     def optimal_return(self) -> float:
-        """What one agent that always stays expects of an episode."""
+        """The expected return of an agent that always stays."""
         return self._expected(staying=1.0)
 
     @property
     def leaving_return(self) -> float:
-        """Of one agent that leaves at once."""
+        """The return of an agent that leaves in its first step."""
         return float(self.leave_reward)
 
     @property
     def random_return(self) -> float:
-        """What one agent expects that leaves at each step with chance 1/2."""
+        """The expected return of an agent that leaves with probability 1/2 in each step."""
         return self._expected(staying=0.5)
 
     def _expected(self, *, staying: float) -> float:
@@ -89,26 +89,28 @@ class StayEnv(SmallEnv):
         return float(there.sum() * (staying + (1.0 - staying) * self.leave_reward))
 
     def value_of_staying(self, gamma: float, *, bootstrapped: bool = True) -> float:
-        """The discounted value of staying for good, if cuts are bootstrapped from, or as if they were ends.
+        """Returns the discounted value of always staying, without the limit of ``ep_len``.
 
-        The limit of ``ep_len`` is left out of account.
+        Args:
+            gamma: The discount.
+            bootstrapped: Whether truncated episodes are bootstrapped. Otherwise they are treated as terminated.
         """
         return 1.0 / (1.0 - gamma * (1.0 if bootstrapped else 1.0 - self.cut_chance))
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of cuts anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of cuts; without a seed, it continues."""
         self._begin(seed, self.possible_agents)
         self._t, self._left = 0, {}
         return {agent: np.ones(1, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Step:
-        """Pays all, and lets go those that leave or are cut.
+        """Plays a step, and ends agents that leave or are truncated.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         rng, choices = self._choices(actions)
         self._t += 1
@@ -126,11 +128,11 @@ class StayEnv(SmallEnv):
         return observations, rewards, terminations, truncations, {agent: {} for agent in choices}
 
     def state(self) -> np.ndarray:
-        """``[n_agents]`` float32, 1 for those who are there."""
+        """Returns ``[n_agents]`` float32: 1 for live agents."""
         return np.isin(self.possible_agents, self.agents).astype(np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[60, width, 3]`` uint8: a disc for each agent; blue there, red cut, yellow left."""
+        """Returns ``[60, width, 3]`` uint8: a disc for each agent, blue: stays, red: truncated, yellow: left."""
         if not self._draws():
             return None
         canvas = Canvas(60, 50 * len(self.possible_agents) + 10)
@@ -149,7 +151,7 @@ def parallel_env(
     ep_len: int = 50,
     render_mode: str | None = None,
 ) -> StayEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``StayEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``StayEnv`` for the arguments."""
     return StayEnv(
         n_agents=n_agents, leave_reward=leave_reward, cut_chance=cut_chance, ep_len=ep_len, render_mode=render_mode
     )

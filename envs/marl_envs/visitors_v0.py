@@ -1,4 +1,4 @@
-"""A match whose players come, die, leave and return, each at its own time."""
+"""Agents join, die, leave and return at different times. This finds errors in the handling of such agents."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ __all__ = ["VisitorsEnv", "parallel_env"]
 
 
 class VisitorsEnv(SmallEnv):
-    """Every visitor sees a target of its own, is paid 1 for choosing it, and loses a life for choosing another.
+    """Every visitor observes a target of its own, gets the reward 1 for choosing it, and otherwise loses a life.
 
-    A visit begins with ``lives`` lives. Who loses the last one dies (terminated). Who lives through ``visit_len`` steps
-    leaves (truncated). Either way, it comes back under the same id ``absence`` steps later, if ``returns`` is True.
-    New ids join meanwhile, one every ``arrival_every`` steps until there are no more; at once if nobody else would be
-    left. After ``ep_len`` steps the doors are shut: nobody comes any more, and the episode ends with its last visitor.
-    So no visit is ever cut short, and its return does not depend on the others'.
+    A visit begins with ``lives`` lives. A visitor that loses the last one dies (terminated). A visitor that survives
+    ``visit_len`` steps leaves (truncated). In both cases, it returns with the same id ``absence`` steps later, if
+    ``returns`` is True. Meanwhile, new ids join, one every ``arrival_every`` steps until all have joined, or at once if
+    no other visitor would be left. After ``ep_len`` steps, no more visitors join or return, and the episode ends with
+    the last visit. So no visit is cut short, and the return of a visit does not depend on other visitors.
 
-    An observation is ``[n_actions + 2]`` float32: the target as a one-hot vector, the share of lives and the share of
-    the visit that are left. The final observation of a visit has them too, so a share of lives of 0 says that the
-    visitor died. Who joins gets its first observation in the step after which it takes part, with a reward of 0.
+    An observation is ``[n_actions + 2]`` float32: the target as a one-hot vector, the fraction of lives that are left,
+    and the fraction of the visit that is left. This also holds for the final observation of a visit, so that 0 lives
+    mean that the visitor died. A visitor that joins gets its first observation, with the reward 0, in the step after
+    which it takes part.
 
-    A visit's optimal return is ``visit_len``; ``random_return`` is what a uniformly random visitor expects.
+    A visit's optimal return is ``visit_len``; ``random_return`` is the expected return of a uniformly random visitor.
 
     Note:
         PettingZoo's ``parallel_api_test`` forbids that agents return, so it passes with ``returns=False`` only.
 
     Args:
-        n_agents: Number of ids, ``agent_0`` and so on.
-        n_start: How many of them are there at the reset.
-        n_actions: Number of choices.
-        lives: Wrong choices that a visit survives, and one more.
-        visit_len: Steps after which a visitor leaves.
-        absence: Steps from the end of a visit to the first observation of the next.
-        arrival_every: Steps from one new id to the next.
-        ep_len: Steps after which the doors are shut.
+        n_agents: The number of ids, ``agent_0``, ``agent_1`` and so on.
+        n_start: The number of visitors at the reset.
+        n_actions: The number of choices.
+        lives: The number of wrong choices after which a visitor dies.
+        visit_len: The number of steps after which a visitor leaves.
+        absence: The number of steps from the end of a visit to the first observation of the next visit.
+        arrival_every: The number of steps from one new id to the next.
+        ep_len: The number of steps after which no visitor joins or returns.
         returns: Whether visitors return.
-        render_mode: ``"rgb_array"`` or None.
+        render_mode: ``"rgb_array"``, or None if ``render`` is not used.
 
     Raises:
         ValueError: If one of the sizes is below 1, or ``n_start`` above ``n_agents``.
@@ -103,14 +104,14 @@ class VisitorsEnv(SmallEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Of one visit: every target is chosen."""
+        """The return of a visit in which every target is chosen."""
         return float(self.visit_len)
 
     @property
     def random_return(self) -> float:
-        """What a visitor that chooses uniformly at random expects of one visit."""
+        """The expected return of a visit with uniformly random choices."""
         right = 1.0 / self.n_actions
-        chances = np.zeros(self.lives)  # of having lost 0, 1, ... lives, and being there
+        chances = np.zeros(self.lives)  # the probabilities of taking part with 0, 1, ... lost lives
         chances[0] = 1.0
         expected = 0.0
         for _ in range(self.visit_len):
@@ -122,7 +123,7 @@ class VisitorsEnv(SmallEnv):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-        """Starts an episode; ``seed`` starts the sequence of targets anew, without one it goes on."""
+        """Starts an episode. ``seed`` seeds the sequence of targets; without a seed, it continues."""
         rng = self._begin(seed, self.possible_agents[: self.n_start])
         self._new = self.possible_agents[self.n_start :]
         self._back_at = {}
@@ -132,11 +133,11 @@ class VisitorsEnv(SmallEnv):
         return {agent: self._observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Step:
-        """Pays all visitors, and lets visitors in and out.
+        """Plays a step, in which visitors may join, leave and die.
 
         Raises:
-            RuntimeError: If the episode is over or was never started.
-            ValueError: If an agent has no action, or one outside its action space.
+            RuntimeError: If the episode is over, or if ``reset`` was never called.
+            ValueError: If an agent has no action, or an action outside its action space.
         """
         rng, choices = self._choices(actions)
         self._t += 1
@@ -169,7 +170,7 @@ class VisitorsEnv(SmallEnv):
         return observations, rewards, terminations, truncations, {agent: {} for agent in observations}
 
     def _arrivals(self, *, anybody: bool) -> list[str]:
-        """Who comes now: those who are due back, and a new id if it is time or else nobody would be there."""
+        """Returns the visitors that return or join now. A new id joins early if there are no other visitors."""
         if self._t >= self.ep_len:
             return []
         due = [agent for agent, t in self._back_at.items() if t <= self._t]
@@ -187,14 +188,14 @@ class VisitorsEnv(SmallEnv):
         return seen
 
     def state(self) -> np.ndarray:
-        """``[n_agents, n_actions + 2]`` float32, what all see; rows of 0 for those who are not there."""
+        """Returns ``[n_agents, n_actions + 2]`` float32: the observations of visitors, and rows of 0 for absent ids."""
         there = np.isin(self.possible_agents, self.agents)
         return np.stack([self._observe(agent) for agent in self.possible_agents]) * there[:, None].astype(np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """``[height, width, 3]`` uint8: for each id its target's colour, its lives, and what is left of its visit.
+        """Returns ``[height, width, 3]`` uint8: for each id its target's colour, its lives, and the rest of its visit.
 
-        Who is away has an empty place; the bar at the top is the time until the doors are shut.
+        Absent ids have an empty place. The bar at the top shows the time until no more visitors join.
         """
         if not self._draws():
             return None
@@ -228,7 +229,7 @@ def parallel_env(
     returns: bool = True,
     render_mode: str | None = None,
 ) -> VisitorsEnv:
-    """The environment under the name that PettingZoo's modules use; arguments as in ``VisitorsEnv``."""
+    """Returns the environment, under the name that PettingZoo's modules use; see ``VisitorsEnv`` for the arguments."""
     return VisitorsEnv(
         n_agents=n_agents,
         n_start=n_start,

@@ -81,9 +81,9 @@ def see(stones: int, moves: bool) -> np.ndarray:
 def make_config() -> PPOConfig:
     """Returns a config in which both players use one policy."""
     config = PPOConfig()
-    # Before training, an environment is tried out with random actions, which know of no masks.
+    # This environment raises an error for illegal actions, which the random actions of the smoke test may be.
     config.environment(lambda env_config: Nim(), disable_env_checking=True)
-    # This is all.
+    # Nothing else is needed for the masks.
     config.env_runners(env_to_module_connector=lambda env: ActionMasking(), num_envs_per_env_runner=8)
     config.training(train_batch_size_per_learner=800, minibatch_size=200, num_epochs=10, lr=3e-3, entropy_coeff=0.02)
     return config.rl_module(model_config={"fcnet_hiddens": [32, 32]}).debugging(seed=0)

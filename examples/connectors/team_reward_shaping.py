@@ -64,9 +64,9 @@ class ShareRewards(ConnectorV2):
     def __call__(self, *, rl_module, batch, episodes, **kwargs):
         for episode in episodes:  # MultiAgentEpisodes
             mixed = {}  # each agent's new rewards, in the order of its own steps
-            for paid in episode.get_rewards(return_list=True):  # one env step after another
-                team = sum(paid.values()) / len(paid) if paid else 0.0
-                for agent_id, own in paid.items():
+            for step_rewards in episode.get_rewards(return_list=True):  # one env step after another
+                team = sum(step_rewards.values()) / len(step_rewards) if step_rewards else 0.0
+                for agent_id, own in step_rewards.items():
                     mixed.setdefault(agent_id, []).append((1 - self.share) * own + self.share * team)
             for agent_id, rewards in mixed.items():
                 episode.set_rewards(new_data={agent_id: rewards}, at_indices=list(range(len(rewards))))

@@ -14,21 +14,21 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms import build, checkpoint
+from marl_connectors.algorithms import build, checkpoint_restore
+from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.explain import explain_pipelines
-from marl_connectors.algorithms.masking import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.run_metrics import EpisodeTally
-from marl_connectors.environments.vector.failures import close_env, errors_named
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
+from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
@@ -106,8 +106,8 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(
         self,
@@ -191,7 +191,7 @@ class Algorithm:
         }
         if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
-        self.callbacks.tell("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
     def _sample(self) -> list[Any]:
@@ -240,7 +240,7 @@ class Algorithm:
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``.
         """
-        self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
+        self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
@@ -250,7 +250,7 @@ class Algorithm:
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
         results = self._play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
-        self.callbacks.tell("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
+        self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
     def random_play(
@@ -570,9 +570,9 @@ class Algorithm:
             "iteration": self.iteration,
             "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
-            "recent_tallies": [tally.get_state() for tally in self._recent],
-            "spaces": checkpoint.described_spaces(self._setup),
-            "agents": checkpoint.agents_to_state(self._setup),
+            "recent_tallies": [summary.get_state() for summary in self._recent],
+            "spaces": checkpoint_restore.described_spaces(self._setup),
+            "agents": checkpoint_restore.agents_to_state(self._setup),
             "masking": self.masking.get_state(),
             "multi_rl_module": to_state(multi),
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
@@ -639,7 +639,7 @@ class Algorithm:
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
             self._recent.clear()
-            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
+            self._recent.extend(EpisodeSummary.from_state(summary) for summary in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
@@ -653,12 +653,12 @@ class Algorithm:
         with taking_over("config"):
             for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
                 if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
-                    self._set(**{name: checkpoint.changed_setting(state, name, names)})
+                    self._set(**{name: checkpoint_restore.changed_setting(state, name, names)})
             self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
-        checkpoint.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
+        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
 
     def save_to_path(self, path: str | Path) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
@@ -687,8 +687,8 @@ class Algorithm:
         Raises:
             CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
         """
-        self._set_state(checkpoint.algorithm_state(path), Names(trusted), new_episodes)
-        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
+        self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
+        self.callbacks.call("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
     def from_checkpoint(
@@ -718,17 +718,19 @@ class Algorithm:
         Raises:
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
         """
-        state, names = checkpoint.algorithm_state(path), Names(trusted)
+        state, names = checkpoint_restore.algorithm_state(path), Names(trusted)
         check_state(state)
-        given = checkpoint.given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
+        given = checkpoint_restore.given_settings(
+            policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
         with taking_over("config"):
-            checkpoint.check_num_envs(state, config)
-            restored = checkpoint.restored_config(state, config, given, names)
-            specs = checkpoint.restored_specs(state, restored, names)
-            masking = checkpoint.restored_masking(state, restored)
+            checkpoint_restore.check_num_envs(state, config)
+            restored = checkpoint_restore.restored_config(state, config, given, names)
+            specs = checkpoint_restore.restored_specs(state, restored, names)
+            masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.
         with taking_over("config") if config is None else nullcontext():
-            checkpoint.check_policies_to_train(restored)
+            checkpoint_restore.check_policies_to_train(restored)
             algorithm = cls(restored, rl_module_specs=specs, masking=masking)
         try:
             with taking_over("setup"):
@@ -738,7 +740,7 @@ class Algorithm:
         except BaseException:
             algorithm.stop()
             raise
-        algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
+        algorithm.callbacks.call("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
 
 

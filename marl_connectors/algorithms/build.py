@@ -12,10 +12,9 @@ import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, find_masking
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.masking import AUTO, Masking, find_masking
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
-from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
@@ -27,13 +26,14 @@ from marl_connectors.connectors.defaults import (
 )
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvDescription, EnvSpec
-from marl_connectors.environments.vector.failures import EnvRestarts
+from marl_connectors.environments.vector.env_failures import EnvRestarts
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner

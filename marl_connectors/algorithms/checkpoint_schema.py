@@ -19,7 +19,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
-from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
@@ -161,14 +161,14 @@ class _Record:
                 check(value[name], f"{where}/{name}".lstrip("/"))
 
 
-def _kind(array: Any) -> str:
+def _dtype_kind(array: Any) -> str:
     if isinstance(array, torch.Tensor):
         return "f" if array.is_floating_point() else "b" if array.dtype is torch.bool else "i"
     return array.dtype.kind
 
 
 def _is_array(value: Any, kinds: str) -> bool:
-    return isinstance(value, (np.ndarray, torch.Tensor)) and _kind(value) in kinds
+    return isinstance(value, (np.ndarray, torch.Tensor)) and _dtype_kind(value) in kinds
 
 
 def _array(words: str, kinds: str, num_axes: int | None = None) -> Check:
@@ -239,7 +239,7 @@ _LIFE_COLUMNS = {
     "earlier_steps": _line("whole numbers", "i"),
 }
 _RETURNS = _Record({"count": _COUNT, "total": _NUMBER, "squares": _NUMBER, "lowest": _NUMBER, "highest": _NUMBER})
-_EPISODE_TALLY = _Record(
+_EPISODE_SUMMARY = _Record(
     {
         "length": _COUNT,
         "episode_return": _NUMBER,
@@ -250,7 +250,7 @@ _EPISODE_TALLY = _Record(
         "any_settled_truncated": _BOOL,
     }
 )
-_JOINT_TALLY = _Record(
+_JOINT_SUMMARY = _Record(
     {
         "length": _COUNT,
         "episode_return": _NUMBER,
@@ -264,8 +264,8 @@ _JOINT_TALLY = _Record(
 )
 
 
-def _episode_tally(value: Any, where: str) -> None:
-    _EPISODE_TALLY(value, where)
+def _episode_summary(value: Any, where: str) -> None:
+    _EPISODE_SUMMARY(value, where)
     _check_lengths(value, ("agent_ids", "module_ids", *_LIFE_COLUMNS), where)
     names = {field.name for field in dataclasses.fields(Returns)}
     for module_id, returns in value["settled"].items():
@@ -274,16 +274,16 @@ def _episode_tally(value: Any, where: str) -> None:
         _COUNT(returns.get("steps", 0), f"{where}/settled/{module_id}/steps")
 
 
-def _joint_tally(value: Any, where: str) -> None:
-    _JOINT_TALLY(value, where)
-    if unknown := set(value) - set(_JOINT_TALLY.needed):
+def _joint_summary(value: Any, where: str) -> None:
+    _JOINT_SUMMARY(value, where)
+    if unknown := set(value) - set(_JOINT_SUMMARY.needed):
         raise _fault(where, f"a dict without {min(unknown)}", value)
     _check_lengths(value, ("agent_ids", "module_ids", "returns", "truncated", "steps"), where)
 
 
-def _tally(value: Any, where: str) -> None:
+def _summary(value: Any, where: str) -> None:
     _DICT(value, where)
-    (_joint_tally if "returns" in value else _episode_tally)(value, where)
+    (_joint_summary if "returns" in value else _episode_summary)(value, where)
 
 
 def _check_lengths(value: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -353,7 +353,7 @@ _SUB_ENVIRONMENT = _Record(
                 "any_truncated": _BOOL,
             },
         ),
-        "tally": _episode_tally,
+        "tally": _episode_summary,
     },
     {"tasks": _row(_ANY, _ANY)},
 )
@@ -427,7 +427,7 @@ _ENV_RUNNER = _Record(
                 "modules": _list_of(_row(_TEXT, _COUNT)),
             }
         ),
-        "finished": _list_of(_tally),
+        "finished": _list_of(_summary),
         "uncredited_reward": _NUMBER,
         "episode_numbers": _list_of(_value("a whole number from -1", lambda n: _is_whole(n) and -1 <= n < 2**31)),
     },
@@ -461,7 +461,7 @@ _STATE = _Record(
         "iteration": _INDEX,
         "time_total_s": _NUMBER,
         "num_evaluations": _INDEX,
-        "recent_tallies": _list_of(_tally),
+        "recent_tallies": _list_of(_summary),
         "spaces": _map_of(_row(_TEXT, _TEXT)),
         "agents": _agents,
         "multi_rl_module": _DICT,

@@ -14,7 +14,7 @@ from marl_connectors.metrics import MetricsLogger
 
 
 def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> dict[str, Explanation]:
-    """What each piece of the pipelines does while a runner samples and a learner makes a train batch.
+    """Reports what each piece of the pipelines does while a runner samples and a learner makes a train batch.
 
     The learner's pipeline, its state and its metrics are afterwards as before.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.run_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.run_metrics import EpisodeSummary, summarize
 from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import by_pipeline, with_logged
 
@@ -14,7 +14,7 @@ from marl_connectors.metrics import by_pipeline, with_logged
 def iteration_results(
     runner: EnvRunner,
     learner: Learner,
-    recent: Collection[EpisodeTally],
+    recent: Collection[EpisodeSummary],
     learned: Mapping[str, Any],
     *,
     sample_s: float,

@@ -1,4 +1,4 @@
-"""How the sub-environments of a run are spread over processes, and which of them are drawn."""
+"""Chooses the processes in which the sub-environments of a run are stepped, and which of them are rendered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.run_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_cores
 from marl_connectors.errors import ConfigError
@@ -41,7 +41,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> A
 
 
 def auto_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> int:
-    """As many workers as are worth it; 0 if the environments are shown, or callbacks get them."""
+    """Returns the number of workers that is worth its cost; 0 if environments are shown or passed to callbacks."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0
@@ -54,7 +54,7 @@ def looks_at_environments(config: AlgorithmConfig) -> bool:
     return config.make_callbacks().wants(*names)
 
 
-def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeTally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeSummary]) -> bool:
     """Whether a number of episodes takes so long that workers for them may be worth the cost.
 
     Args:
@@ -62,7 +62,7 @@ def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[Epis
         num_episodes: The number of episodes.
         recent: The newest episodes. The length of the others is estimated from theirs.
     """
-    length = statistics.fmean(tally.length for tally in recent) if recent else UNKNOWN_LENGTH
+    length = statistics.fmean(summary.length for summary in recent) if recent else UNKNOWN_LENGTH
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 

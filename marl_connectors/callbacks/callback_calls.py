@@ -1,4 +1,4 @@
-"""Whom to tell of what."""
+"""Finds the callbacks that a user has given, and calls them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ _KEYWORDS = {
     if name.startswith("on_")
 }
 CALLBACK_NAMES = tuple(_KEYWORDS)
-"""What there is to be told of."""
+"""The names of all callbacks."""
 
 
 class CallbackCalls:
-    """The methods that a user has overridden and the functions that were given, by what they are to be told of.
+    """The callbacks of a run: methods that a user has overridden in subclasses of ``Callbacks``, and functions.
 
     Attributes:
         objects: An object of each class.
     """
 
     def __init__(self, classes: Any = Callbacks, functions: Mapping[str, Functions] | None = None):
-        """Makes the objects and looks at their methods, once.
+        """Creates the objects and collects their overridden methods.
 
         Args:
             classes: A subclass of Callbacks, or several.
-            functions: Name to a function or functions, which are called after the methods.
+            functions: Callback name to a function or functions, which are called after the methods.
 
         Raises:
-            ConfigError: If a method's name is not one of ``CALLBACK_NAMES``, or something does not take what is passed.
+            ConfigError: If a method's name is not one of ``CALLBACK_NAMES``, or if a method or function does not accept
+                the callback's arguments.
         """
         self.objects = [make() for make in (classes if isinstance(classes, (list, tuple)) else [classes])]
         self._calls: dict[str, list[tuple[str, Callable[..., Any]]]] = {name: [] for name in CALLBACK_NAMES}
-        for told in self.objects:
-            self._add_methods(told)
+        for callbacks in self.objects:
+            self._add_methods(callbacks)
         for name, given in (functions or {}).items():
             for function in _as_list(given):
                 self._add(name, f"{name}={_name_of(function)}", function)
 
-    def _add_methods(self, told: Any) -> None:
-        whose = type(told).__name__
-        for name in dir(told):
-            if not name.startswith("on_") or not callable(method := getattr(told, name)):
+    def _add_methods(self, callbacks: Any) -> None:
+        class_name = type(callbacks).__name__
+        for name in dir(callbacks):
+            if not name.startswith("on_") or not callable(method := getattr(callbacks, name)):
                 continue
             if name not in self._calls:
                 raise ConfigError(
-                    f"callbacks: nothing is ever told to {whose}.{name}. {did_you_mean(name, CALLBACK_NAMES)} A method "
-                    f"for other purposes needs a name that does not begin with 'on_'."
+                    f"callbacks: there is no callback {name!r}, so {class_name}.{name} would never be called. "
+                    f"{did_you_mean(name, CALLBACK_NAMES)} A method for other purposes needs a name that does not "
+                    f"begin with 'on_'."
                 )
             if getattr(method, "__func__", None) is not getattr(Callbacks, name):
-                self._add(name, f"{whose}.{name}", method)
+                self._add(name, f"{class_name}.{name}", method)
 
     def _add(self, name: str, label: str, function: Any) -> None:
         if not callable(function):
@@ -65,25 +67,25 @@ class CallbackCalls:
         except TypeError as error:
             raise ConfigError(
                 f"callbacks: {label} cannot be called with {', '.join(f'{k}=' for k in _KEYWORDS[name])} ({error}). "
-                f"Add **kwargs for what it does not use."
+                f"Add **kwargs for the arguments that it does not use."
             ) from None
         except ValueError:  # it is written in C and has no signature
             pass
         self._calls[name].append((label, function))
 
     def wants(self, *names: str) -> bool:
-        """Whether anything is to be told of any of these."""
+        """Whether there is a method or function for any of these callbacks."""
         return any(self._calls[name] for name in names)
 
-    def tell(self, name: str, **told: Any) -> None:
-        """Tells all who want to know. An error of theirs passes as it is, with a note of where it is from."""
+    def call(self, name: str, **arguments: Any) -> None:
+        """Calls all methods and functions of a callback. An error in one is raised with a note that names it."""
         for label, function in self._calls[name]:
             try:
-                function(**told)
+                function(**arguments)
             except Exception as error:
                 add_note: Any = getattr(error, "add_note", None)  # from Python 3.11 on
                 if add_note is not None:
-                    add_note(f"Raised in the callback {label}{_whose(told)}.")
+                    add_note(f"Raised in the callback {label}{_episode_of(arguments)}.")
                 raise
 
 
@@ -97,7 +99,7 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def _whose(told: Mapping[str, Any]) -> str:
-    if "episode" not in told:
+def _episode_of(arguments: Mapping[str, Any]) -> str:
+    if "episode" not in arguments:
         return ""
-    return f", episode {told['episode'].id_!r} of sub-environment {told['env_index']}"
+    return f", episode {arguments['episode'].id_!r} of sub-environment {arguments['env_index']}"

@@ -1,4 +1,4 @@
-"""What a run can tell a user of, and with which arguments."""
+"""The base class of callbacks, which are called during sampling, training and evaluation."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from typing import Any
 
 
 class Callbacks:
-    """Subclass it, override what you want to be told of, and pass the class in ``.callbacks(...)``.
+    """Base class of callbacks. Override methods in a subclass, and pass the class to ``.callbacks(...)``.
 
-    Everything is passed by keyword; take ``**kwargs`` for what you do not use. What is not overridden costs nothing.
+    All arguments are passed by keyword. A method needs ``**kwargs`` for those that it does not use. Methods that are
+    not overridden are not called.
 
-    An episode's life is told in this order: it is created, its sub-environment is reset, it starts, there is a step
-    after each env step, it ends, and the next one is created in the same copy. The copy is reset only after that, so
-    that ``env.envs[env_index]`` is still at the end in ``on_episode_end``. Exceptions are environments in worker
-    processes, whose copies are out of reach (``env.envs`` raises), and environments that reset themselves: these are at
-    the next episode already.
+    The callbacks of an episode come in this order: it is created, its sub-environment is reset, it starts, there is a
+    step after each env step, it ends, and the next episode of the sub-environment is created. The sub-environment is
+    reset only after that, so that ``env.envs[env_index]`` is still in the last state in ``on_episode_end``. There are
+    two exceptions. Environments in worker processes cannot be reached (``env.envs`` raises an error), and environments
+    that reset themselves are already in the next episode.
 
     * ``env_runner``: the EnvRunner that plays the episode.
-    * ``metrics_logger``: a MetricsLogger. What is logged for environments, episodes and samples is in ``env_runners``
-      of the results, what is logged for the algorithm at their top level.
-    * ``env``: all copies of the environment; ``env.envs[env_index]`` is the episode's.
+    * ``metrics_logger``: a MetricsLogger. Values that are logged in callbacks of environments, episodes and samples are
+      in ``env_runners`` of the results, and values that are logged in callbacks of the algorithm at their top level.
+    * ``env``: all sub-environments; ``env.envs[env_index]`` is the episode's environment.
     * ``rl_module``: the MultiRLModule; for an environment with a single agent, the RLModule.
     """
 
     def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """The algorithm is built."""
+        """Called when the algorithm has been built."""
 
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """An iteration is over; what is added to ``result`` is reported."""
+        """Called at the end of an iteration. Values that are added to ``result`` are reported."""
 
     def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
-        """An evaluation begins."""
+        """Called when an evaluation begins."""
 
     def on_evaluate_end(
         self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
     ) -> None:
-        """An evaluation is over; what is added to ``evaluation_metrics`` is reported."""
+        """Called at the end of an evaluation. Values that are added to ``evaluation_metrics`` are reported."""
 
     def on_env_runners_recreated(
         self,
@@ -47,10 +48,10 @@ class Callbacks:
         is_evaluation: bool,
         **kwargs: Any,
     ) -> None:
-        """Processes with runners were replaced. There are none in this version, so that this does not happen."""
+        """Never called in this version, which has no processes with runners that could be replaced."""
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """The algorithm took over a checkpoint's state."""
+        """Called when the algorithm has restored the state of a checkpoint."""
 
     def on_environment_created(
         self,
@@ -62,9 +63,10 @@ class Callbacks:
         env_index: int | None,
         **kwargs: Any,
     ) -> None:
-        """A runner made its sub-environments, with ``env_context`` as their config.
+        """Called when a runner has made its sub-environments, with ``env_context`` as their config.
 
-        Also called when a copy was replaced after a failure; ``env_index`` is its place then, and else None.
+        It is also called when a sub-environment was replaced after a failure. Then ``env_index`` is the index of this
+        sub-environment; otherwise it is None.
         """
 
     def on_episode_created(
@@ -78,7 +80,7 @@ class Callbacks:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """An episode is about to begin: it has its id and no data, and the sub-environment is not yet reset."""
+        """Called before an episode begins. It has its id and no data, and the sub-environment was not reset yet."""
 
     def on_episode_start(
         self,
@@ -91,7 +93,7 @@ class Callbacks:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """An episode has begun: it holds the first observations and infos."""
+        """Called when an episode has begun. It contains the first observations and infos."""
 
     def on_episode_step(
         self,
@@ -104,7 +106,7 @@ class Callbacks:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """An env step (a turn, in a game of turns) was recorded in the episode, the last one included."""
+        """Called when an env step (a turn, in turn-based environments) was recorded, also for the last one."""
 
     def on_episode_end(
         self,
@@ -118,16 +120,16 @@ class Callbacks:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """An episode is over.
+        """Called at the end of an episode.
 
-        ``episode`` holds its steps since the last cut, ``prev_episode_chunks`` are the chunks before, the oldest first,
-        as far as this runner sampled them. Episodes that are dropped (after a failure, by a forced reset, or beyond the
-        number that was asked for) do not end.
+        ``episode`` contains its steps since the last cut. ``prev_episode_chunks`` are the chunks before, the oldest
+        first, as far as this runner sampled them. It is not called for episodes that are dropped: after a failure, by a
+        forced reset, or because enough episodes were sampled.
         """
 
     def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, samples: list[Any], **kwargs: Any) -> None:
-        """A sample is complete; what is written to its episodes is what the learner gets."""
+        """Called when a sample is complete. Data that are written to its episodes are passed to the learner."""
 
 
 RLlibCallback = Callbacks
-"""RLlib's name."""
+"""RLlib's name of the class."""

@@ -20,7 +20,7 @@ from marl_connectors.cli.run_settings import (
 )
 from marl_connectors.cli.values import jsonable, merged
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
-from marl_connectors.environments.vector.failures import close_env
+from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.names import import_module
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns

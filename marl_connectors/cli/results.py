@@ -1,4 +1,4 @@
-"""What the command line shows of the results that ``Algorithm.train`` and ``Algorithm.evaluate`` return."""
+"""Selects the results of ``Algorithm.train`` and ``Algorithm.evaluate`` that the command line shows."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from marl_connectors.cli.values import brief, is_whole, merged
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
-from marl_connectors.environments.vector.failures import close_env
+from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.names import import_function
 from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping

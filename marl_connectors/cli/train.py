@@ -405,7 +405,7 @@ def load_algorithm(
         new_episodes: As in ``Algorithm.from_checkpoint``.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.algorithms.checkpoint import algorithm_state, restored_config
+    from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
     from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 

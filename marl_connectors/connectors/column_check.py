@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.errors import ConnectorError
@@ -51,7 +51,7 @@ def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> 
 
 
 def _known(columns: ColumnGroup) -> dict[str, Any]:
-    """What to know each column by, and that nobody has changed its number of rows."""
+    """Returns values by which a later call sees whether a column or its number of rows has changed."""
     return {name: own if type(own) in _SOLID else (len(own), *_leaves(own)) for name, own in columns.items()}
 
 

@@ -13,7 +13,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.failures import modules_named, progress
+from marl_connectors.connectors.piece_errors import modules_named, progress
 from marl_connectors.episodes.batch import ColumnGroup, slice_tree
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.rows import RowPart, Rows

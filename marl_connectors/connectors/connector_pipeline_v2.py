@@ -16,8 +16,8 @@ from gymnasium import Space
 from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
 from marl_connectors.connectors.explain import Explanation, PieceReport, Snapshot
-from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.connectors.piece_order import check_pieces
 from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -137,7 +137,7 @@ class ConnectorV2:
         raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Does what is done once for all groups of a batch. It is called before ``on_columns`` is called for each.
+        """Prepares a batch once for all groups. It is called before ``on_columns`` is called for each.
 
         Args:
             groups: The groups that ``on_columns`` gets next, one after another.

@@ -46,7 +46,7 @@ class ColumnShape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceReport:
-    """What one piece did to a batch.
+    """The report on what one piece did to a batch.
 
     Attributes:
         name: The name of the piece in the pipeline; for pieces of a nested pipeline, after the name of that pipeline.
@@ -78,14 +78,14 @@ class PieceReport:
 
     @classmethod
     def between(cls, name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
-        """The report on a piece that ran between two snapshots.
+        """Returns the report on a piece that ran between two snapshots.
 
         Args:
             name: The piece's name.
-            form: As the attribute.
-            seconds: How long the piece took.
-            before: Taken before the piece ran, with its values.
-            after: Taken after the piece ran.
+            form: The form; see the attribute.
+            seconds: The time that the piece took.
+            before: The snapshot before the piece ran, with values.
+            after: The snapshot after the piece ran.
         """
         written = after.writes_since(before)
         return cls(
@@ -105,7 +105,7 @@ class PieceReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """What each piece of a pipeline did to one batch. ``str()`` returns a table, ``to_dict()`` returns JSON data.
+    """The report on what each piece of a pipeline did to one batch. ``str()`` returns it as a table.
 
     In the table, ``+`` marks a column that was added, ``~`` one that was changed, ``-`` one that was removed, and ``>``
     a column of the trajectories that was written to.
@@ -337,7 +337,7 @@ def _leaves(column: Any) -> Iterator[tuple[str, list[Any], bool]]:
 
 
 def _info_leaves(column: Any) -> list[tuple[str, list[Any], bool]]:
-    """As ``_leaves``. Info dicts may hold anything, so they are compared by their text."""
+    """Yields the same as ``_leaves``, with text for info dicts, which may contain any objects."""
     return [("", [str(info) for info in column], True)] if len(column) else []
 
 

@@ -22,7 +22,7 @@ from optree import registry
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, EpisodesOfRun, Phase
 from marl_connectors.episodes.bootstrap_view import ExtendedEpisode, originals
 from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownEpisodes, UnknownRows

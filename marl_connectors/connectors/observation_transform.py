@@ -23,7 +23,7 @@ _REMEMBERED = 64
 
 
 class Plan(NamedTuple):
-    """What a piece does with the observations of one agent.
+    """The transform that a piece applies to the observations of one agent.
 
     Attributes:
         before: The observation space before the piece.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Moments(NamedTuple):
+class StreamMoments(NamedTuple):
     """Count, mean and squared deviations of ``K`` streams of vectors, all in float64.
 
     Attributes:
@@ -22,12 +22,12 @@ class Moments(NamedTuple):
     squares: np.ndarray
 
     @classmethod
-    def nothing(cls, streams: int, features: int) -> Moments:
+    def nothing(cls, streams: int, features: int) -> StreamMoments:
         """Returns the moments of streams without vectors."""
         return cls(np.zeros(streams), np.zeros((streams, features)), np.zeros((streams, features)))
 
     @classmethod
-    def of(cls, values: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, Moments]:
+    def of(cls, values: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, StreamMoments]:
         """Returns the moments of a batch, computed in two passes.
 
         Args:
@@ -40,25 +40,25 @@ class Moments(NamedTuple):
         grouping = Grouping(index)
         return grouping.streams, grouping.moments(values)
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: StreamMoments) -> StreamMoments:
         """Returns the moments of both sets of vectors: Chan, Golub and LeVeque (1979), equation 2.1."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1.0)
         apart = other.mean - self.mean
         squares = self.squares + other.squares + np.square(apart) * (self.count * share)[:, None]
-        return Moments(count, self.mean + apart * share[:, None], squares)
+        return StreamMoments(count, self.mean + apart * share[:, None], squares)
 
-    def at(self, streams: Any) -> Moments:
+    def at(self, streams: Any) -> StreamMoments:
         """Returns the moments of some of the streams."""
-        return Moments(self.count[streams], self.mean[streams], self.squares[streams])
+        return StreamMoments(self.count[streams], self.mean[streams], self.squares[streams])
 
-    def put(self, streams: Any, moments: Moments) -> None:
+    def put(self, streams: Any, moments: StreamMoments) -> None:
         """Replaces the moments of some of the streams, in place."""
         self.count[streams], self.mean[streams], self.squares[streams] = moments
 
-    def grown(self) -> Moments:
+    def grown(self) -> StreamMoments:
         """Returns the moments with one more, empty stream."""
-        return Moments(*(np.concatenate([part, np.zeros((1, *part.shape[1:]))]) for part in self))
+        return StreamMoments(*(np.concatenate([part, np.zeros((1, *part.shape[1:]))]) for part in self))
 
     def std(self) -> np.ndarray:
         """Returns ``[K, F]`` standard deviations (with ``count - 1``); 1 for streams with fewer than two vectors."""
@@ -88,16 +88,18 @@ class Grouping:
         self._counts = counts.astype(np.float64)
         self._place = np.repeat(np.arange(len(counts)), counts)
 
-    def moments(self, values: np.ndarray) -> Moments:
+    def moments(self, values: np.ndarray) -> StreamMoments:
         """Returns the moments of each of ``streams`` in ``[B, F]`` float64 values, computed in two passes."""
         if len(self.streams) == 1:
             mean = values.mean(axis=0)
-            return Moments(self._counts.copy(), mean[None], np.square(values - mean).sum(axis=0)[None])
+            return StreamMoments(self._counts.copy(), mean[None], np.square(values - mean).sum(axis=0)[None])
         if self._order is not None:
             values = values.take(self._order, axis=0)
         mean = np.add.reduceat(values, self._begins, axis=0) / self._counts[:, None]
         apart = values - mean.take(self._place, axis=0)
-        return Moments(self._counts.copy(), mean, np.add.reduceat(np.square(apart, out=apart), self._begins, axis=0))
+        return StreamMoments(
+            self._counts.copy(), mean, np.add.reduceat(np.square(apart, out=apart), self._begins, axis=0)
+        )
 
 
 class StatsTable:
@@ -109,8 +111,8 @@ class StatsTable:
 
     def __init__(self, features: int):
         self.keys: dict[Hashable, int] = {}
-        self.base = Moments.nothing(0, features)
-        self.own = Moments.nothing(0, features)
+        self.base = StreamMoments.nothing(0, features)
+        self.own = StreamMoments.nothing(0, features)
         self._merged = False
 
     def stream_of(self, key: Hashable) -> int:
@@ -120,14 +122,14 @@ class StatsTable:
             self.base, self.own = self.base.grown(), self.own.grown()
         return self.keys[key]
 
-    def add(self, streams: np.ndarray, moments: Moments) -> None:
+    def add(self, streams: np.ndarray, moments: StreamMoments) -> None:
         """Adds the moments of new vectors to some streams, which are given once each, in ascending order."""
         if len(streams) == len(self.keys):
             self.own = self.own.merged(moments)
         else:
             self.own.put(streams, self.own.at(streams).merged(moments))
 
-    def total(self, streams: np.ndarray) -> Moments:
+    def total(self, streams: np.ndarray) -> StreamMoments:
         """Returns the total moments of some streams, given as in ``add``. They must not be changed."""
         whole = len(streams) == len(self.keys)
         own = self.own if whole else self.own.at(streams)
@@ -139,11 +141,11 @@ class StatsTable:
         """Sets one stream's statistics from two results of ``to_state``."""
         stream = self.stream_of(key)
         for kept, given in ((self.base, base), (self.own, own)):
-            kept.put(stream, Moments(given["count"], given["mean"], given["squares"]))
+            kept.put(stream, StreamMoments(given["count"], given["mean"], given["squares"]))
         self._merged |= bool(base["count"])
 
 
-def to_state(moments: Moments, stream: int) -> dict[str, Any]:
+def to_state(moments: StreamMoments, stream: int) -> dict[str, Any]:
     """Returns one stream's statistics as plain data and copies of arrays."""
     return {
         "count": int(moments.count[stream]),
@@ -158,8 +160,8 @@ def merge_streams(states: list[dict[str, Any]]) -> dict[str, Any]:
     total = _moments(base)
     for state in states:
         total = total.merged(_moments(state["own"]))
-    return {"base": to_state(total, 0), "own": to_state(Moments.nothing(1, total.mean.shape[1]), 0)}
+    return {"base": to_state(total, 0), "own": to_state(StreamMoments.nothing(1, total.mean.shape[1]), 0)}
 
 
-def _moments(state: Mapping[str, Any]) -> Moments:
-    return Moments(np.array([float(state["count"])]), state["mean"][None], state["squares"][None])
+def _moments(state: Mapping[str, Any]) -> StreamMoments:
+    return StreamMoments(np.array([float(state["count"])]), state["mean"][None], state["squares"][None])

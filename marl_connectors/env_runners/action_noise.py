@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.action_masks import draw
+from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
@@ -23,7 +23,7 @@ from marl_connectors.trees import tree_map
 _CPU = torch.device("cpu")
 _MOST_STEPS = 128
 _MOST_NUMBERS = 2**18
-"""How many numbers are drawn at once, at most, so that they are still in the CPU's cache when they are needed."""
+"""The largest number of random numbers that are drawn at once, so that they fit into the CPU's cache."""
 
 
 @dataclass(slots=True)

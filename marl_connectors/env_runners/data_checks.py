@@ -22,7 +22,7 @@ from marl_connectors.env_runners.lane_group import Lane, LaneGroup
 from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -37,7 +37,7 @@ from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
 Episodes = Callable[[], Iterable[tuple[int, Episode]]]
 """Returns the episodes that have rows in the rollouts, each with its ``env_index``, for error messages."""
 _WARNINGS_A_PART = 8
-"""How many components of one part get a warning, at most. An image may have many components that are out of bounds."""
+"""The largest number of components of one part that get a warning. Images may have many that are out of bounds."""
 
 
 class OutOfBounds:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from marl_connectors.env_runners.run_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError
@@ -20,12 +20,12 @@ class DoneEpisode(NamedTuple):
     Attributes:
         episode: The last chunk of the episode.
         env_index: The sub-environment of the episode.
-        tally: The returns and the length of the episode.
+        summary: The returns and the length of the episode.
     """
 
     episode: Episode
     env_index: int
-    tally: EpisodeTally
+    summary: EpisodeSummary
 
 
 def shares(num_envs: int, num_episodes: int) -> list[int]:
@@ -87,7 +87,7 @@ def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:
         ConfigError: If both numbers are given, or one that is not a whole number of 0 or more.
     """
     if num_timesteps is not None and num_episodes is not None:
-        raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
+        raise ConfigError("EnvRunner.sample: expected num_timesteps or num_episodes, but got both. Leave one out.")
     for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 0):
             raise ConfigError(f"EnvRunner.sample: {name} must be a whole number of 0 or more, not {number!r}.")

@@ -30,13 +30,13 @@ from marl_connectors.env_runners.done_episodes import (
 )
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.env_runners.run_metrics import EpisodeTally, SamplingTimes, summarize
+from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.environments.vector.failures import EnvRestarts, FailureCounts
-from marl_connectors.environments.vector.replay import HISTORY_BYTES
+from marl_connectors.environments.vector.action_history import HISTORY_BYTES
+from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -165,7 +165,7 @@ class EnvRunner:
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
-        self._finished: list[EpisodeTally] = []
+        self._finished: list[EpisodeSummary] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
@@ -181,7 +181,7 @@ class EnvRunner:
                 make_episode=self._episodes.empty_episode,
                 sync=self._episodes.sync,
             )
-        self._tell_of_environment(None)
+        self._call_environment_created(None)
 
     def sample(
         self,
@@ -280,7 +280,7 @@ class EnvRunner:
         self._look_ahead()
         self._complete_fragment()
         self._episodes.take_done()
-        self._finished += [entry.tally for entry in done]
+        self._finished += [entry.summary for entry in done]
         episodes = [entry.episode for entry in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
@@ -291,7 +291,7 @@ class EnvRunner:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
-        self.callbacks.tell("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
+        self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
@@ -320,8 +320,8 @@ class EnvRunner:
             "rl_module": module,
         }
 
-    def _tell_of_environment(self, env_index: int | None) -> None:
-        self.callbacks.tell(
+    def _call_environment_created(self, env_index: int | None) -> None:
+        self.callbacks.call(
             "on_environment_created",
             env_runner=self,
             metrics_logger=self.callback_metrics,
@@ -383,7 +383,7 @@ class EnvRunner:
             self._place_in_time()
         episodes.observe(result)
         if episodes.callbacks is not None:
-            episodes.callbacks.went_on(result)
+            episodes.callbacks.stepped(result)
 
     def _reset_over(self, result: StepResult) -> None:
         if not result.late:
@@ -400,7 +400,7 @@ class EnvRunner:
             _LOG.warning("%s The sub-environment continues with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
-            self._tell_of_environment(index)
+            self._call_environment_created(index)
 
     def _show_ended(self) -> None:
         """Runs the env-to-module pieces on last observations, if pieces may write to episodes.
@@ -497,7 +497,7 @@ class EnvRunner:
 
     # Metrics since the last call.
 
-    def take_finished(self) -> list[EpisodeTally]:
+    def take_finished(self) -> list[EpisodeSummary]:
         """Returns the returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -582,7 +582,7 @@ class EnvRunner:
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._episodes.lanes.counts.get_state(),
-            "finished": [tally.get_state() for tally in self._finished],
+            "finished": [summary.get_state() for summary in self._finished],
             "uncredited_reward": self._uncredited_reward,
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
@@ -624,7 +624,7 @@ class EnvRunner:
         self.module_to_env.set_state(state["module_to_env"])
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
-        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
+        self._finished = [EpisodeSummary.from_state(summary) for summary in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0

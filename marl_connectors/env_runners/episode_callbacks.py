@@ -60,9 +60,9 @@ class EpisodeCallbacks:
         """
         self._left = None if shares is None else list(shares)
 
-    def _tell(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
+    def _call(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
         if self._left is None or self._left[env_index]:
-            self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._arguments())
+            self._calls.call(name, episode=episode, env_index=env_index, **more, **self._arguments())
 
     def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
         """Creates the next episodes of sub-environments that are about to be reset."""
@@ -71,7 +71,7 @@ class EpisodeCallbacks:
 
     def _create(self, env_index: int, id_: EpisodeID) -> Any:
         self._created[env_index] = episode = self._make_episode(id_)
-        self._tell("on_episode_created", episode, env_index)
+        self._call("on_episode_created", episode, env_index)
         return episode
 
     def take_created(self, sub_env: SubEnvironment) -> Any:
@@ -101,14 +101,14 @@ class EpisodeCallbacks:
             chunks = self._chunks.pop(episode.id_, [])
             if env_index not in dropped:
                 if self._wants_steps:
-                    self._tell("on_episode_step", episode, env_index)
-                self._tell("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
+                    self._call("on_episode_step", episode, env_index)
+                self._call("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
                 if self._left is not None and self._left[env_index]:
                     self._left[env_index] -= 1
             if env_index in late:
                 self.create([self._sub_envs[env_index]])
 
-    def went_on(self, result: StepResult) -> None:
+    def stepped(self, result: StepResult) -> None:
         """Calls the callbacks for beginnings and steps of episodes, after a step of all sub-environments was recorded.
 
         Sub-environments whose episode has ended and that rest now are left out.
@@ -121,14 +121,14 @@ class EpisodeCallbacks:
         self._sync()
         for env_index, episode in enumerate(self._ongoing):
             if env_index in begun:
-                self._tell("on_episode_start", episode, env_index)
+                self._call("on_episode_start", episode, env_index)
             elif self._wants_steps and env_index not in rest:
-                self._tell("on_episode_step", episode, env_index)
+                self._call("on_episode_step", episode, env_index)
 
     def started(self) -> None:
         """Calls ``on_episode_start`` after all sub-environments have begun an episode."""
         for env_index, episode in enumerate(self._ongoing):
-            self._tell("on_episode_start", episode, env_index)
+            self._call("on_episode_start", episode, env_index)
 
     def cut(self, chunks: Iterable[Episode]) -> None:
         """Keeps the chunks of ongoing episodes that a sample has returned, for ``on_episode_end``."""

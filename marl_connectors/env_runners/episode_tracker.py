@@ -12,19 +12,19 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
-from marl_connectors.env_runners.checkpoint_data import storable
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
+from marl_connectors.env_runners.forward_batch_state import storable
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
 from marl_connectors.env_runners.lane_table import LanesOfEnvs, LaneTable
-from marl_connectors.env_runners.run_metrics import EpisodeTally, end_together
-from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.env_runners.run_metrics import EpisodeSummary, end_together
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -94,7 +94,7 @@ class EpisodeTracker:
         self._rl_module = rl_module
         self._single_agent = single_agent
         self.lookback = lookback
-        self._tallies = [EpisodeTally() for _ in range(num_envs)]
+        self._summaries = [EpisodeSummary() for _ in range(num_envs)]
         self._begun: list[_Modules] = [{} for _ in range(num_envs)]  # the modules at the beginning of the episode
         # By env_index, if agents ended in the newest step: the episode, and these agents' episodes (None for all).
         self._ended: dict[int, tuple[Episode, list[SingleAgentEpisode] | None]] = {}
@@ -207,7 +207,7 @@ class EpisodeTracker:
         """Begins an episode in the lanes of its agents, and returns it."""
         index = sub_env.index
         lanes = self.lanes.by_env[index]
-        self._tallies[index] = EpisodeTally()
+        self._summaries[index] = EpisodeSummary()
         self._begun[index] = modules
         if episode is not None:
             for agent_id, module_id in modules.items():
@@ -223,7 +223,7 @@ class EpisodeTracker:
             view = lane.view(f"{index}-{sub_env.episode_number}")
             if self.callbacks is not None:
                 lane.episode = self.callbacks.take_created(sub_env)
-                lane.episode.go_on_in(view)
+                lane.episode.continue_in(view)
             return lane.episode
         episode.let_be_views(LiveViews(lanes))
         return episode
@@ -266,7 +266,7 @@ class EpisodeTracker:
             must be computed again.
         """
         self._ended = {}
-        if result.told is None:
+        if result.rewarded is None:
             for i, (group, pick) in enumerate(self.lanes.live):
                 own = result.rewards if pick is None or result.in_rows else pick(result.rewards)
                 self._credit(group, own[i] if result.in_rows else own, result)
@@ -274,10 +274,10 @@ class EpisodeTracker:
         else:
             for event in result.events:
                 self._credit_uncredited(event)
-            self._credit_told(result)
+            self._credit_waiting(result)
         if result.ends is None and not result.events:
-            return result.told is not None
-        if self._follow(result, reset_over) or result.told is not None:
+            return result.rewarded is not None
+        if self._follow(result, reset_over) or result.rewarded is not None:
             return True
         for group in self.lanes.groups:
             group.locate()
@@ -307,21 +307,21 @@ class EpisodeTracker:
         except (TypeError, ValueError) as error:
             raise bad_rewards(group, self._vector_env, rewards, result) from error
 
-    def _credit_told(self, result: StepResult) -> None:
+    def _credit_waiting(self, result: StepResult) -> None:
         """Records the rewards of waiting agents for their last actions, and those of absent agents."""
-        told: dict[LaneGroup, tuple[list[int], list[float]]] = {}
-        assert result.told is not None
+        waiting: dict[LaneGroup, tuple[list[int], list[float]]] = {}
+        assert result.rewarded is not None
         by_env = self.lanes.by_env
-        for (env_index, agent_id), reward in zip(result.told, result.rewards, strict=True):
+        for (env_index, agent_id), reward in zip(result.rewarded, result.rewards, strict=True):
             lane = by_env[env_index].get(agent_id)
             if lane is not None:  # the agent waits, as all agents of a turn-based sub-environment do
-                numbers, rewards = told.setdefault(lane.group, ([], []))
+                numbers, rewards = waiting.setdefault(lane.group, ([], []))
                 numbers.append(lane.number)
                 rewards.append(reward)
             elif reward:
                 self._credit_absent(env_index, agent_id, reward)
-        for group, (numbers, rewards) in told.items():
-            group.go_on(numbers, rewards)
+        for group, (numbers, rewards) in waiting.items():
+            group.credit_and_advance(numbers, rewards)
 
     def take_back(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
@@ -382,23 +382,23 @@ class EpisodeTracker:
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
         """Ends episodes for all of their agents."""
-        # Many short episodes may end in each step, so only little more than a tally is created for each episode.
+        # Many short episodes may end in each step, so only little more than a summary is created for each episode.
         lanes = self.lanes.of_envs(ends.indices)
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
-        paid = lanes.gathered(lambda group, numbers: group.paid(numbers))
+        returns = lanes.gathered(lambda group, numbers: group.total_returns(numbers))
         steps = ended.t_started + ended.stop_row - ended.start_row
         for index, infos in zip(ends.indices, ends.infos, strict=False):
             self.lanes.write_infos(index, infos)
         agent_ids, module_ids = zip(*map(self.lanes.members, ends.indices), strict=True)
-        tallies = [self._tallies[index] for index in ends.indices]
-        are_first = [tally.is_empty for tally in tallies]
-        end_together(tallies, ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
+        summaries = [self._summaries[index] for index in ends.indices]
+        are_first = [summary.is_empty for summary in summaries]
+        end_together(summaries, ends.t, agent_ids, module_ids, returns, ends.truncated, steps, lanes.begins)
         for index, begin, own, is_first in zip(ends.indices, lanes.begins.tolist(), agent_ids, are_first, strict=True):
             self._freeze(index, EndedViews(ended, begin, own))
             agent_episodes = None if is_first else [lane.episode for lane in self.lanes.by_env[index].values()]
             self._ended[index] = self.ongoing[index], agent_episodes
-            self._end_episode(index, self._tallies[index])
+            self._end_episode(index, self._summaries[index])
 
     def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
         """Records the last observations in the newest rows of the agents' lanes."""
@@ -451,7 +451,7 @@ class EpisodeTracker:
                 group.begin_again(numbers)
         for index, episode in again:
             self._forget_views(index)
-            self._tallies[index] = EpisodeTally()
+            self._summaries[index] = EpisodeSummary()
             self.ongoing[index] = self._of_lanes(index, episode)
         return rearranged
 
@@ -507,11 +507,11 @@ class EpisodeTracker:
         if leaving:
             self._end_agents(leaving, result)
         for event in followed:
-            if result.told is None:
+            if result.rewarded is None:
                 self._credit_uncredited(event)
             if event.is_over:
-                self._tallies[event.index].length = event.t
-                self._end_episode(event.index, self._tallies[event.index])
+                self._summaries[event.index].length = event.t
+                self._end_episode(event.index, self._summaries[event.index])
         left = [lane for event, lane in leaving if not event.is_over]
         self.lanes.close(left)
         return self._begin_agents([event for event in followed if not event.is_over]) or bool(left)
@@ -531,11 +531,11 @@ class EpisodeTracker:
             own = [leaving[place] for place in places]
             self._observe_last(group, own, result)
             numbers = np.array([lane.number for _, lane in own])
-            paid, rows, start_rows = group.paid(numbers), group.rows_of(numbers), group.start_row[numbers]
+            returns, rows, start_rows = group.total_returns(numbers), group.rows_of(numbers), group.start_row[numbers]
             steps = group.t_started[numbers] + rows - start_rows
-            for place, *of_agent in zip(places, rows.tolist(), paid.tolist(), steps.tolist(), strict=True):
+            for place, *of_agent in zip(places, rows.tolist(), returns.tolist(), steps.tolist(), strict=True):
                 found[place] = of_agent
-        for (event, lane), (row, paid, steps) in zip(leaving, found, strict=True):
+        for (event, lane), (row, returns, steps) in zip(leaving, found, strict=True):
             agent_id, rollout, agent_episode = lane.agent_id, lane.group.rollout, lane.episode
             info = event.infos.get(agent_id)
             if info:
@@ -546,7 +546,7 @@ class EpisodeTracker:
             lane.storage.stop_row = row
             ended = self._ended.setdefault(event.index, (self.ongoing[event.index], []))
             ended[1].append(agent_episode)  # type: ignore[union-attr]
-            self._tallies[event.index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+            self._summaries[event.index].end_life(agent_id, lane.module_id, returns, truncated, steps)
 
     def _observe_last(self, group: LaneGroup, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
         """Records the last observations of agents that leave. If there is none, the previous one is repeated."""
@@ -592,15 +592,15 @@ class EpisodeTracker:
             agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
         else:
             agent_episode.uncredited_reward += reward
-        self._tallies[env_index].pay(agent_id, reward)
+        self._summaries[env_index].credit_absent_agent(agent_id, reward)
 
-    def _end_episode(self, index: int, tally: EpisodeTally) -> None:
+    def _end_episode(self, index: int, summary: EpisodeSummary) -> None:
         episode = self.ongoing[index]
         if isinstance(episode, MultiAgentEpisode):
-            episode.env_t = tally.length
-            episode.is_truncated = tally.is_truncated
-            episode.is_terminated = not tally.is_truncated
-        self.done.append(DoneEpisode(episode, index, tally))
+            episode.env_t = summary.length
+            episode.is_truncated = summary.is_truncated
+            episode.is_terminated = not summary.is_truncated
+        self.done.append(DoneEpisode(episode, index, summary))
 
     def _drop_episode(self, event: Event) -> None:
         """Counts an episode as dropped after a failed step. The chunks of it that were returned stay valid."""
@@ -713,10 +713,10 @@ class EpisodeTracker:
                     "number": sub_env.episode_number,
                     "actions": sub_env.history.get_state(),
                     "memory": _memory_of(episode),
-                    "tally": tally.get_state(),
+                    "tally": summary.get_state(),
                     "tasks": _tasks_of(sub_env),
                 }
-                for sub_env, episode, tally in zip(sub_envs, self.ongoing, self._tallies, strict=True)
+                for sub_env, episode, summary in zip(sub_envs, self.ongoing, self._summaries, strict=True)
             ],
             "observed": self._observed,
             "groups": [
@@ -776,7 +776,7 @@ class EpisodeTracker:
             _set_task(sub_env, at_reset)
             self._replay(sub_env, own["actions"], [pair for pair in restored if pair[0].env_index == sub_env.index])
             _set_task(sub_env, now)
-            self._tallies[sub_env.index] = EpisodeTally.from_state(own["tally"])
+            self._summaries[sub_env.index] = EpisodeSummary.from_state(own["tally"])
             self._begun[sub_env.index] = {a: lane.module_id for a, lane in self.lanes.by_env[sub_env.index].items()}
             episode = self._continued_episode(sub_env, f"{sub_env.index}-{sub_env.episode_number}", with_views=True)
             _remember(episode, own["memory"])

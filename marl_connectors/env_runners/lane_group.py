@@ -413,7 +413,7 @@ class LaneGroup:
         self._first = None
         return rows
 
-    def go_on(self, numbers: Any, rewards: Any) -> None:
+    def credit_and_advance(self, numbers: Any, rewards: Any) -> None:
         """Records the rewards of waiting lanes for their newest rows, and moves the lanes to their next rows.
 
         Args:
@@ -523,7 +523,7 @@ class LaneGroup:
         rows = np.arange(low, high)[:, None]
         return np.where((rows >= first_rows) & (rows < last_rows), rewards, 0.0).sum(axis=0)
 
-    def paid(self, numbers: np.ndarray) -> np.ndarray:
+    def total_returns(self, numbers: np.ndarray) -> np.ndarray:
         """Returns ``[N]`` the sums of the rewards in all chunks of the episodes. ``numbers`` must not be empty."""
         return self.earlier_return[numbers] + self.returns(numbers)
 

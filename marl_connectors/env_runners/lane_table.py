@@ -20,7 +20,7 @@ from marl_connectors.rl_module.states import state_kind
 from marl_connectors.typing import AgentID, ModuleID
 
 _REMEMBERED_SPACES = 1000
-"""For how many pairs of spaces the table remembers their group, because comparing spaces is slow."""
+"""The number of pairs of spaces whose group the table remembers, because comparing spaces is slow."""
 
 
 class LanesOfEnvs:

@@ -119,7 +119,7 @@ class EndedTogether(NamedTuple):
 
 
 @dataclass(slots=True)
-class EpisodeTally:
+class EpisodeSummary:
     """The returns and the length of an episode in bounded memory.
 
     They are kept agent by agent, or in columns if all agents ended together.
@@ -182,7 +182,7 @@ class EpisodeTally:
             steps = former.earlier_steps + former.life_steps
             agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, life_steps, lives, returns, steps)
 
-    def pay(self, agent_id: AgentID, reward: float) -> None:
+    def credit_absent_agent(self, agent_id: AgentID, reward: float) -> None:
         """Adds a reward of an absent agent: one after its end, or before its first action."""
         self.take_apart()
         self.episode_return += reward
@@ -227,7 +227,7 @@ class EpisodeTally:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the tally as plain data and arrays. There are fewer arrays if all agents ended together."""
+        """Returns the summary as plain data and arrays. There are fewer arrays if all agents ended together."""
         if self.together is not None:
             own = {name: list(v) if isinstance(v, tuple) else v for name, v in self.together._asdict().items()}
             return {"length": self.length, "episode_return": self.episode_return, **own}
@@ -248,8 +248,8 @@ class EpisodeTally:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> EpisodeTally:
-        """Returns the tally whose ``get_state`` returned ``state``."""
+    def from_state(cls, state: Mapping[str, Any]) -> EpisodeSummary:
+        """Returns the summary whose ``get_state`` returned ``state``."""
         if "returns" in state:
             columns = {name: state[name] for name in EndedTogether._fields}
             ids = {name: tuple(state[name]) for name in ("agent_ids", "module_ids")}
@@ -266,7 +266,7 @@ class EpisodeTally:
 
 
 def end_together(
-    tallies: Sequence[EpisodeTally],
+    summaries: Sequence[EpisodeSummary],
     lengths: Sequence[int],
     agent_ids: Sequence[tuple[AgentID, ...]],
     module_ids: Sequence[tuple[ModuleID, ...]],
@@ -275,10 +275,10 @@ def end_together(
     steps: np.ndarray,
     begins: np.ndarray,
 ) -> None:
-    """Adds the last agents of several episodes to their tallies.
+    """Adds the last agents of several episodes to their summaries.
 
     Args:
-        tallies: The tally of each episode.
+        summaries: The summary of each episode.
         lengths: The number of env steps of each episode.
         agent_ids: The agents of each episode.
         module_ids: The modules of these agents.
@@ -290,18 +290,18 @@ def end_together(
     totals = np.add.reduceat(returns, begins).tolist()
     any_truncated = np.logical_or.reduceat(truncated, begins).tolist()
     bounds = pairwise([*begins.tolist(), len(returns)])
-    episodes = zip(tallies, lengths, totals, any_truncated, agent_ids, module_ids, bounds, strict=True)
-    for tally, length, total, is_truncated, agents, modules, (begin, end) in episodes:
+    episodes = zip(summaries, lengths, totals, any_truncated, agent_ids, module_ids, bounds, strict=True)
+    for summary, length, total, is_truncated, agents, modules, (begin, end) in episodes:
         columns = returns[begin:end], truncated[begin:end], steps[begin:end]
-        tally.length = length
-        tally.end_together(total, EndedTogether(is_truncated, agents, modules, *columns))
+        summary.length = length
+        summary.end_together(total, EndedTogether(is_truncated, agents, modules, *columns))
 
 
-def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
+def summarize(episodes: Collection[EpisodeSummary]) -> dict[str, Any]:
     """Summarizes finished episodes.
 
     Args:
-        episodes: The tallies of the episodes.
+        episodes: The summaries of the episodes.
 
     Returns:
         ``episode_return_mean/min/max`` (a multi-agent episode's return is the sum of its agents' rewards),
@@ -375,7 +375,7 @@ def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SamplingTimes:
-    """How long the parts of sampling took, in seconds.
+    """The durations of the parts of sampling, in seconds.
 
     ``sample`` is more than the sum of the other times. The rest is the time to record the environments' data and to run
     callbacks.

@@ -20,17 +20,17 @@ from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
 from marl_connectors.connectors.connector_pipeline_v2 import BoundCall, ConnectorPipelineV2, cause_of
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
-from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, GetActions
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch,
 )
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
 from marl_connectors.env_runners.action_noise import ActionNoise, random_columns
-from marl_connectors.env_runners.checkpoint_data import batch_from_state, batch_to_state
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
+from marl_connectors.env_runners.forward_batch_state import batch_from_state, batch_to_state
 from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
@@ -42,7 +42,7 @@ from marl_connectors.trees import tree_map
 
 _NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
-"""How many lane layouts stay bound, because the same layouts recur when few agents act at a time, or agents change."""
+"""The number of lane layouts that stay bound, because layouts recur if few agents act at a time or agents change."""
 
 
 class _Step(NamedTuple):

@@ -9,19 +9,19 @@ from typing import Any, Protocol
 import gymnasium as gym
 from gymnasium import Space
 
-from marl_connectors.connectors.action_masks import ACTION_MASK
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
-from marl_connectors.environments.vector.batched import gymnasium_vector_env
-from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, close_env, errors_named
+from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID

@@ -18,7 +18,7 @@ from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
 class AgentChunk(NamedTuple):
-    """An agent's episode, or a chunk of it, that nobody has asked for yet.
+    """An agent's episode, or a chunk of it, that was not created yet.
 
     Attributes:
         whole: The MultiAgentEpisode.
@@ -67,7 +67,7 @@ class AgentChunk(NamedTuple):
         return self.t_started <= self.start_row - self.first_row
 
     def episode(self) -> SingleAgentEpisode:
-        """Returns the episode itself, which is made if nobody has asked for it before."""
+        """Returns the episode, which is created at the first call."""
         return self.whole.agent_episodes[self.agent_id]
 
 

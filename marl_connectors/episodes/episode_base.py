@@ -1,4 +1,4 @@
-"""What episodes of one agent and of many have in common."""
+"""The base class of episodes of one agent and of many."""
 
 from __future__ import annotations
 

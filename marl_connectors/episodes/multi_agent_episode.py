@@ -404,7 +404,7 @@ class MultiAgentEpisode(EpisodeBase):
     def uncredited_reward(self) -> float:
         """The sum of all rewards that belong to no action in this chunk; see ``SingleAgentEpisode``."""
         unclaimed = sum(self._unclaimed.values()) if self._unclaimed else 0.0
-        if self.agent_views is not None:  # agents' episodes that nobody has asked for have no such rewards
+        if self.agent_views is not None:  # agents' episodes that were not created have no such rewards
             return unclaimed
         return unclaimed + sum(episode.uncredited_reward for episode in self.all_agent_episodes())
 
@@ -581,7 +581,9 @@ class MultiAgentEpisode(EpisodeBase):
             EpisodeError: If the observations or infos are invalid.
         """
         if observations is None:
-            raise EpisodeError(f"{self.who}: observations must be a dict, but None came. Give {{}} if nobody observes.")
+            raise EpisodeError(
+                f"{self.who}: expected a dict of observations, but got None. Pass {{}} if no agent observes."
+            )
         self._check_mappings(observations, infos)
         if ALL in observations:
             raise EpisodeError(f"{self.who}: {ALL!r} is no agent, but observes. It belongs among the done flags.")

@@ -51,7 +51,7 @@ def rows_of_episodes(
 
     Args:
         episodes: Episodes with at least one step each, of the modules ``module_ids`` only, or ``AgentChunk``s of
-            episodes that nobody has asked for; these are not made.
+            episodes that were not created yet, and are not created here.
         module_ids: The modules, in the order wanted.
         last_only: Whether to leave out the steps.
         with_lookback: Whether to include the lookback. The episodes need no steps then.
@@ -110,9 +110,9 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
     """Copies episodes with like spaces and columns into one rollout of one lane, and makes the episodes its views."""
     rest = episodes
     while rest:
-        kind = _kind(rest[0])
-        alike = [e for e in rest if _kind(e) == kind]
-        rest = [e for e in rest if _kind(e) != kind]
+        kind = _columns_of(rest[0])
+        alike = [e for e in rest if _columns_of(e) == kind]
+        rest = [e for e in rest if _columns_of(e) != kind]
         counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
         names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *alike[0].storage.extra_keys())
         columns = {name: _joined(alike, name, counts) for name in names}
@@ -127,7 +127,7 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
             episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
 
 
-def _kind(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
+def _columns_of(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
     storage = episode.storage
     return episode.observation_space, episode.action_space, storage.actions_from_0, frozenset(storage.extra_keys())
 

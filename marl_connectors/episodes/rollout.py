@@ -95,11 +95,11 @@ class Rollout:
         infos: Position to the info dict that came with the observation; empty infos are left out.
         cursor: ``[num_lanes]`` int64, position of each lane's newest row.
         pending: ``[num_lanes]`` bool, True where the agent has acted on its newest row and waits.
-        layered: Of the columns to which items of other shapes were written back, which layer holds each row: 0 the
-            environment's.
-        given: Of the columns that somebody added after the fact, ``[num_rows * num_lanes]`` bool, where they did; all
-            other columns are of all agents.
-        actions_from_0: Whether actions of a Discrete space are without its ``start``, as modules give them.
+        layered: For columns to which items of other shapes were written back, the layer of each row. Layer 0 has the
+            environment's data.
+        given: For columns that were added to some episodes later, ``[num_rows * num_lanes]`` bool, whether a row has
+            them. All other columns exist for all agents.
+        actions_from_0: Whether actions of a Discrete space are stored without its ``start``, as modules return them.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class Rollout:
         self.infos: dict[int, dict] = {}
         self.cursor = np.arange(num_lanes)
         self.pending = np.zeros(num_lanes, bool)
-        # Of columns that pieces gave other shapes: one column for each shape, the environment's first.
+        # For columns to which pieces wrote other shapes: one column for each shape, the environment's first.
         self._layers: dict[str, list[Tree]] = {}
         self.layered: dict[str, np.ndarray] = {}
         self.given: dict[str, np.ndarray] = {}
@@ -167,13 +167,13 @@ class Rollout:
     def observe(
         self, positions: Positions, observations: Tree | list[Any], t: int | np.ndarray, states: Tree | None = None
     ) -> None:
-        """Opens rows. A hot path.
+        """Opens rows. This must be fast.
 
         Args:
-            positions: Of ``B`` rows.
+            positions: The positions of ``B`` rows.
             observations: ``[B, ...]`` of the observation space, or a list of ``B`` items.
-            t: The env step(s) at which they were made.
-            states: ``[B, ...]`` the environments' states at that time, where they are kept.
+            t: The env step(s) of the observations.
+            states: ``[B, ...]``, the environments' states at that time; None if states are not used.
 
         Raises:
             TypeError: If the items are not numbers.
@@ -200,7 +200,7 @@ class Rollout:
             self.record(positions, {Columns.ENV_STATE: states})
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
-        """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
+        """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
         columns, layered, given = self.columns, self.layered, self.given
         for name, values in outputs.items():
             column: Any = columns.get(name)
@@ -211,7 +211,7 @@ class Rollout:
                 self._record(name, positions, values)
 
     def _record(self, name: str, positions: Positions, values: Tree) -> None:
-        """Writes one column, which may not be there yet."""
+        """Writes one column, which is added if it does not exist."""
         if name not in self.columns:
             size = self.num_rows * self.num_lanes
             self.columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
@@ -264,8 +264,8 @@ class Rollout:
             return take(layers[0] if layers else self.columns[name], positions)
         if not all(alike(layers[0], layer) for layer in layers[1:]):
             raise EpisodeError(
-                f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
-                f"connector piece wrote back, the others hold another one or the environment's. A piece that changes "
+                f"Rollout: of {level.size} rows, {int((level > 0).sum())} have a {name!r} of another shape that a "
+                f"connector piece has written, and the others do not. A piece that changes "
                 f"the shape of {name!r} must write it for every agent at every step, or put its result in the batch "
                 f"instead of the episodes."
             )
@@ -279,11 +279,11 @@ class Rollout:
         return tree_map(mixed, *layers)
 
     def holds(self, name: str, first: np.ndarray | int, last: np.ndarray | int) -> bool:
-        """Whether each of some agent episodes has a column: that of all agents, or one that was added to it.
+        """Returns whether each of some agent episodes has a column: that of all agents, or one that was added to it.
 
         Args:
             name: The column.
-            first: ``[N]`` positions of the episodes' oldest rows, or that of one.
+            first: ``[N]`` positions of the episodes' oldest rows, or the position of one.
             last: ``[N]`` positions of their newest rows, each in the same lane as its ``first``.
         """
         if name not in self.given:
@@ -307,9 +307,9 @@ class Rollout:
         return all(alike(layers[0], layer) for layer in layers[1:])
 
     def write(self, name: str, positions: Positions, values: Tree) -> None:
-        """Writes items back; values of another shape or type than the column's get a column of their own.
+        """Writes items back. Values of another shape or type than the column's are stored in a column of their own.
 
-        So do all observations: what the environment gave stays (``source``).
+        This is also done for all observations, so that the environment's data are kept (``source``).
         """
         column: Any = self.columns.get(name)
         levels = self.layered.get(name)
@@ -340,7 +340,7 @@ class Rollout:
             self.given[name][positions] = True
 
     def write_item(self, name: str, position: int, item: Any) -> None:
-        """What ``write`` does, for a single row. A hot path: most items are like those written last."""
+        """Does the same as ``write`` for a single row. It must be fast if the item is like those written last."""
         column: Any = self.columns.get(name)
         levels = self.layered.get(name)
         is_written = levels is not None or name != Columns.OBS
@@ -353,16 +353,16 @@ class Rollout:
         self.write(name, slice(position, position + 1), spaces.stack([item]))
 
     def continued(self, num_rows: int, lookback: int, oldest: np.ndarray | None = None) -> Rollout:
-        """A fresh rollout that goes on where this one stopped; nothing is shared with this one.
+        """Returns a new rollout that continues where this one ended. It shares no data with this one.
 
-        Each lane's newest row becomes row ``lookback``, and of the ``lookback`` rows before it those come along that
-        belong to the same episode. All other rows are empty, as those of a rollout that was just made.
+        Each lane's newest row becomes row ``lookback``. Of the ``lookback`` rows before it, those of the same episode
+        are copied, too. All other rows are empty.
 
         Args:
-            num_rows: Of the new rollout.
-            lookback: How many rows to keep before the newest ones.
-            oldest: ``[num_lanes]`` the row of each lane from which on rows may come along; the row after the newest one
-                for a lane that is not in use. None for all rows there are.
+            num_rows: The number of rows of the new rollout.
+            lookback: The number of rows to keep before the newest ones.
+            oldest: ``[num_lanes]``, the first row of each lane that may be copied, which is the row after the newest
+                one for a lane that is not in use. None if all rows may be copied.
         """
         here = self.cursor + self.num_lanes * np.arange(-lookback, 1)[:, None]  # [lookback + 1, num_lanes]
         kept = here >= (0 if oldest is None else oldest * self.num_lanes)
@@ -394,7 +394,7 @@ class Rollout:
         return new
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the rows that a fresh rollout starts with, up to the lowest cursor, as arrays."""
+        """Returns the rows that a new rollout starts with, up to the lowest cursor, as arrays."""
         size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
         return {
             "columns": {name: take(column, slice(0, size)) for name, column in self.columns.items()},
@@ -406,7 +406,7 @@ class Rollout:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_state`` returned; this rollout must have as many lanes and enough rows."""
+        """Restores the state of ``get_state``. This rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
         state = {"given": {}, **state}  # states of older versions lack it
         for home, saved in (

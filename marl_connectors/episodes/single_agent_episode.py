@@ -238,8 +238,8 @@ class SingleAgentEpisode(EpisodeBase):
         other._copy_notes(self)
         return other
 
-    def go_on_in(self, other: SingleAgentEpisode) -> None:
-        """Continues in the storage of another episode, with its identity; keeps its own notes. For runners."""
+    def continue_in(self, other: SingleAgentEpisode) -> None:
+        """Continues in the storage of another episode, with its ids. ``custom_data`` is kept. This is for runners."""
         notes = self._custom_data
         self._init(
             other.storage,

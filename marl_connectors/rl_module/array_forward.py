@@ -45,7 +45,7 @@ _WIDTH = 16
 _FEW = 8
 """The largest number of modules of different architectures that are bound one after another."""
 _SPARE_ROWS = 1024
-"""The number of rows of padding that costs about as much as running a module by itself."""
+"""The number of rows of padding that costs about as much as running a module alone."""
 
 Finish = Callable[[np.ndarray], np.ndarray]
 Chain = Sequence[MLP | RecurrentLayer]

@@ -67,7 +67,7 @@ InitializerKwargs = Annotated[Mapping[str, Any] | None, optional(dict_of(text())
 
 @dataclasses.dataclass
 class DefaultModelConfig(ChecksFields):
-    """What the default modules look like. A plain dict with the same keys works too.
+    """The settings of the default modules. A plain dict with the same keys works too.
 
     An initializer is the name of a function in ``torch.nn.init`` (``"xavier_uniform_"``), or a function that fills a
     tensor in place; None for orthogonal weights and biases of 0. Its ``..._kwargs`` are passed to it.
@@ -184,5 +184,5 @@ class DefaultModelConfig(ChecksFields):
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON data, but for initializers that are functions."""
+        """Returns the settings as JSON data, except for initializers that are functions."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}

@@ -233,7 +233,7 @@ class MultiRLModule(nn.Module):
             output.update(getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs))
             return
         bucket = self.bucket_of(group.module_ids)
-        if bucket is not None and (is_whole(bucket, group) or StackedRows.pays(bucket, group)):
+        if bucket is not None and (is_whole(bucket, group) or StackedRows.is_worthwhile(bucket, group)):
             output.update(run_stacked(bucket, group, f"forward_{purpose}", **kwargs))
             return
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
@@ -415,7 +415,7 @@ _SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLMod
 
 @dataclasses.dataclass
 class MultiRLModuleSpec(ChecksFields):
-    """How to build a MultiRLModule. Fields that are None are set from the algorithm's config and the environment.
+    """The settings for building a MultiRLModule. Fields that are None follow from the config and the environment.
 
     Attributes:
         multi_rl_module_class: MultiRLModule or a subclass.

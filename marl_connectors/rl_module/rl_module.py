@@ -19,7 +19,8 @@ from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
 from marl_connectors.rl_module.calls import called_for_columns
-from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
+from marl_connectors.rl_module.distributions import Distribution, default_distribution
+from marl_connectors.rl_module.masked_logits import without_forbidden
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
@@ -288,7 +289,7 @@ FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
 @dataclasses.dataclass
 class RLModuleSpec(ChecksFields):
-    """How to build an RLModule. Fields that are None are set from the algorithm's config and the environment.
+    """The settings for building an RLModule. Fields that are None follow from the config and the environment.
 
     Attributes:
         module_class: The RLModule subclass.

@@ -24,7 +24,7 @@ from marl_connectors.typing import ModuleID
 _MAX_STACKS = 64
 """The number of selections of members for which a bucket keeps a stack."""
 SPARE_ROWS = 1024
-"""The number of rows of padding that costs about as much as running a module by itself."""
+"""The number of rows of padding that costs about as much as running a module alone."""
 _FEW = 3
 """Fewer modules than this run faster one after another than with padded rows."""
 
@@ -362,7 +362,7 @@ def is_whole(bucket: Bucket, group: ColumnGroup) -> bool:
 def stacking_of(rl_module: Any, group: ColumnGroup) -> Stacking | None:
     """Returns the mapping by which a MultiRLModule stacks a group's rows; None if it needs none."""
     bucket = rl_module.bucket_of(group.module_ids) if hasattr(rl_module, "bucket_of") else None
-    if bucket is None or not StackedRows.pays(bucket, group):
+    if bucket is None or not StackedRows.is_worthwhile(bucket, group):
         return None
     return None if group.sequences is None and is_whole(bucket, group) else Stacking(bucket, group)
 
@@ -383,7 +383,7 @@ class StackedRows(Mapping[str, Any]):
             self._columns = PaddedColumns(group, self._sequences, 0, self._stacking.rows)
 
     @staticmethod
-    def pays(bucket: Bucket, group: ColumnGroup) -> bool:
+    def is_worthwhile(bucket: Bucket, group: ColumnGroup) -> bool:
         """Whether running a group's modules together costs less than running one after another."""
         sequences, number, members = group.sequences, len(group.module_ids), len(bucket.module_ids)
         if number < 2 or 2 * number < members:

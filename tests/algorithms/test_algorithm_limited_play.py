@@ -66,7 +66,7 @@ def test_a_sample_that_ends_early_has_the_first_episodes_of_the_whole_one(at_ran
         runner = algo._runner(algo.config, 5, 3, for_training=False)
         with algo._borrowed(runner):
             episodes = runner.sample(num_episodes=12, random_actions=at_random, is_enough=is_enough)
-            assert [tally.length for tally in runner.take_finished()] == [len(episode) for episode in episodes]
+            assert [summary.length for summary in runner.take_finished()] == [len(episode) for episode in episodes]
             return {episode.id_: episode.get_observations().tolist() for episode in episodes}
 
     whole, numbers = sampled(), []

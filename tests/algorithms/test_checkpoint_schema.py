@@ -164,7 +164,7 @@ def test_the_checkpoint_of_the_report_is_refused(changed, tmp_path):
     for way in ((*SETTINGS, "model_config"), (*SPEC, "model_config")):
         path = changed(*way, to=kind)
         for load in (load_policy, Algorithm.from_checkpoint):
-            with pytest.raises(CheckpointError, match=r"'subprocess' is a module of Python itself"):
+            with pytest.raises(CheckpointError, match=r"'subprocess' is a module of Python or"):
                 load(path)
     assert not target.exists()
 
@@ -310,7 +310,7 @@ def run(saved, tmp_path):
 def test_latest_names_a_folder_beside_it_or_nothing(run, text):
     latest = run / "checkpoints" / "latest"
     latest.write_text(text.format(outside=run.parent / "outside"))
-    with pytest.raises(CheckpointError, match=r"latest holds .*Write the name of a folder"):
+    with pytest.raises(CheckpointError, match=r"latest contains .*Write the name of a folder"):
         find_checkpoint(run)
     latest.write_text("000001\n")
     assert find_checkpoint(run) == run / "checkpoints" / "000001"
@@ -323,7 +323,7 @@ def test_latest_that_is_no_text_or_leads_out_by_a_link_is_refused(run):
         load_policy(run)
     (run / "checkpoints" / "000002").symlink_to(run.parent / "outside")
     latest.write_text("000002")
-    with pytest.raises(CheckpointError, match="leads out of the run"):
+    with pytest.raises(CheckpointError, match="is outside of the run"):
         load_policy(run)
     latest.unlink()
     latest.mkdir()

@@ -12,9 +12,9 @@ from helpers.envs.gymnasium_envs import Counting, Walk
 from helpers.envs.scripted_envs import small_config
 from helpers.envs.sound_envs import Sound
 from marl_connectors import Algorithm, Callbacks, ConfigError, EnvError, register_env
-from marl_connectors.environments.vector.batched import NextStepVectorEnv
-from marl_connectors.environments.vector.subproc import WorkerVectorEnv
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.batched_vector_env import NextStepVectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
+from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv
 
 
 def configured(env="CartPole-v1", mode="sync", copies=2, **settings):

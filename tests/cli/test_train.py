@@ -192,7 +192,7 @@ def test_an_error_later_keeps_what_there_is(command, build):
         (["train", "--resume", "taken"], "taken is not the folder of a run, because it has no config.json"),
         (["trian"], "invalid choice: 'trian'"),
         ([], "required: COMMAND"),
-        (["evaluate", "nowhere"], "there is nothing"),
+        (["evaluate", "nowhere"], "nothing is there"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2_and_leaves_nothing(command, words, message):

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError

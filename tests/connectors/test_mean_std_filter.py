@@ -11,7 +11,7 @@ from helpers.episodes.observation_histories import as_spaces, newest, play
 from helpers.examples import examples
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.running_stats import Moments
+from marl_connectors.connectors.running_stats import StreamMoments
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -132,7 +132,7 @@ def test_far_from_zero_the_deviation_is_still_right():
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-50, 50)), min_size=1, max_size=30))
 def test_moments_of_many_streams_are_those_of_each(pairs):
     index, values = np.array([i for i, _ in pairs]), np.array([[x] for _, x in pairs])
-    streams, moments = Moments.of(values, index)
+    streams, moments = StreamMoments.of(values, index)
     assert streams.tolist() == sorted(set(index.tolist()))
     for i, stream in enumerate(streams):
         own = values[index == stream]

@@ -105,7 +105,7 @@ def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_t
 def test_observations_of_two_shapes_in_one_run_are_an_error_that_says_so():
     rollout = played(3, 2)
     rollout.write(Columns.OBS, slice(2, 4), np.zeros((2, 5), np.float32))
-    with pytest.raises(EpisodeError, match="of another shape that a connector piece wrote back"):
+    with pytest.raises(EpisodeError, match="of another shape that a connector piece has written"):
         Steps(rows_at(rollout, 2, [0, 0]), AgentLookup()).recent(Columns.OBS, 2, newest=0, who="test")
 
 

@@ -266,8 +266,11 @@ class OlderGym(Alone):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (OldGym, r"step\(\) gave 4 values\. Return 5: observations, rewards, terminations, truncations and infos\."),
-        (OlderGym, r"reset\(\) gave array\(\[0\.\], dtype=float32\)\. Return 2: observations and infos\."),
+        (
+            OldGym,
+            r"step\(\) returned 4 values\. Return 5: observations, rewards, terminations, truncations and infos\.",
+        ),
+        (OlderGym, r"reset\(\) returned array\(\[0\.\], dtype=float32\)\. Return 2: observations and infos\."),
     ],
 )
 def test_what_is_not_gymnasiums_is_told(env, words, check):

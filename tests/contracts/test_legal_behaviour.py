@@ -543,9 +543,9 @@ def test_episodes_may_be_one_step_long_or_thousands(length, episodes):
     done = [e for e in parts if e.is_done]
     assert len(done) == episodes if length > 1 else len(done) >= episodes
     assert sum(e.env_steps() for e in parts if e.id_ == "0-0") == length
-    tallies = algo.env_runner.take_finished()
-    assert {tally.length for tally in tallies} == {length}
-    assert tallies[0].episode_return == length * (length + 1)
+    summaries = algo.env_runner.take_finished()
+    assert {summary.length for summary in summaries} == {length}
+    assert summaries[0].episode_return == length * (length + 1)
 
 
 def test_a_slow_reset_delays_and_does_no_more():

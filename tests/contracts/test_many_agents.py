@@ -16,7 +16,7 @@ from pettingzoo import ParallelEnv
 from helpers.envs.scripted_envs import BOX, small_config
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.env_runners import episode_tracker
-from marl_connectors.environments.vector import replay
+from marl_connectors.environments.vector import action_history
 
 NEW = 100
 FRAGMENT = 10
@@ -106,7 +106,7 @@ def endless(tmp_path_factory):
     """What is reachable, and how large a checkpoint is, after 10,000 agents and after 20,000; and how it goes on."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "checkpoint: an ongoing episode was too long to be replayed")
-        patch.setattr(replay, "HISTORY_BYTES", 10_000)
+        patch.setattr(action_history, "HISTORY_BYTES", 10_000)
         patch.setattr(episode_tracker, "_PACK_AFTER", 30)
         algo = config_of(Passing).build_algo()
         found, folders, uncredited = [], [], 0.0
@@ -139,9 +139,9 @@ def test_every_reward_is_still_accounted_for(endless):
     algo, _, _, uncredited = endless
     # The agents that ended in the last step of a fragment are paid late in the next one: 19 times.
     assert uncredited == 0.25 * NEW * 19
-    (tally,) = algo.env_runner._episodes._tallies
+    (summary,) = algo.env_runner._episodes._summaries
     # All but the first step ended 100 agents that had earned 2.0, and all but the first two paid 100 agents late.
-    assert tally.episode_return == NEW * (2.0 * 199 + 0.25 * 198)
+    assert summary.episode_return == NEW * (2.0 * 199 + 0.25 * 198)
 
 
 def test_an_episode_too_long_to_be_replayed_is_begun_anew(endless):

@@ -153,10 +153,12 @@ def test_four_values_from_step_and_one_from_reset_are_named_as_those_of_the_old_
             return np.zeros(2, np.float32)
 
     with pytest.raises(
-        EnvError, match=r"step\(\) gave 4 values\. Return 5: .*Four values are those of gym before 0\.26"
+        EnvError, match=r"step\(\) returned 4 values\. Return 5: .*Four values are those of gym before 0\.26"
     ):
         build(lambda: OldStep(0.0))
-    with pytest.raises(EnvError, match=r"reset\(\) gave array.*what reset\(\) gave in gym before 0\.26"):
+    with pytest.raises(
+        EnvError, match=r"reset\(\) returned array.*In gym before 0\.26, reset\(\) returned the observation alone"
+    ):
         build(lambda: OldReset(0.0))
 
 

@@ -233,7 +233,7 @@ def test_an_agent_that_is_back_at_once_begins_a_life():
     assert second.get_rewards().tolist() == [5] and second.is_truncated
     assert first.id_ != second.id_ and len(chunk) == 3
     assert runner.num_env_steps == 3 and runner.num_agent_steps == 2
-    assert [tally.length for tally in runner.take_finished()] == [3]
+    assert [summary.length for summary in runner.take_finished()] == [3]
 
 
 def test_a_final_observation_that_is_missing_is_the_one_before():

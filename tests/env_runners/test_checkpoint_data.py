@@ -13,7 +13,7 @@ from pettingzoo import ParallelEnv
 from helpers.envs.scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.environments.vector import replay
+from marl_connectors.environments.vector import action_history
 from marl_connectors.errors import CheckpointError, EpisodeError
 
 
@@ -273,7 +273,7 @@ def test_actions_are_few_arrays_however_many_they_are(tmp_path):
 
 
 def test_episodes_too_long_to_be_replayed_are_begun_anew_with_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(replay, "HISTORY_BYTES", 50)
+    monkeypatch.setattr(action_history, "HISTORY_BYTES", 50)
     runner, other = (runner_of(life(max_steps=10**6, die=0.0), num_envs=2) for _ in range(2))
     runner.sample(num_timesteps=20)
     with pytest.warns(UserWarning, match="too long to be replayed"):
@@ -330,7 +330,7 @@ def test_an_environment_that_leads_elsewhere_is_named(other, monkeypatch, tmp_pa
     runner, another = (runner_of(lambda: Elsewhere(other), **settings) for _ in range(2))
     monkeypatch.setattr(Elsewhere, "resets", 0)
     runner.sample(num_timesteps=5)
-    with pytest.raises(CheckpointError, match=r"sub-environment 0.*replaying the episode .*elsewhere than before"):
+    with pytest.raises(CheckpointError, match=r"sub-environment 0.*replaying the episode .*to other data than before"):
         restore(runner, another, tmp_path / "c")
 
 

@@ -58,7 +58,7 @@ def test_after_an_error_in_the_environment_old_episodes_are_not_handed_out():
     with pytest.raises(EnvError, match="once"):
         runner.sample(num_episodes=4)
     assert [episode.id_ for episode in runner.sample(num_episodes=2)] == ["0-3", "0-4"]
-    assert [tally.length for tally in runner.take_finished()] == [2, 2]
+    assert [summary.length for summary in runner.take_finished()] == [2, 2]
 
 
 def test_sampling_episodes_for_ever_takes_no_more_memory():
@@ -86,7 +86,7 @@ def test_a_forced_reset_drops_what_goes_on():
 
 
 def test_both_numbers_at_once_are_refused():
-    with pytest.raises(ConfigError, match="num_timesteps or num_episodes, not both"):
+    with pytest.raises(ConfigError, match="expected num_timesteps or num_episodes, but got both"):
         runner_of(life()).sample(num_timesteps=1, num_episodes=1)
 
 

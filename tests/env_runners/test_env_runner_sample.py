@@ -101,7 +101,7 @@ def test_episodes_are_the_first_of_each_copy(kind, number):
     expected = [f"{i}-{number_before[i] + 1 + k}" for i in range(3) for k in range(shares[i])]
     assert sorted(e.id_ for e in episodes) == sorted(expected)
     assert all(e.is_done and started(e) == 0 for e in episodes)
-    assert [tally.length for tally in runner.take_finished()] == [e.env_steps() for e in episodes]
+    assert [summary.length for summary in runner.take_finished()] == [e.env_steps() for e in episodes]
     assert all(started(e) == 0 for e in runner.sample(num_timesteps=3))
     runner.close()
 

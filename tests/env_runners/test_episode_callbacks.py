@@ -105,9 +105,9 @@ def test_the_life_of_each_episode_is_told_in_order(kind):
                 assert clock == steps
             last = event
         assert number > 0
-    tallies = runner.take_finished()
-    assert sorted(tally.length for tally in tallies) == sorted(lengths)
-    assert sorted(t.episode_return for t in tallies) == pytest.approx(sorted(returns), rel=1e-5)
+    summaries = runner.take_finished()
+    assert sorted(summary.length for summary in summaries) == sorted(lengths)
+    assert sorted(t.episode_return for t in summaries) == pytest.approx(sorted(returns), rel=1e-5)
     runner.close()
 
 
@@ -143,7 +143,7 @@ def test_all_get_what_the_documentation_says(kind):
         kind_of_module = RLModule if kind == "Gymnasium" else MultiRLModule
         assert isinstance(told[name]["rl_module"], kind_of_module)
     if kind == "workers":
-        with pytest.raises(EnvError, match=r"env\.envs is out of reach.*Put what a callback needs into the infos"):
+        with pytest.raises(EnvError, match=r"env\.envs is not available.*data that a callback needs"):
             _ = runner.vector_env.envs
     else:
         expected = {"parallel": LifeEnv, "turns": RandomAEC, "batched": Worlds}.get(kind)

@@ -13,7 +13,7 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.run_metrics import (
-    EpisodeTally,
+    EpisodeSummary,
     Returns,
     end_together,
     summarize,
@@ -47,17 +47,19 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
     returns, truncated = rng.normal(size=3 * num_agents), rng.random(3 * num_agents) < 0.5
     steps = rng.integers(1, 7, 3 * num_agents)
     begins = np.arange(3) * num_agents
-    joint, apart = ([EpisodeTally() for _ in range(3)] for _ in range(2))
-    for tallies in (joint, apart):
+    joint, apart = ([EpisodeSummary() for _ in range(3)] for _ in range(2))
+    for summaries in (joint, apart):
         of_modules = [modules[i % 2] for i in range(3)]
-        end_together(tallies, [4, 5, 6], [ids] * 3, of_modules, returns, truncated, steps, begins)
-    for tally in apart:
-        tally.take_apart()
-    assert all(len(tally.agents) == min(num_agents, 1000) and tally.together is None for tally in apart)
-    assert repr(summarize(joint)) == repr(summarize([EpisodeTally.from_state(tally.get_state()) for tally in joint]))
+        end_together(summaries, [4, 5, 6], [ids] * 3, of_modules, returns, truncated, steps, begins)
+    for summary in apart:
+        summary.take_apart()
+    assert all(len(summary.agents) == min(num_agents, 1000) and summary.together is None for summary in apart)
+    assert repr(summarize(joint)) == repr(
+        summarize([EpisodeSummary.from_state(summary.get_state()) for summary in joint])
+    )
     if num_agents < 1000:
         assert repr(summarize(joint)) == repr(summarize(apart)) == repr(summarize([apart[0], *joint[1:]]))
-    assert [tally.is_truncated for tally in joint] == [tally.is_truncated for tally in apart]
+    assert [summary.is_truncated for summary in joint] == [summary.is_truncated for summary in apart]
     for metrics in (summarize(joint), summarize(apart)):
         of_z = metrics["module_episode_returns"]["z"]
         assert of_z["mean"] == pytest.approx(returns[begins[1] : begins[2]].mean())
@@ -69,22 +71,22 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
 
 
 def test_agents_that_end_together_after_others_count_like_one_by_one():
-    tally = EpisodeTally()
-    tally.end_life("a", "m", 1.0, True, 3)
-    tally.pay("b", 0.5)
+    summary = EpisodeSummary()
+    summary.end_life("a", "m", 1.0, True, 3)
+    summary.credit_absent_agent("b", 0.5)
     columns = np.array([2.0, 4.0]), np.array([False, True]), np.array([5, 6])
-    end_together([tally], [9], [("a", "b")], [("m", "n")], *columns, np.array([0]))
-    assert (tally.length, tally.episode_return, tally.is_truncated) == (9, 7.5, True)
-    assert tally.agent_totals == {"a": (2, 3.0, 8), "b": (1, 4.0, 6)}
+    end_together([summary], [9], [("a", "b")], [("m", "n")], *columns, np.array([0]))
+    assert (summary.length, summary.episode_return, summary.is_truncated) == (9, 7.5, True)
+    assert summary.agent_totals == {"a": (2, 3.0, 8), "b": (1, 4.0, 6)}
 
 
 def test_late_rewards_come_to_agents_that_ended_together():
-    tally = EpisodeTally()
+    summary = EpisodeSummary()
     ended = np.array([2.0, 4.0]), np.array([False, False]), np.array([5, 6])
-    end_together([tally], [6], [("a", "b")], [("m", "m")], *ended, np.array([0]))
-    tally.pay("b", -8.0)
-    assert tally.episode_return == -2.0
-    assert tally.agent_totals == {"a": (1, 2.0, 5), "b": (1, -4.0, 6)}
+    end_together([summary], [6], [("a", "b")], [("m", "m")], *ended, np.array([0]))
+    summary.credit_absent_agent("b", -8.0)
+    assert summary.episode_return == -2.0
+    assert summary.agent_totals == {"a": (1, 2.0, 5), "b": (1, -4.0, 6)}
 
 
 def test_returns_far_from_zero_keep_their_spread():
@@ -95,12 +97,12 @@ def test_returns_far_from_zero_keep_their_spread():
 
 
 def test_an_agent_with_several_lives_counts_as_often():
-    tally = EpisodeTally()
-    tally.end_life("a", "m", 1.0, False, 3)
-    tally.end_life("b", "m", 4.0, False, 7)
-    tally.end_life("a", "n", 16.0, False, 2)
-    tally.length = 7
-    metrics = summarize([tally])
+    summary = EpisodeSummary()
+    summary.end_life("a", "m", 1.0, False, 3)
+    summary.end_life("b", "m", 4.0, False, 7)
+    summary.end_life("a", "n", 16.0, False, 2)
+    summary.length = 7
+    metrics = summarize([summary])
     assert (metrics["episode_return_mean"], metrics["episode_len_mean"]) == (21.0, 7.0)
     assert metrics["agent_episode_returns_mean"] == {"b": 4.0, "a": 8.5}
     assert metrics["agent_steps"] == {"b": 7.0, "a": 2.5}
@@ -111,12 +113,12 @@ def test_an_agent_with_several_lives_counts_as_often():
 
 
 def test_a_late_reward_belongs_to_the_newest_life_that_has_ended():
-    tally = EpisodeTally()
+    summary = EpisodeSummary()
     for life_return in (1.0, 4.0):
-        tally.end_life("a", "m", life_return, False, 1)
-    tally.pay("a", -8.0)
-    tally.pay("never seen", 32.0)
-    stats = summarize([tally])
+        summary.end_life("a", "m", life_return, False, 1)
+    summary.credit_absent_agent("a", -8.0)
+    summary.credit_absent_agent("never seen", 32.0)
+    stats = summarize([summary])
     assert stats["episode_return_mean"] == 29.0
     assert stats["module_episode_returns"]["m"] == {
         "mean": -1.5,
@@ -129,16 +131,16 @@ def test_a_late_reward_belongs_to_the_newest_life_that_has_ended():
 
 
 def test_only_the_agents_that_ended_last_are_remembered_but_all_are_counted():
-    tally = EpisodeTally()
+    summary = EpisodeSummary()
     number = REMEMBERED_AGENTS + 500
     for i in range(number):
-        tally.end_life(i, "m", float(i), i == 3, i)
-    tally.end_life(600, "m", 0.5, False, 100)  # comes back and ends again, so it is the last one now
-    tally.pay(700, 1000.0)
-    tally.pay(0, 0.25)  # forgotten: a reward of the episode, but of no life
-    assert list(tally.agents) == [*range(500, 600), *range(601, number), 600]
-    assert tally.is_truncated
-    stats = summarize([tally])
+        summary.end_life(i, "m", float(i), i == 3, i)
+    summary.end_life(600, "m", 0.5, False, 100)  # comes back and ends again, so it is the last one now
+    summary.credit_absent_agent(700, 1000.0)
+    summary.credit_absent_agent(0, 0.25)  # forgotten: a reward of the episode, but of no life
+    assert list(summary.agents) == [*range(500, 600), *range(601, number), 600]
+    assert summary.is_truncated
+    stats = summarize([summary])
     lives = [float(i) + 1000.0 * (i == 700) for i in range(number)] + [0.5]
     assert stats["episode_return_mean"] == sum(lives) + 0.25
     module = stats["module_episode_returns"]["m"]
@@ -153,19 +155,19 @@ def test_only_the_agents_that_ended_last_are_remembered_but_all_are_counted():
 
 @pytest.mark.parametrize(("flags", "expected"), [((True, False), False), ((False, True), True), ((False,), False)])
 def test_an_agent_counts_as_truncated_by_its_newest_life(flags, expected):
-    tally = EpisodeTally()
+    summary = EpisodeSummary()
     for flag in flags:
-        tally.end_life("a", "m", 0.0, flag, 1)
-    assert tally.is_truncated is expected
+        summary.end_life("a", "m", 0.0, flag, 1)
+    assert summary.is_truncated is expected
 
 
 def test_agents_of_many_episodes_are_bounded_too():
-    tallies = []
+    summaries = []
     for start in range(0, 3 * REMEMBERED_AGENTS, REMEMBERED_AGENTS):
-        tallies.append(EpisodeTally())
+        summaries.append(EpisodeSummary())
         for i in range(REMEMBERED_AGENTS):
-            tallies[-1].end_life(start + i, "m", 1.0, False, 1)
-    stats = summarize(tallies)
+            summaries[-1].end_life(start + i, "m", 1.0, False, 1)
+    stats = summarize(summaries)
     assert list(stats["agent_episode_returns_mean"]) == list(range(2 * REMEMBERED_AGENTS, 3 * REMEMBERED_AGENTS))
     assert stats["module_episode_returns"]["m"]["num_episodes"] == 3 * REMEMBERED_AGENTS
 
@@ -177,16 +179,16 @@ def test_without_episodes_there_are_no_numbers():
 
 
 def test_a_tally_goes_on_from_a_checkpoint(tmp_path):
-    tally = EpisodeTally()
+    summary = EpisodeSummary()
     for i, agent_id in enumerate(["a", 7, ("x", 1), "a", *range(2000)]):
-        tally.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0, i)
-    save_state(tmp_path / "c", {"tally": tally.get_state()})
-    again = EpisodeTally.from_state(load_state(tmp_path / "c")["tally"])
-    assert again == tally
-    for one in (tally, again):
+        summary.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0, i)
+    save_state(tmp_path / "c", {"tally": summary.get_state()})
+    again = EpisodeSummary.from_state(load_state(tmp_path / "c")["tally"])
+    assert again == summary
+    for one in (summary, again):
         one.end_life(1999, "m0", 0.3, True, 5)
-        one.pay(1998, 0.7)
-    assert summarize([again]) == summarize([tally])
+        one.credit_absent_agent(1998, 0.7)
+    assert summarize([again]) == summarize([summary])
 
 
 ENVS = {

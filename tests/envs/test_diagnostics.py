@@ -14,7 +14,7 @@ from marl_connectors import ActionMasking, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.trees import tree_map
 from marl_envs import first_step_v0, masked_v0, match_v0, recall_v0, stay_v0
 

@@ -114,7 +114,7 @@ def test_numpy_integers_are_actions_too():
 def test_a_missing_action_is_refused_by_the_agents_name():
     env = match_v0.parallel_env(n_agents=2)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"^match_v0: .*'agent_1' is missing from \['agent_0'\]"):
+    with pytest.raises(ValueError, match=r"^match_v0: .*'agent_1' is missing in \['agent_0'\]"):
         env.step({"agent_0": 0})
 
 

@@ -207,12 +207,14 @@ def test_the_arrays_are_used_again_and_are_contiguous():
 
 def test_stepping_a_copy_that_is_over_is_refused_by_its_number():
     batch = spread_v0.batched_env(num_envs=2, ep_len=1)
-    with pytest.raises(RuntimeError, match=r"^spread_v0: .*copies \[0, 1\] \(2 of 2\) are over or were never started"):
+    with pytest.raises(
+        RuntimeError, match=r"^spread_v0: .*sub-environments \[0, 1\] \(2 of 2\) are over or were never started"
+    ):
         batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1])
     batch.step(np.zeros((2, 8), int))
     batch.reset([0, 1], np.array([True, False]))
-    with pytest.raises(RuntimeError, match=r"copies \[1\] \(1 of 2\)"):
+    with pytest.raises(RuntimeError, match=r"sub-environments \[1\] \(1 of 2\)"):
         batch.step(np.zeros((2, 8), int))
 
 
@@ -245,9 +247,9 @@ def test_a_seed_that_is_none_is_refused(seed):
 
 def test_a_wrong_number_of_seeds_or_a_wrong_mask_is_refused():
     batch = spread_v0.batched_env(num_envs=2)
-    with pytest.raises(ValueError, match="2 copies need as many seeds, but got 1"):
+    with pytest.raises(ValueError, match="a seed for each of 2 sub-environments, but got 1"):
         batch.reset([0])
-    with pytest.raises(ValueError, match=r"mask must be \[2\] bool, one for each copy, but is int64 of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"mask must be \[2\] bool, .* sub-environment, but is int64 of shape \(2,\)"):
         batch.reset([0, 1], np.array([0, 1]))
 
 

@@ -82,7 +82,7 @@ def test_what_was_told_does_not_change_later(name):
 def test_a_missing_action_is_refused_by_the_agents_name(name):
     env = make(name)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=rf"^{name}: .*'agent_0' is missing from \[\]"):
+    with pytest.raises(ValueError, match=rf"^{name}: .*'agent_0' is missing in \[\]"):
         env.step({})
 
 

@@ -84,8 +84,8 @@ def test_each_module_gets_its_own_rows_and_nobody_elses(counts):
 def test_few_of_many_modules_run_one_after_another():
     multi = modules(*(f"m{i}" for i in range(10)))
     (bucket,) = multi.buckets
-    assert StackedRows.pays(bucket, group_of({f"m{i}": 3 for i in range(5)}))
-    assert not StackedRows.pays(bucket, group_of({f"m{i}": 3 for i in range(4)}))
+    assert StackedRows.is_worthwhile(bucket, group_of({f"m{i}": 3 for i in range(5)}))
+    assert not StackedRows.is_worthwhile(bucket, group_of({f"m{i}": 3 for i in range(4)}))
 
 
 def test_a_module_whose_rows_were_all_dropped_gets_none():
@@ -95,7 +95,7 @@ def test_a_module_whose_rows_were_all_dropped_gets_none():
     assert rows[Columns.OBS].shape == (3, 3, 4)
     assert torch.equal(rows.unstacked(rows[Columns.OBS]), group[Columns.OBS])
     group.splits = (0, 0, 0, 0)
-    assert not StackedRows.pays(multi.buckets[0], group)
+    assert not StackedRows.is_worthwhile(multi.buckets[0], group)
 
 
 def test_columns_that_stand_as_a_stack_already_are_not_copied():

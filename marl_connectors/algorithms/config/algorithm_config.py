@@ -208,7 +208,7 @@ class AlgorithmConfig:
         disable_env_checking: bool = UNSET,
         action_mask_key: str | bool | None = UNSET,
     ) -> None:
-        """Which environment, and how its observations and actions are treated.
+        """Sets the environment, and how its observations and actions are treated.
 
         Args:
             env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
@@ -240,7 +240,7 @@ class AlgorithmConfig:
         policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = UNSET,
         count_steps_by: str = UNSET,
     ) -> dict[str, Any]:
-        """Which agents share a module.
+        """Sets the modules, and which agents use each of them.
 
         Args:
             policies: The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None for the ids that the
@@ -272,7 +272,7 @@ class AlgorithmConfig:
         batch_mode: str = UNSET,
         explore: bool = UNSET,
     ) -> None:
-        """How episodes are collected.
+        """Sets how episodes are collected.
 
         Args:
             num_env_runners: Must be 0: environments are stepped by this process.
@@ -302,7 +302,7 @@ class AlgorithmConfig:
     def fault_tolerance(
         self, *, restart_failed_sub_environments: bool = UNSET, num_consecutive_env_failures_tolerance: int = UNSET
     ) -> None:
-        """What happens when an environment fails: it raises an error, returns invalid data, hangs, or its process dies.
+        """Sets what happens if an environment raises an error, returns invalid data or hangs, or if its process dies.
 
         Args:
             restart_failed_sub_environments: Whether to drop the failed sub-environment's episode and to continue with a
@@ -334,7 +334,7 @@ class AlgorithmConfig:
         stack_modules: bool = UNSET,
         autocast_dtype: str | None = UNSET,
     ) -> None:
-        """How modules are updated.
+        """Sets how modules are updated.
 
         Args:
             num_learners: Must be 0: modules are updated by this process.
@@ -358,7 +358,7 @@ class AlgorithmConfig:
         algorithm_config_overrides_per_module: Mapping[ModuleID, Mapping[str, Any]] = UNSET,
         model_config_dict: Mapping[str, Any] = UNSET,
     ) -> dict[str, Any]:
-        """What the modules look like.
+        """Sets the classes, sizes and settings of the modules.
 
         Args:
             model_config: A DefaultModelConfig or dict for the default modules, or a dict for your own modules.
@@ -370,7 +370,7 @@ class AlgorithmConfig:
 
     @section_of(TrainingSettings)
     def training(self, **settings: Unpack[TrainingSettings]) -> None:
-        """How the modules learn. ``TrainingSettings`` lists the settings."""
+        """Sets how the modules learn. ``TrainingSettings`` lists the settings."""
 
     @section
     def evaluation(
@@ -415,7 +415,7 @@ class AlgorithmConfig:
         on_episode_end: Functions = UNSET,
         on_sample_end: Functions = UNSET,
     ) -> dict[str, Any]:
-        """Which callbacks are called in a run. The methods of Callbacks say when, and with which arguments.
+        """Sets the callbacks of a run. The methods of Callbacks describe when they are called.
 
         Args:
             callbacks_class: A subclass of Callbacks, or a list of subclasses; None for no callbacks. Each runner, and
@@ -579,7 +579,7 @@ class AlgorithmConfig:
         return algorithm(self)
 
     def build(self) -> Any:
-        """The same as ``build_algo``."""
+        """Does the same as ``build_algo``."""
         return self.build_algo()
 
 

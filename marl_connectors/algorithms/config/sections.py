@@ -39,7 +39,7 @@ def section_of(
     [Callable[Concatenate[_Config, _Settings], dict[str, Any] | None]],
     Callable[Concatenate[_Config, _Settings], _Config],
 ]:
-    """Like ``section``, for a method ``(self, **settings: Unpack[...])`` whose TypedDict lists the settings.
+    """Does the same as ``section`` for a method ``(self, **settings: Unpack[...])`` whose TypedDict lists the settings.
 
     A TypedDict that extends another one has the settings of both. So algorithms do not repeat inherited settings.
     """

@@ -1,4 +1,4 @@
-"""What the settings of a config may be: the validators that are more than a range or a list of values."""
+"""The validators of config settings that accept more than a range or a list of values."""
 
 from __future__ import annotations
 

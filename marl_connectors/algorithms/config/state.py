@@ -179,7 +179,7 @@ def _described(value: Any) -> str:
 _CONFIG_CLASS = Expected("a subclass of AlgorithmConfig", bases=(AlgorithmConfig,))
 _FUNCTION = Expected("a function", own=is_function)
 _NOTHING = Expected("a plain value")
-"""For places where no name is expected."""
+"""Accepts no object, for places where no name is expected."""
 
 
 _VALUE = Expected(
@@ -208,7 +208,7 @@ _EXPECTED: dict[str, Expected] = {
     "rl_module_spec": _SPEC,
     **{f"callbacks_{name}": _FUNCTION for name in CALLBACK_NAMES},
 }
-"""What names in a setting, or in a field of a module's spec, may stand for. No names are expected in others."""
+"""The objects that names may stand for, by setting or field of a module's spec. Others must not contain names."""
 
 _DATACLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -298,7 +298,7 @@ class _Decoder:
 
     @staticmethod
     def _inside(name: Any, expected: Expected) -> Expected:
-        """What names under a key or in a field may stand for."""
+        """Returns the objects that names under a key or in a field may stand for."""
         return expected if expected is _VALUE else _EXPECTED.get(name, expected)
 
     def _named(self, name: Any, expected: Expected) -> Any:

@@ -179,7 +179,7 @@ class Caller:
         self.moved = [_moving(group, np.array(own)) for group, own in numbers.items()]
         rewards_of_lanes = [_reward_of(agent_id, index, rewards) for index, agent_id in acted_before]
         return StepResult(
-            rewards_of_lanes, [], events=[events[i] for i in sorted(events)], told=acted_before, in_rows=True
+            rewards_of_lanes, [], events=[events[i] for i in sorted(events)], rewarded=acted_before, in_rows=True
         )
 
     def _begin(self, indices: Sequence[int]) -> None:
@@ -204,7 +204,7 @@ class Caller:
         own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
         self.sub_envs[index].agents = []
         event = Event(index, self.sub_envs[index].t, truncations=dict.fromkeys(own, True))
-        return StepResult([np.nan] * len(own), [], events=[event], told=[(index, agent_id) for agent_id in own])
+        return StepResult([np.nan] * len(own), [], events=[event], rewarded=[(index, agent_id) for agent_id in own])
 
     # Rows and agents.
 

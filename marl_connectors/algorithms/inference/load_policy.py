@@ -12,7 +12,8 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.algorithms import build
-from marl_connectors.algorithms.checkpoint import (
+from marl_connectors.algorithms.action_mask_setting import Masking
+from marl_connectors.algorithms.checkpoint_restore import (
     agents_from_state,
     algorithm_state,
     given_settings,
@@ -24,7 +25,6 @@ from marl_connectors.algorithms.checkpoint_schema import check_state, taking_ove
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.inference.policy import Policy
-from marl_connectors.algorithms.masking import Masking
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -204,7 +204,7 @@ def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
 def _saved_modules(
     state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None, names: Names
 ) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
-    """How to build the modules of a checkpoint, or only one of them if they run one by one; and their parameters."""
+    """Returns the specs and the parameters of a checkpoint's modules, or of one if they run one by one."""
     multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
         multi = from_state(state["multi_rl_module"], "rl_module_spec", names)

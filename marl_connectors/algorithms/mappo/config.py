@@ -51,7 +51,7 @@ class MAPPOConfig(PPOConfig):
 
     @section_of(MAPPOTrainingSettings)
     def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
-        """How the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""
+        """Sets how the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""
 
     def get_default_rl_module_class(self) -> Any:
         """DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
@@ -88,7 +88,7 @@ class MAPPOConfig(PPOConfig):
         )
 
     def validate(self) -> None:
-        """Also checks that modules have a critic, and that all critics have the same inputs."""
+        """Checks in addition that modules have a critic, and that all critics have the same inputs."""
         super().validate()
         if not self.use_critic:
             raise ConfigError(

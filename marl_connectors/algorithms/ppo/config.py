@@ -73,7 +73,7 @@ class PPOConfig(AlgorithmConfig):
 
     @section_of(PPOTrainingSettings)
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
-        """How the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
+        """Sets how the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
 
     def build_algo(self) -> Algorithm:
         """The algorithm with these settings, ready to ``train()``."""
@@ -82,7 +82,7 @@ class PPOConfig(AlgorithmConfig):
         return Algorithm(self)
 
     def build(self) -> Algorithm:
-        """The same as ``build_algo``."""
+        """Does the same as ``build_algo``."""
         return self.build_algo()
 
     def get_default_rl_module_class(self) -> Any:

@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.action_masks import (
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
+from marl_connectors.connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup

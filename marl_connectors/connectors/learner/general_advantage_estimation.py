@@ -141,7 +141,7 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
     """Returns ``[B]`` values of all rows of a group, without gradients; a bucket's modules are called at once."""
     with torch.no_grad():
         bucket = rl_module.bucket_of(columns.module_ids)
-        if bucket is not None and StackedRows.pays(bucket, columns):
+        if bucket is not None and StackedRows.is_worthwhile(bucket, columns):
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
             values = checked_values(

@@ -22,21 +22,23 @@ _KEEP_AT_LEAST = 256
 is more."""
 
 
-class Moments(NamedTuple):
+class RewardMoments(NamedTuple):
     """The count of some numbers, their mean, and the sum of their squared distances from it."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: RewardMoments) -> RewardMoments:
         """Returns the moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
         count = self.count + other.count
         if not count:
             return self
         apart = other.mean - self.mean
         mean = self.mean + apart * other.count / count
-        return Moments(count, mean, self.squares + other.squares + apart * apart * self.count * other.count / count)
+        return RewardMoments(
+            count, mean, self.squares + other.squares + apart * apart * self.count * other.count / count
+        )
 
     @property
     def variance(self) -> float:
@@ -148,11 +150,11 @@ class NormalizeRewards(ConnectorV2):
 
     def _learn(self, found: Iterable[tuple[ModuleID, Any]]) -> None:
         for module_id, (count, mean, squares) in found:
-            new = Moments(float(count), float(mean), float(squares))
-            self._moments[module_id] = self._moments.get(module_id, Moments()).merged(new)
+            new = RewardMoments(float(count), float(mean), float(squares))
+            self._moments[module_id] = self._moments.get(module_id, RewardMoments()).merged(new)
 
     def _scale(self, module_id: ModuleID) -> float:
-        return float(np.sqrt(self._moments.get(module_id, Moments()).variance + self.epsilon))
+        return float(np.sqrt(self._moments.get(module_id, RewardMoments()).variance + self.epsilon))
 
     def _normalized(self, rewards: np.ndarray, scales: Any) -> np.ndarray:
         normalized = rewards / scales
@@ -183,7 +185,9 @@ class NormalizeRewards(ConnectorV2):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned."""
-        self._moments = {module_id: Moments(*map(float, moments)) for module_id, moments in state["moments"].items()}
+        self._moments = {
+            module_id: RewardMoments(*map(float, moments)) for module_id, moments in state["moments"].items()
+        }
         self._ongoing = {
             module_id: dict(
                 zip(
@@ -197,7 +201,7 @@ class NormalizeRewards(ConnectorV2):
 
     def reset_state(self) -> None:
         """Clears the statistics and all returns."""
-        self._moments: dict[ModuleID, Moments] = {}
+        self._moments: dict[ModuleID, RewardMoments] = {}
         self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:

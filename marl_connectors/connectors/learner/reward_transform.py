@@ -13,7 +13,7 @@ from marl_connectors.errors import ConfigError
 
 
 class RewardTransform(ConnectorV2):
-    """Base of pieces that change each reward of the train batch by itself.
+    """Base class of pieces that change each reward of the train batch independently of the others.
 
     Reads the batch's ``rewards`` or, if no piece has added them yet, those of the episodes. Writes ``rewards`` to the
     batch. The episodes, and so the reported returns, keep the environment's rewards.

@@ -13,7 +13,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors import spaces
 from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.failures import errors_named
+from marl_connectors.environments.vector.env_failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -151,13 +151,15 @@ class BatchedCalls:
         for agent, (_, action_space) in zip(self.agents, found, strict=True):
             if isinstance(action_space, (DictSpace, TupleSpace)):
                 raise EnvError(
-                    f"{self._name}: the actions of agent {agent!r} are {spaces.describe(action_space)}. An environment "
-                    f"that steps all copies in one call takes arrays of actions: use Box, Discrete, MultiDiscrete or "
+                    f"{self._name}: the actions of agent {agent!r} are {spaces.describe(action_space)}. A natively "
+                    f"batched environment takes arrays of actions: use Box, Discrete, MultiDiscrete or "
                     f"MultiBinary spaces, or single environments."
                 )
         self.alike = all(own == found[0] for own in found)
-        self._parts = {a: _Part(own[0], self._lead[:1]) for a, own in zip(self.agents, found, strict=True)}
-        self._all = _Part(found[0][0], self._lead)
+        self._layouts = {
+            a: _ObservationLayout(own[0], self._lead[:1]) for a, own in zip(self.agents, found, strict=True)
+        }
+        self._joint_layout = _ObservationLayout(found[0][0], self._lead)
 
     def _spaces_of(self, agent: AgentID) -> tuple[Any, Any]:
         with errors_named(f"{self._name}: observation_space({agent!r}) or action_space({agent!r})"):
@@ -189,7 +191,7 @@ class BatchedCalls:
         if not isinstance(given, tuple) or len(given) != 5:
             came = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
             raise EnvError(
-                f"{self._name}: step() gave {came}, expected a tuple of observations, rewards, terminations, "
+                f"{self._name}: step() returned {came}, expected a tuple of observations, rewards, terminations, "
                 f"truncations and infos."
             )
         observations, rewards, terminations, truncations, infos = given
@@ -239,28 +241,28 @@ class BatchedCalls:
 
     def _observations(self, method: str, given: Any) -> Tree:
         if self.alike:
-            return self._observed(f"observations of {method}", given, self._all)
+            return self._observed(f"observations of {method}", given, self._joint_layout)
         if not isinstance(given, Mapping) or set(given) != set(self.agents):
             raise EnvError(
-                f"{self._name}: the observations of {method} are a {_kind(given)}, expected a dict by agent, "
+                f"{self._name}: the observations of {method} are a {_structure(given)}, expected a dict by agent, "
                 f"{{{', '.join(f'{agent!r}: [num_envs, ...]' for agent in self.agents)}}}, as the agents have unlike "
                 f"spaces."
             )
         return {
-            agent: self._observed(f"observations of {method} for agent {agent!r}", given[agent], part)
-            for agent, part in self._parts.items()
+            agent: self._observed(f"observations of {method} for agent {agent!r}", given[agent], layout)
+            for agent, layout in self._layouts.items()
         }
 
-    def _observed(self, name: str, given: Any, part: _Part) -> Tree:
+    def _observed(self, name: str, given: Any, layout: _ObservationLayout) -> Tree:
         try:
-            return self._part_observed(name, given, part.space, part.lead)
+            return self._leaves_observed(name, given, layout.space, layout.lead)
         except ValueError as error:
             raise EnvError(
-                f"{self._name}: the {name} are a {_kind(given)}, expected a {_kind(part.item)} of arrays as in the "
-                f"observation space, {spaces.describe(part.space)}."
+                f"{self._name}: the {name} are a {_structure(given)}, expected a {_structure(layout.sample)} of "
+                f"arrays as in the observation space, {spaces.describe(layout.space)}."
             ) from error
 
-    def _part_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
+    def _leaves_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
         """Converts observations to a tree of arrays with the structure of the space.
 
         Raises:
@@ -268,7 +270,7 @@ class BatchedCalls:
         """
         if isinstance(space, (DictSpace, TupleSpace)):
             own = zip(spaces.parts_of(space), spaces.parts_in(space, given), strict=True)
-            parts = {key: self._part_observed(name, values, part, lead) for (key, part), values in own}
+            parts = {key: self._leaves_observed(name, values, part, lead) for (key, part), values in own}
             return parts if isinstance(space, DictSpace) else tuple(parts.values())
         array = self._array(name, given)
         self._check_shape(name, array, (*lead, *(space.shape or ())))
@@ -310,24 +312,24 @@ class BatchedCalls:
         try:
             return np.asarray(given)
         except Exception as error:
-            raise EnvError(f"{self._name}: {name} are no array: {describe_error(error)}.") from error
+            raise EnvError(f"{self._name}: {name} cannot be converted to an array: {describe_error(error)}.") from error
 
     def _check_shape(self, name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
         if array.shape != expected:
             agents = "" if name.startswith("observations") and not self.alike else f"then {self._lead[1]} agents, "
             raise EnvError(
-                f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} copies, "
-                f"{agents}then what one agent gets."
+                f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} "
+                f"sub-environments, {agents}then the shape for one agent."
             )
 
 
-class _Part:
+class _ObservationLayout:
     """A space with the leading axes of its observations and a sample of zeros."""
 
-    __slots__ = ("item", "lead", "space")
+    __slots__ = ("lead", "sample", "space")
 
     def __init__(self, space: Space, lead: tuple[int, ...]):
-        self.space, self.lead, self.item = space, lead, spaces.zeros(space)
+        self.space, self.lead, self.sample = space, lead, spaces.zeros(space)
 
 
 def _items(tree: Tree) -> list[Any]:
@@ -337,7 +339,7 @@ def _items(tree: Tree) -> list[Any]:
     return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(leaves(tree)[0]))]
 
 
-def _kind(tree: Any) -> str:
+def _structure(tree: Any) -> str:
     return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
 
 

@@ -67,9 +67,9 @@ class GymnasiumBatch:
         self.resets_alone = self.autoreset_mode == DISABLED or (self.autoreset_mode == NEXT_STEP and is_plain)
         if reset_options is not None and not self.resets_alone:
             raise ConfigError(
-                f"reset_options: {name} begins episodes anew by itself and without options, as "
-                f"AutoresetMode.{_MEMBERS[self.autoreset_mode]} says, so they would reach each copy's first episode "
-                f"only. Put them into env_config and let its maker pass them on, or use AutoresetMode.DISABLED."
+                f"reset_options: {name} has AutoresetMode.{_MEMBERS[self.autoreset_mode]}, so it resets its "
+                f"sub-environments without options, and only their first episodes would get them. Put the options into "
+                f"env_config for the maker of the environment, or use AutoresetMode.DISABLED."
             )
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._takes_seeds: bool | None = None  # unknown before the first reset
@@ -93,7 +93,9 @@ class GymnasiumBatch:
         """
         if mask is not None and not self.resets_alone:
             if self.autoreset_mode == NEXT_STEP:
-                raise EnvError(f"{self._name}: with AutoresetMode.NEXT_STEP, single copies are only reset by a step.")
+                raise EnvError(
+                    f"{self._name}: with AutoresetMode.NEXT_STEP, only a step resets single sub-environments."
+                )
             return _with_agents(self._begun)
         observations, infos = self._reset(list(seeds), mask)
         own = infos_of(infos, self.num_envs)
@@ -166,8 +168,9 @@ def _autoreset_mode(env: gym.vector.VectorEnv, name: str) -> str:
         return NEXT_STEP  # the only mode of Gymnasium 1.0
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise EnvError(
-            f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so it is unknown when copies whose "
-            f"episode is over begin the next one. Set it to a member of gymnasium.vector.AutoresetMode."
+            f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so it is unknown when "
+            f"sub-environments whose episode is over begin the next one. Set it to a member of "
+            f"gymnasium.vector.AutoresetMode."
         )
     return mode
 
@@ -266,8 +269,9 @@ def with_finals(name: str, observations: Tree, infos: Mapping[str, Any], ended: 
             own = None if missing else spaces.stack([final[index] for index in ended], space)
     if missing:
         raise EnvError(
-            f"{name}: copies {list(missing)} ended and were reset in one step (AutoresetMode.SAME_STEP), but the infos "
-            f"have no 'final_obs' for them. Put their last observations there, as Gymnasium's SyncVectorEnv does."
+            f"{name}: sub-environments {list(missing)} ended and were reset in one step (AutoresetMode.SAME_STEP), but "
+            f"the infos have no 'final_obs' for them. Put their last observations there, as Gymnasium's SyncVectorEnv "
+            f"does."
         )
     result = tree_map(np.array, observations)
     for leaf, finals in zip(leaves(result), leaves(own), strict=True):

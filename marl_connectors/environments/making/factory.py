@@ -18,11 +18,11 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
     GYMNASIUM_KEYS,
     GYMNASIUM_NAMESPACES,
@@ -36,7 +36,7 @@ from marl_connectors.environments.making.registry import (
 )
 from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, errors_named
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -108,15 +108,15 @@ def make_env(
         return made
     if vector_entry_point:
         raise EnvError(
-            f"environment {maker.name!r}: with gym_env_vectorize_mode='vector_entry_point' its maker must give a "
-            f"gymnasium.vector.VectorEnv of num_envs copies, but it gave a {type(made).__name__}. Use the mode 'sync' "
-            f"or 'async', with which copies of it are made."
+            f"environment {maker.name!r}: with gym_env_vectorize_mode='vector_entry_point' its maker must return "
+            f"a gymnasium.vector.VectorEnv of num_envs sub-environments, but it returned a {type(made).__name__}. Use "
+            f"the mode 'sync' or 'async', which call the maker for each sub-environment."
         )
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
         if missing_parts(made):
             raise EnvError(
-                f"environment {maker.name!r}: it says num_envs and possible_agents, as natively batched environments "
-                f"do, but lacks {', '.join(missing_parts(made))}. Add what marl_connectors.BatchedEnv names."
+                f"environment {maker.name!r}: it has num_envs and possible_agents, as natively batched environments "
+                f"have, but lacks {', '.join(missing_parts(made))}. Add all methods of marl_connectors.BatchedEnv."
             )
         if is_of_old_gym(made):
             raise EnvError(
@@ -125,7 +125,7 @@ def make_env(
             )
         raise EnvError(
             f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
-            f"maker gave a {type(made).__name__}. Return the environment, or derive its class from one of these."
+            f"maker returned a {type(made).__name__}. Return the environment, or derive its class from one of these."
         )
     return wrap_env(made, wrappers, name=maker.name)
 
@@ -137,16 +137,16 @@ def _check_batched(
         how = (
             "Leave num_envs out of env_config, and set num_envs_per_env_runner"
             if "num_envs" in config
-            else "Let its maker take num_envs as a keyword argument, and pass it on"
+            else "Its maker should accept num_envs as a keyword argument and pass it on"
         )
         raise EnvError(
-            f"environment {name!r}: it {_is_what(env)} with num_envs={env.num_envs}, but it was to be made with "
+            f"environment {name!r}: it {_is_what(env)} with num_envs={env.num_envs}, but the run needs "
             f"num_envs={num_envs}. {how}."
         )
     if tuple(wrappers):
         raise ConfigError(
-            f"wrappers: they are for environments of a single copy, but {name!r} {_is_what(env)}. Do it in the "
-            f"environment, or with a connector piece."
+            f"wrappers: they are for single environments, but {name!r} {_is_what(env)}. Change the environment itself, "
+            f"or add a connector piece."
         )
 
 

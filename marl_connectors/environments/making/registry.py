@@ -32,7 +32,7 @@ GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mod
 
 @dataclass(frozen=True, slots=True)
 class EnvMaker:
-    """How to make an environment.
+    """The class or function that makes an environment, and how to call it.
 
     Attributes:
         name: The name that the user gave.
@@ -50,7 +50,7 @@ class EnvMaker:
     takes_dict: bool = False
     extra_keys: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    advice: str = "Look at its env_config and at what it needs installed."
+    advice: str = "Check its env_config, and that the packages that it needs are installed."
 
 
 def parameters_of(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -84,7 +84,7 @@ REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
 _GYMNASIUM_ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
 VMAS = "vmas/"
-"""What names of VMAS scenarios begin with."""
+"""The prefix of the names of VMAS scenarios."""
 
 
 def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
@@ -124,7 +124,7 @@ def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> En
     if not callable(env):
         raise EnvError(
             f"environment: expected a name, a class or a function of env_config, but got {env!r}. "
-            f"To use an environment that you have made, give a function that makes it."
+            f"For an environment that exists already, pass a function that makes it."
         )
     name = getattr(env, "__name__", type(env).__name__)
     takes_dict = wants_dict(env) or (not inspect.isclass(env) and has_one_required(env, config))
@@ -182,7 +182,7 @@ def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
     if vector and spec.vector_entry_point is None:
         raise EnvError(
             f"environment {name!r}: it has no vector entry point, so there is no VectorEnv of its own. Use "
-            f'gym_env_vectorize_mode="sync" or "async", with which copies of it are made.'
+            f'gym_env_vectorize_mode="sync" or "async", which make single environments.'
         )
 
     def make(**kwargs: Any) -> gymnasium.Env:
@@ -295,7 +295,7 @@ SUITES = {
     "mamujoco": "gymnasium_robotics.envs.multiagent_mujoco",
     "marl_envs": "marl_envs",
 }
-"""By the suites' short names, the packages whose modules called ``name_vN`` are PettingZoo environments."""
+"""Short name of a suite to the package whose modules called ``name_vN`` are PettingZoo environments."""
 
 PIP_NAMES = {
     "mpe2": "mpe2",
@@ -310,7 +310,7 @@ PIP_NAMES = {
 """The names under which packages are installed, by the names under which they are imported."""
 
 GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
-"""By namespace, the packages that register Gymnasium ids when they are imported."""
+"""Namespace to the package that registers Gymnasium ids when it is imported."""
 
 _VERSIONED = re.compile(r"_v\d+$")
 

@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
-from marl_connectors.environments.vector.failures import errors_named
+from marl_connectors.environments.vector.env_failures import errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -271,14 +271,14 @@ def _check(made: Any, env: Any, before: list[Any] | None, who: str) -> None:
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
         hint = "Return the environment, or derive its class from PettingZoo's BaseParallelWrapper or gymnasium.Wrapper."
         if isinstance(made, VectorEnv):
-            hint = "Leave it out, and set num_envs_per_env_runner for more copies."
+            hint = "Leave it out, and set num_envs_per_env_runner for more sub-environments."
         raise EnvError(
-            f"{who}: expected it to give a PettingZoo or Gymnasium environment, but it gave a {type(made).__name__}. "
-            f"{hint}"
+            f"{who}: expected it to return a PettingZoo or Gymnasium environment, but it returned a "
+            f"{type(made).__name__}. {hint}"
         )
     if isinstance(made, gymnasium.Env) != isinstance(env, gymnasium.Env):
         raise EnvError(
-            f"{who}: it turns a {_kind(env)} environment into a {_kind(made)} one, whose agents are others. Do that in "
+            f"{who}: it turns a {_env_api(env)} environment into a {_env_api(made)} one, with other agents. Do this in "
             f"the function that makes the environment."
         )
     if isinstance(made, gymnasium.Env):
@@ -295,12 +295,12 @@ def _check(made: Any, env: Any, before: list[Any] | None, who: str) -> None:
     made.reset(seed=0)
     if not hasattr(made, "agents"):
         raise EnvError(
-            f"{who}: what it gives has no attribute 'agents' after reset(). Derive its class from PettingZoo's "
-            f"BaseParallelWrapper (BaseWrapper for AEC), or pass env.agents on."
+            f"{who}: the environment that it returns has no attribute 'agents' after reset(). Derive its class from "
+            f"PettingZoo's BaseParallelWrapper (BaseWrapper for AEC), or forward env.agents."
         )
 
 
-def _kind(env: Any) -> str:
+def _env_api(env: Any) -> str:
     return "Gymnasium" if isinstance(env, gymnasium.Env) else "PettingZoo"
 
 
@@ -403,13 +403,13 @@ def _keyword(pair: Any) -> tuple[str, Any]:
 
 
 _VECTORISES = (
-    "it makes a vector of environments, and a runner steps single ones. Set num_envs_per_env_runner (--num-envs on the "
-    "command line) for more copies."
+    "it makes a vector of environments, but a runner steps single ones. Set num_envs_per_env_runner (--num-envs on the "
+    "command line) for more sub-environments."
 )
 REFUSED = {
     "black_death_v3": (
-        "it hides who has died and when, and adds a step after the end. Leave it out: agents that die, join and return "
-        "need no wrapper here."
+        "it hides which agents have died and when, and adds a step after the end. Leave it out: agents that die, join "
+        "and return need no wrapper here."
     ),
     "concat_vec_envs_v1": _VECTORISES,
     "gym_vec_env_v0": _VECTORISES,

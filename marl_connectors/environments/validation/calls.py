@@ -19,8 +19,8 @@ import numpy as np
 
 from marl_connectors.environments.validation.report import Findings
 from marl_connectors.environments.validation.rules import RULES
-from marl_connectors.environments.vector import failures
-from marl_connectors.environments.vector.failures import Hang, alarm
+from marl_connectors.environments.vector import env_failures
+from marl_connectors.environments.vector.env_failures import Hang, alarm
 from marl_connectors.errors import describe_error
 
 
@@ -62,7 +62,7 @@ class Calls:
         """Raises OutOfTime, after adding a note, if there is no time left."""
         if self.time_left <= 0:
             self.findings.note(
-                "out-of-time", f"After {self._max_seconds:g} seconds, the rest of the checks was left out"
+                "out-of-time", f"The rest of the checks was left out after {self._max_seconds:g} seconds"
             )
             raise OutOfTime
 
@@ -110,7 +110,7 @@ class Calls:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # Frames of the alarm and of this module are left out: they are not where the environment hangs.
-    own = (__file__, failures.__file__)
+    own = (__file__, env_failures.__file__)
     kept = [frame for frame in frames if frame.filename not in own] or list(frames)
     frame = kept[-1]
     line = f": {frame.line}" if frame.line and not frame.line.startswith("raise ") else ""

@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import BatchOfOne, is_batched
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
 from marl_connectors.environments.validation.calls import (
     CallFailed,
@@ -35,7 +35,7 @@ from marl_connectors.environments.validation.players import (
     Session,
     TurnPlayer,
 )
-from marl_connectors.environments.validation.report import EnvFigures, EnvReport, Findings
+from marl_connectors.environments.validation.report import EnvMeasurements, EnvReport, Findings
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
@@ -83,7 +83,7 @@ def check_env(
             ``"auto"`` for ``"action_mask"``, None to ignore masks.
 
     Returns:
-        A report with all findings and some figures. ``print`` shows it as a table.
+        A report with all findings and some measurements. ``print`` shows it as a table.
 
     Raises:
         EnvError: If there is no such environment, or it cannot be made.
@@ -128,20 +128,20 @@ class _Check:
         self.can_make = not isinstance(env, (ParallelEnv, AECEnv, gym.Env))
         if is_batched(env):
             raise ConfigError(
-                "check_env: a natively batched environment is looked at with one copy and with several. Give its "
-                "class, or the function that makes it with num_envs."
+                "check_env: a natively batched environment is checked with one sub-environment and with several. Pass "
+                "its class, or the function that makes it with num_envs."
             )
         if not self.can_make and env_config:
             raise ConfigError(
-                "check_env: env_config is for an environment that is still to be made, but this one is there already. "
-                "Give its class, or the function that makes it."
+                "check_env: env_config is for making an environment, but an environment was passed that exists "
+                "already. Pass its class, or the function that makes it."
             )
         self.findings = findings
         self.env = env if isinstance(env, gym.vector.VectorEnv) else self._make()
         if isinstance(self.env, gym.vector.VectorEnv):
             raise ConfigError(
-                f"check_env: it plays one copy, but {type(self.env).__name__} is a Gymnasium VectorEnv. Give the "
-                f"single environment; whether the VectorEnv keeps to its autoreset mode, a run tries out."
+                f"check_env: it checks single environments, but {type(self.env).__name__} is a Gymnasium VectorEnv. "
+                f"Pass the single environment. The smoke test of a run checks the VectorEnv's autoreset mode."
             )
         self.single_agent = isinstance(self.env, gym.Env)
         self._adapted = SingleAgentEnv(self.env) if self.single_agent else self.env
@@ -151,7 +151,7 @@ class _Check:
         self.session = Session(self._name(), findings, calls, book, key, GivenData(findings))
         self.player = self._player(self.env)
         self._begun = 0
-        self._figures: EnvFigures | None = None
+        self._measurements: EnvMeasurements | None = None
 
     def _name(self) -> str:
         if self.can_make:
@@ -178,8 +178,8 @@ class _Check:
         except OutOfTime:
             raise
         except Exception as error:
-            said = f"While {what} was checked, what the environment gave led to {describe_error(error)}"
-            self.findings.note("unexpected", said)
+            text = f"Data of the environment led to {describe_error(error)} while {what} was checked"
+            self.findings.note("unexpected", text)
         finally:
             self.findings.episode = None
 
@@ -192,7 +192,7 @@ class _Check:
         if self.player.takes_turns:
             max_steps *= max(len(self._possible()), 1)
         played = self._play(episodes, seed, max_steps)
-        self._figures = self.session.tally.figures(self._begun)
+        self._measurements = self.session.totals.measurements(self._begun)
         check_ends(played, max_steps, self.session)
         check_last_observations(played, self.session)
         if played:
@@ -276,7 +276,7 @@ class _Check:
             test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_BATCH_STEPS)
             test.play_batched(env, twins=True)
         except EnvError as error:
-            advice = "The runner steps all copies together: correct it before training."
+            advice = "A runner steps all sub-environments together, so correct this before training."
             self.findings.note("copies", str(error).rstrip("."), advice=advice)
         finally:
             env.close()
@@ -305,9 +305,9 @@ class _Check:
         """Returns a report of everything that was found so far."""
         agents = self._possible() or list(self.session.seen)
         kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
-        figures = self._figures or self.session.tally.figures(self._begun)
+        measurements = self._measurements or self.session.totals.measurements(self._begun)
         masks = tuple(place for place in ("observations", "infos") if place in self.session.masks_in)
-        return EnvReport(self.session.name, kind, tuple(agents), tuple(self.findings.in_order()), figures, masks)
+        return EnvReport(self.session.name, kind, tuple(agents), tuple(self.findings.in_order()), measurements, masks)
 
 
 def check_metadata(env: Any, session: Session) -> None:
@@ -364,7 +364,7 @@ def check_rendering(env: Any, mode: str, session: Session, seed: int) -> None:
         fine = frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8
         wrong = "" if fine else f"an array of shape {frame.shape} {frame.dtype}, not [height, width, 3] uint8"
     if wrong:
-        session.findings.note("render", f"render() {how} gives {wrong}")
+        session.findings.note("render", f"render() {how} returns {wrong}")
 
 
 def check_close(env: Any, session: Session) -> None:
@@ -379,7 +379,7 @@ def check_ends(episodes: Sequence[Played], max_steps: int, session: Session) -> 
     """Checks how the played episodes ended."""
     over = [episode for episode in episodes if episode.is_over]
     if episodes and not over and any(len(episode.steps) >= max_steps for episode in episodes):
-        what = f"No episode ended within {max_steps:,} steps, so that nothing is known about ends"
+        what = f"No episode ended within {max_steps:,} steps, so ends of episodes could not be checked"
         session.findings.note("no-end", what)
     lengths = {len(episode.steps) for episode in over}
     if len(over) == len(episodes) >= 3 and len(lengths) == 1 and lengths != {1}:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.connectors.action_masks import (
+from marl_connectors.connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
     mask_of_one_row,
@@ -31,11 +31,11 @@ ADVICE_ON_OLD_GYM = (
     "GymV21CompatibilityV0(env=env) if its step() returns four values."
 )
 _OLD_STEP = (
-    " Four values are those of gym before 0.26 and PettingZoo before 1.22: return terminated and truncated apart, or "
-    "wrap an environment of the old gym in shimmy.openai_gym_compatibility.GymV21CompatibilityV0(env=env)."
+    " Four values are those of gym before 0.26 and PettingZoo before 1.22: return terminated and truncated "
+    "separately, or wrap an environment of the old gym: shimmy.openai_gym_compatibility.GymV21CompatibilityV0(env=env)."
 )
 _OLD_RESET = (
-    " The observation alone is what reset() gave in gym before 0.26: return an info too, {} if there is nothing to say."
+    " In gym before 0.26, reset() returned the observation alone. Return an info too, {} if there is nothing to say."
 )
 _VALUES = {
     "reset": ("observations", "infos"),
@@ -62,7 +62,7 @@ def wrong_values(method: str, given: Any) -> Violation | None:
     elif method == "reset" and given is not None:
         hint = _OLD_RESET
     advice = f"Return {len(names)}: {', '.join(names[:-1])} and {names[-1]}.{hint}"
-    return violation("wrong-result", f"{method}() gave {came}", advice=advice)
+    return violation("wrong-result", f"{method}() returned {came}", advice=advice)
 
 
 def _not_by_agent(word: str, given: Any) -> Violation | None:
@@ -325,9 +325,9 @@ def left_without_flag(alive: Iterable[AgentID], now: Collection[AgentID]) -> Vio
     return next((violation("left-without-flag", what, agent) for agent in alive if agent not in now), None)
 
 
-def nobody_there() -> Violation:
+def no_live_agents() -> Violation:
     """Returns the violation for a reset after which there are no live agents."""
-    return violation("no-agents", "reset() left no live agents in env.agents, so nobody can act")
+    return violation("no-agents", "reset() left no live agents in env.agents, so no agent can act")
 
 
 def selected_absent(agent: AgentID, agents: Iterable[AgentID]) -> Violation:
@@ -348,8 +348,8 @@ def ended_alone(gone: list[AgentID]) -> Violation:
     return violation(
         "copies",
         f"agents {gone} ended before the others",
-        advice="In a natively batched environment all agents of a copy end in one step; make it a PettingZoo "
-        "environment if they do not.",
+        advice="In a natively batched environment, all agents of a sub-environment end in one step. Make it a "
+        "PettingZoo environment if they do not.",
     )
 
 
@@ -378,7 +378,7 @@ def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_t
     """
     if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
         if allowed_actions(space, mask) is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
-            return violation("mask-values", _mask_is(mask), agent, advice=f"Let it be {wanted_mask(space)}.")
+            return violation("mask-values", _mask_is(mask), agent, advice=f"It should be {wanted_mask(space)}.")
         return None
     try:
         flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
@@ -400,7 +400,7 @@ def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
     what = f"the agent acts next, but its {key!r} forbids all actions"
     if takes_turns:
         return violation("mask-forbids-all", what, agent)
-    advice = "That is read as a player who waits: any action may come. Allow one that does nothing instead."
+    advice = "Such an agent counts as waiting, and any action may be chosen. Allow one that does nothing instead."
     return violation("mask-forbids-all", what, agent, level="warning", advice=advice)
 
 

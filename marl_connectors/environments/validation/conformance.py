@@ -73,8 +73,8 @@ def _run_pettingzoos(env: Any, make: Callable[[], Any], session: Session, *, can
 
 
 def _cycles(session: Session, turn_based: bool) -> int:
-    tally = session.tally
-    seconds = tally.step_seconds / max(tally.steps, 1)
+    totals = session.totals
+    seconds = totals.step_seconds / max(totals.steps, 1)
     turns = len(session.seen) if turn_based else 1
     return max(5, min(1000, int(_SECONDS / (2 * turns * max(seconds, 1e-7)))))
 

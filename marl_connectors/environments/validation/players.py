@@ -14,7 +14,7 @@ from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child
 from marl_connectors.environments.validation.checks import leaf_name
-from marl_connectors.environments.validation.report import EnvFigures, Findings
+from marl_connectors.environments.validation.report import EnvMeasurements, Findings
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.spaces import values_per_choice
@@ -61,8 +61,8 @@ class Played:
 
 
 @dataclass(slots=True)
-class Tally:
-    """Measurements over all episodes and all instances of the environment."""
+class PlayTotals:
+    """The number and the duration of the calls in all episodes, with all instances of the environment."""
 
     resets: int = 0
     reset_seconds: float = 0.0
@@ -71,11 +71,11 @@ class Tally:
     agent_steps: int = 0
     lengths: list[int] = field(default_factory=list)
 
-    def figures(self, episodes: int) -> EnvFigures | None:
-        """Returns the figures of the report; None if there were no steps."""
+    def measurements(self, episodes: int) -> EnvMeasurements | None:
+        """Returns the measurements for the report; None if there were no steps."""
         if not self.steps:
             return None
-        return EnvFigures(
+        return EnvMeasurements(
             episodes=episodes,
             episode_lengths=tuple(self.lengths),
             steps=self.steps,
@@ -97,7 +97,7 @@ class Session:
         spaces: The agents' spaces.
         mask_key: The key of observations or infos under which action masks are; None to ignore them.
         given: The data that the environment returned from its last call.
-        tally: The measurements.
+        totals: The number and the duration of the calls.
         seen: All agents that ever took part.
         masks_in: The places in which masks were found: ``"observations"``, ``"infos"``.
     """
@@ -108,7 +108,7 @@ class Session:
     spaces: SpaceBook
     mask_key: str | None
     given: GivenData
-    tally: Tally = field(default_factory=Tally)
+    totals: PlayTotals = field(default_factory=PlayTotals)
     seen: dict[AgentID, None] = field(default_factory=dict)
     masks_in: set[str] = field(default_factory=set)
 
@@ -159,21 +159,21 @@ class Player(ABC):
             given = session.calls("reset()", self.env.reset, step=0)
         else:
             given = session.calls(f"reset(seed={seed})", lambda: self.env.reset(seed=seed), step=0)
-        session.tally.resets += 1
-        session.tally.reset_seconds += session.calls.seconds
+        session.totals.resets += 1
+        session.totals.reset_seconds += session.calls.seconds
         session.given.look_again(0)
         return given
 
     def call_step(self, whose: str, action: Any, num_agents: int) -> Any:
         """Calls the environment's ``step`` and returns its result."""
         self.t += 1
-        session, tally = self.session, self.session.tally
+        session, totals = self.session, self.session.totals
         allowed_by = "that the masks allow" if session.masks_in else "from the action space"
         what = whose if action is None else f"step() with {whose} {allowed_by}"
         given = session.calls(what, lambda: self.env.step(action), step=self.t)
-        tally.steps += 1
-        tally.step_seconds += session.calls.seconds
-        tally.agent_steps += num_agents
+        totals.steps += 1
+        totals.step_seconds += session.calls.seconds
+        totals.agent_steps += num_agents
         session.given.look_again(self.t)
         return given
 
@@ -290,7 +290,7 @@ class ParallelPlayer(Player):
         self.give_up(checks.reset_violation(given))
         agents = self.agents()
         if not agents:
-            self.give_up(checks.nobody_there())
+            self.give_up(checks.no_live_agents())
         self.welcome(agents)
         return self._outcome([], agents, (given[0], {}, {}, {}, self._infos(given[1])), {})
 
@@ -313,7 +313,7 @@ class ParallelPlayer(Player):
                 self.note(
                     "ended-but-stays", "the agent has ended, but is still in env.agents; it gets no more actions", agent
                 )
-        self._check_payments(acted, rewards)
+        self._check_rewards(acted, rewards)
         newcomers = [agent for agent in now if agent not in actions and agent not in ended]
         self.welcome(newcomers)
         self._acted.update(acted)
@@ -349,7 +349,7 @@ class ParallelPlayer(Player):
                     self.note("flag-of-stranger", "the agent is flagged as ended, but has never acted", agent)
         return flags
 
-    def _check_payments(self, acted: list[AgentID], rewards: Any) -> None:
+    def _check_rewards(self, acted: list[AgentID], rewards: Any) -> None:
         for agent in acted:
             if agent not in rewards:
                 self.note("reward-missing", "the agent acted, but got no reward, which counts as 0", agent)
@@ -357,10 +357,12 @@ class ParallelPlayer(Player):
             if agent in acted or checks.reward_violation(agent, reward) or not reward:
                 continue
             if agent in self._acted:
-                clause = f"the agent is paid {float(reward):g} in a step in which it did not act"
+                clause = f"the agent gets the reward {float(reward):g} in a step in which it did not act"
                 self.note("reward-without-action", clause, agent)
             else:
-                clause = f"the agent is paid {float(reward):g} before it ever acted, so no action can be credited"
+                clause = (
+                    f"the agent gets the reward {float(reward):g} before its first action, so it counts for no action"
+                )
                 self.note("reward-uncredited", clause, agent)
 
     def step_after_the_end(self) -> None:
@@ -373,37 +375,37 @@ class ParallelPlayer(Player):
 
 
 class TurnPlayer(Player):
-    """Plays an AEC environment, and sums up every agent's rewards to check ``last()``."""
+    """Plays an AEC environment, and adds up every agent's rewards to check ``last()``."""
 
     takes_turns = True
 
     def __init__(self, env: AECEnv, session: Session):
         super().__init__(env, session)
         self._agents: list[AgentID] = []
-        self._owed: dict[AgentID, float] = {}
-        self._said: dict[AgentID, float] = {}
+        self._accumulated: dict[AgentID, float] = {}
+        self._reported: dict[AgentID, float] = {}
         self._had_last_turn: set[AgentID] = set()
 
     def reset(self, seed: int | None) -> Outcome:
         self.call_reset(seed)
-        self._agents, self._owed, self._said, self._had_last_turn = [], {}, {}, set()
+        self._agents, self._accumulated, self._reported, self._had_last_turn = [], {}, {}, set()
         self._update_agents()
         if not self._agents:
-            self.give_up(checks.nobody_there())
-        self._book_rewards()
+            self.give_up(checks.no_live_agents())
+        self._accumulate_rewards()
         return self._next_turn()
 
     def step(self, actions: dict[AgentID, Any]) -> Outcome:
         ((agent, action),) = actions.items()
         whose = f"step(None) of an agent that has ended ({agent!r})" if action is None else f"an action of {agent!r}"
         self.call_step(whose, action, int(action is not None))
-        self._owed[agent] = 0.0
+        self._accumulated[agent] = 0.0
         if action is None and agent in self._read("agents"):
             if any(self._flags_of(agent)):
                 self.give_up(checks.not_removed(agent))
             self._gone.add(agent)  # it has joined again and has not had its first turn yet
             self._agents = [other for other in self._agents if other != agent]
-        self._book_rewards()
+        self._accumulate_rewards()
         self._update_agents()
         return self._next_turn()
 
@@ -422,7 +424,7 @@ class TurnPlayer(Player):
         if agent not in self._agents:
             self.give_up(checks.selected_absent(agent, self._agents))
         result = self.session.calls("last()", self.env.last, step=self.t)
-        self.session.tally.step_seconds += self.session.calls.seconds
+        self.session.totals.step_seconds += self.session.calls.seconds
         self.give_up(checks.wrong_values("last", result))
         flags = self.ends(agent, result[2], result[3])
         outcome.to_act[agent] = not any(flags)
@@ -435,28 +437,30 @@ class TurnPlayer(Player):
 
     # Rewards.
 
-    def _book_rewards(self) -> None:
+    def _accumulate_rewards(self) -> None:
         rewards, agents = self._read("rewards", {}), self._read("agents")
         for agent, reward in dict(rewards).items():
             if found := checks.reward_violation(agent, reward):
                 self.add(found)
             elif agent in agents:
-                self._owed[agent] = self._owed.get(agent, 0.0) + float(reward)
+                self._accumulated[agent] = self._accumulated.get(agent, 0.0) + float(reward)
             elif reward:
-                clause = f"env.rewards pays {float(reward):g} to an agent that has left, so it is lost"
+                clause = f"env.rewards has {float(reward):g} for an agent that has left, so it is lost"
                 self.note("reward-to-the-dead", clause, agent)
 
     def _compare_credit(self, agent: AgentID, reward: float) -> None:
-        owed, before = self._owed.get(agent, 0.0), self._said.get(agent, 0.0)
-        self._said[agent] = reward
-        if np.isclose(reward, owed, rtol=1e-5, atol=1e-6):
+        accumulated, before = self._accumulated.get(agent, 0.0), self._reported.get(agent, 0.0)
+        self._reported[agent] = reward
+        if np.isclose(reward, accumulated, rtol=1e-5, atol=1e-6):
             return
         why = "so something is lost or counted twice"
-        if np.isclose(reward, 2 * owed):
+        if np.isclose(reward, 2 * accumulated):
             why = "so it is added twice"
-        elif before and np.isclose(reward, owed + before):
-            why = f"so what it was told before, {before:g}, is counted again"
-        clause = f"env.rewards paid the agent {owed:g} since its last turn, but last() says {reward:g}, {why}"
+        elif before and np.isclose(reward, accumulated + before):
+            why = f"so its previous reward, {before:g}, is counted again"
+        clause = (
+            f"the agent got {accumulated:g} in env.rewards since its last turn, but last() returns {reward:g}, {why}"
+        )
         self.note("reward-credit", clause, agent)
 
     # Agents that join and leave.
@@ -478,12 +482,12 @@ class TurnPlayer(Player):
         if not any(self._flags_of(agent)):
             self.add(checks.left_without_flag([agent], ()))  # type: ignore[arg-type]
             return
-        clause = "the agent was removed without its last turn, step(None), in which it is told how it ended"
+        clause = "the agent was removed without its last turn, step(None), which returns its last observation"
         self.note("no-last-turn", clause, agent)
         kept = (getattr(self.env, "_cumulative_rewards", None) or {}).get(agent, 0.0)
-        owed = self._owed.pop(agent, 0.0)
-        if not np.isclose(owed, kept, rtol=1e-5, atol=1e-6):
-            self.note("reward-credit", f"the agent left with {owed:g} that it was paid, but never told of", agent)
+        accumulated = self._accumulated.pop(agent, 0.0)
+        if not np.isclose(accumulated, kept, rtol=1e-5, atol=1e-6):
+            self.note("reward-credit", f"the agent left with {accumulated:g}, which last() never returned", agent)
 
 
 def _some(agents: list[AgentID]) -> str:
@@ -519,7 +523,7 @@ def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: 
         episode.flags = player.ended_as or episode.flags
     episode.is_over = not outcome.to_act
     if episode.is_over:
-        session.tally.lengths.append(player.t)
+        session.totals.lengths.append(player.t)
     return episode
 
 
@@ -637,7 +641,7 @@ class GivenData:
         self._arrays.clear()
         for what, agent, value, token in self._given:
             if digest(value) != token:
-                clause = f"the {what} that was given before changed afterwards: the environment writes to one object"
+                clause = f"the {what} changed after it was returned, because the environment writes to one object"
                 self._findings.note(f"{what}-reused", clause, agent, step=step)
         self._given.clear()
 
@@ -647,15 +651,15 @@ class GivenData:
         If the environment fills it again for each agent, it contains the last agent's observation for all.
         """
         one, other = agents[:2]
-        what = f"Agents {one!r} and {other!r} were given one and the same array as observation{leaf_name(path)}"
+        what = f"Agents {one!r} and {other!r} got the same array as observation{leaf_name(path)}"
         if digest(array) != token:
             self._writes_to_shared = True
-            clause = f"{what}, and the environment writes to it in each step: all see what was written last"
+            clause = f"{what}, and the environment writes to it in each step, so all see what was written last"
             self._findings.note("observation-shared", clause, one, step=step, part=path)
         elif not self._writes_to_shared:
             advice = (
-                "Nothing to do if that is what they are to see. If each is to see something else, make an array for "
-                "each: one that is filled again for the next agent holds the last one's observation."
+                "Nothing to do if both should see the same. Otherwise make an array for each agent: an array that is "
+                "filled again for the next agent contains the last agent's observation."
             )
             clause = f"{what}, so they see the same"
             self._findings.note("observation-shared", clause, one, level="note", advice=advice, part=path)

@@ -56,7 +56,7 @@ class EnvFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvFigures:
+class EnvMeasurements:
     """Measurements from playing the environment with random actions.
 
     Attributes:
@@ -78,6 +78,10 @@ class EnvFigures:
     seconds_per_reset: float
 
 
+EnvFigures = EnvMeasurements
+"""The name in earlier versions."""
+
+
 @dataclass(frozen=True, slots=True)
 class EnvReport:
     """All findings about an environment. ``print(report)`` shows a table.
@@ -87,7 +91,7 @@ class EnvReport:
         kind: ``"parallel"``, ``"turn-based"`` or ``"single agent"``.
         agents: The possible agents, or the agents that were seen if the environment does not name them.
         findings: All findings, errors first.
-        figures: The measurements; None if not a single step could be played.
+        measurements: The measurements; None if not a single step could be played.
         masks_in: The places in which action masks were found and obeyed: ``"observations"``, ``"infos"``, both or
             neither.
     """
@@ -96,8 +100,13 @@ class EnvReport:
     kind: str
     agents: tuple[AgentID, ...]
     findings: tuple[EnvFinding, ...]
-    figures: EnvFigures | None = None
+    measurements: EnvMeasurements | None = None
     masks_in: tuple[str, ...] = ()
+
+    @property
+    def figures(self) -> EnvMeasurements | None:
+        """The name of ``measurements`` in earlier versions."""
+        return self.measurements
 
     @property
     def errors(self) -> list[EnvFinding]:
@@ -125,25 +134,25 @@ class EnvReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON data. Agents that are neither strings nor ints become their ``repr``."""
         findings = [dataclasses.asdict(finding) | {"agent": _plain(finding.agent)} for finding in self.findings]
-        figures = None
-        if self.figures is not None:
-            figures = dataclasses.asdict(self.figures)
-            figures["episode_lengths"] = list(self.figures.episode_lengths)
+        measurements = None
+        if self.measurements is not None:
+            measurements = dataclasses.asdict(self.measurements)
+            measurements["episode_lengths"] = list(self.measurements.episode_lengths)
         return {
             "name": self.name,
             "kind": self.kind,
             "agents": [_plain(agent) for agent in self.agents],
             "ok": self.ok,
             "findings": findings,
-            "figures": figures,
+            "figures": measurements,  # the key in earlier versions
             "masks_in": list(self.masks_in),
         }
 
     def __str__(self) -> str:
         counts = ", ".join(_counted(len(self._of(level)), level) for level in LEVELS)
         lines = [f"{self.name}: {self.kind}, {_counted(len(self.agents), 'agent')}. {counts}."]
-        if self.figures is not None:
-            lines.append(f"  {_describe(self.figures)}")
+        if self.measurements is not None:
+            lines.append(f"  {_describe(self.measurements)}")
         if self.masks_in:
             lines.append(f"  Action masks: in the {' and '.join(self.masks_in)}; they were obeyed.")
         for level in LEVELS:
@@ -172,8 +181,8 @@ def _rows(finding: EnvFinding) -> list[str]:
     return [head, *(line for lines in wrapped for line in lines)]
 
 
-def _describe(figures: EnvFigures) -> str:
-    lengths = figures.episode_lengths
+def _describe(measurements: EnvMeasurements) -> str:
+    lengths = measurements.episode_lengths
     if not lengths:
         ends = "none came to an end"
     elif min(lengths) == max(lengths):
@@ -181,9 +190,9 @@ def _describe(figures: EnvFigures) -> str:
     else:
         ends = f"ends after {min(lengths):,} to {max(lengths):,} steps"
     return (
-        f"{_counted(figures.episodes, 'episode')}, {_counted(figures.steps, 'step')}, {ends}; "
-        f"{figures.agents_per_step:.3g} agents act in a step; "
-        f"{_time(figures.seconds_per_step)} a step, {_time(figures.seconds_per_reset)} a reset."
+        f"{_counted(measurements.episodes, 'episode')}, {_counted(measurements.steps, 'step')}, {ends}; "
+        f"{measurements.agents_per_step:.3g} agents act in a step; "
+        f"{_time(measurements.seconds_per_step)} a step, {_time(measurements.seconds_per_reset)} a reset."
     )
 
 

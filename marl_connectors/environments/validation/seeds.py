@@ -80,7 +80,7 @@ class SeedChecks:
                 if elsewhere is not None:
                     with_same_globals = self._replay(other, episode, 0)
                     follows = "the global random state" if with_same_globals is None else ""
-                    self._report(elsewhere, "in another copy", follows)
+                    self._report(elsewhere, "in another instance", follows)
                     return False
             finally:
                 other.env.close()
@@ -101,7 +101,7 @@ class SeedChecks:
             one, other = (self._fresh() if self._fresh else copy.deepcopy(player) for _ in "ab")
         except CallFailed:
             raise
-        except Exception:  # it contains something that cannot be copied
+        except Exception:  # the environment contains something that cannot be copied
             return False
         try:
             with global_random_state(0):
@@ -110,7 +110,7 @@ class SeedChecks:
                 mismatch, _ = replay(other, self._seed + 101, first)
             return mismatch is not None
         finally:
-            if self._fresh:  # what a deep copy closes may belong to the environment that was given
+            if self._fresh:  # closing a deep copy might close something of the original environment
                 one.env.close()
                 other.env.close()
 
@@ -118,7 +118,7 @@ class SeedChecks:
         with global_random_state(global_seed):
             mismatch, in_infos = replay(player, episode.seed, episode)
         if mismatch is None and in_infos is not None:
-            what = f"reset(seed={episode.seed}) and the same actions give other infos at step {in_infos.step}"
+            what = f"reset(seed={episode.seed}) and the same actions lead to other infos at step {in_infos.step}"
             self._findings.note("seed-infos", what, in_infos.agent, step=in_infos.step)
         return mismatch
 
@@ -143,7 +143,7 @@ class SeedChecks:
         finally:
             other.env.close()
         if seen:
-            self._findings.note("copies", f"Two copies that step in turn are not apart: {seen}")
+            self._findings.note("copies", f"Two instances that step in turn influence each other: {seen}")
 
     def _report(self, mismatch: Mismatch, when: str, follows: str, *, leaks: bool = False) -> None:
         level: Level | None = self._level
@@ -152,12 +152,12 @@ class SeedChecks:
             level, kind = None, "seed-leak" if mismatch.apart is None else "seed-slightly-off"
         because = f". It follows {follows}" if follows else ""
         by = f", {mismatch.apart:.1g} off," if mismatch.apart is not None else ""
-        what = f"the same seed and the same actions give {_different(mismatch, by)}, when played {when}{because}"
+        what = f"the same seed and the same actions lead to {_different(mismatch, by)}, when played {when}{because}"
         self._findings.note(kind, what, mismatch.agent, level=level, step=mismatch.step)
 
     def _depends_on_seed(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
         if self._always_same(player, (self._seed + 101 + i for i in itertools.count()), episode):
-            what = "Different seeds give the same episode, for the same actions"
+            what = "Different seeds lead to the same episode, for the same actions"
             self._findings.note("seed-without-effect", what)
             return
         with global_random_state(0):
@@ -187,9 +187,9 @@ def _clash(player: Player, other: Player, episode: Played) -> str:
         given = player.session.given.newest()
         for name, found in (("first", mismatch), ("second", next(behind, None))):
             if found is not None and found.what != "info" and found.apart is None:
-                return f"the {name} one gives {_different(found)} than alone"
+                return f"the {name} one returns {_different(found)} than alone"
         if any(digest(value) != token for value, token in given):
-            return "the second one writes to the arrays or infos that the first one gave"
+            return "the second one writes to the arrays or infos that the first one returned"
     return ""
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.connectors.action_masks import ACTION_MASK, mask_of
+from marl_connectors.connectors.flat_action_masks import ACTION_MASK, mask_of
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -21,7 +21,7 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.vector.batched import GymnasiumVectorEnv
+    from marl_connectors.environments.vector.batched_vector_env import GymnasiumVectorEnv
 
 NUM_ENVS = 3
 """The number of sub-environments in a smoke test of a natively batched environment."""
@@ -162,8 +162,8 @@ class SmokeTest:
 
     def _compare(self, t: int, given: Tree) -> None:
         if any(not np.array_equal(leaf[0], leaf[-1]) for leaf in leaves(given)):
-            advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
-            what = "the first and the last copy, with the same seed and the same actions, differ"
+            advice = "Keep all state separate for each sub-environment, also its random generator."
+            what = "the first and the last sub-environment differ, although they got the same seed and the same actions"
             checks.raise_first(f"{self.name}, step {t}", [violation("copies", what, advice=advice)])
 
     def _judge_arrays(self, calls: BatchedCalls, observations: Tree, rewards: np.ndarray | None, t: int) -> None:
@@ -234,8 +234,9 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
     for old, new in zip(leaves(before), leaves(fresh), strict=True):
         if not np.array_equal(old, new[~mask]):
             raise EnvError(
-                f"{name}: reset(seeds, mask) with the mask {mask.tolist()} gave copies other observations that are not "
-                f"in the mask. It must leave them as they are, and return their newest observations."
+                f"{name}: reset(seeds, mask) with the mask {mask.tolist()} changed the "
+                f"observations of sub-environments that are not in the mask. It must leave these as they are, and "
+                f"return their newest observations."
             )
     return fresh
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.action_masks import draw
+from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.environments.validation.calls import CallFailed, Calls
 from marl_connectors.environments.validation.checks import leaf_name
 from marl_connectors.environments.validation.report import Findings
@@ -33,7 +33,7 @@ def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Viol
     """
     if isinstance(space, Space):
         return None
-    advice = advice or "Give it a space of gymnasium.spaces; those of the old gym package are others."
+    advice = advice or "Use a space of gymnasium.spaces. Those of the old gym package are other classes."
     what = f"{kind}({agent!r}) is {space!r}, not a gymnasium space"
     return violation("space-missing", what, agent, advice=advice, part=kind)
 
@@ -48,7 +48,7 @@ def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None
         if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
             return violation("space-bounds", f"{where} has bounds that are NaN", agent, part=kind)
         if isinstance(leaf, spaces.Box) and (leaf.low > leaf.high).any():
-            what = f"{where} has a lower bound above its upper bound, so that nothing is in it"
+            what = f"{where} has a lower bound above its upper bound, so that it is empty"
             return violation("space-bounds", what, agent, part=kind)
     return None
 

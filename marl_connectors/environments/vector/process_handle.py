@@ -19,7 +19,7 @@ from gymnasium import Space
 
 from marl_connectors import errors
 from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.failures import CLOSE_TIMEOUT_S, EnvRestarts
+from marl_connectors.environments.vector.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
@@ -198,7 +198,7 @@ class ProcessHandle:
 
     def read_step(self, result: StepResult) -> StepResult:
         """Completes a step's result from shared memory. ``sub_env.agents`` must be those that act next."""
-        num_rewards = self._num_acting if result.told is None else len(result.told)
+        num_rewards = self._num_acting if result.rewarded is None else len(result.rewarded)
         return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
 
     def send(self, *message: Any) -> None:
@@ -252,7 +252,7 @@ class ProcessHandle:
             hint = ", perhaps because memory ran out" if name == "SIGKILL" else ""
             return f"was ended by {name}{hint}"
         if code is None:
-            return f"stopped talking, did not end for {_STOP_TIMEOUT_S:g} s, and was ended"
+            return f"sent no more messages, did not end for {_STOP_TIMEOUT_S:g} s, and was ended"
         return f"ended with exit code {code}"
 
     @property
@@ -276,7 +276,7 @@ class ProcessHandle:
         index, _, _, doing = self.at
         in_close = index >= 0 and doing == Doing.CLOSE
         others = [sub_env.index for sub_env in self.sub_envs if sub_env.index > index]
-        rest = f" Nobody closed sub-environments {others} of that process." if in_close and others else ""
+        rest = f" Sub-environments {others} of that process were not closed." if in_close and others else ""
         limit = f"within {self.stop_timeout_s:g} s, so its worker process was ended."
         if not self._process.is_alive():
             if in_close:
@@ -284,7 +284,11 @@ class ProcessHandle:
         elif in_close:
             _LOG.warning("sub-environment %d: close() did not return %s%s", index, limit, rest)
         else:
-            _LOG.warning("sub-environment %d: what it has started did not end %s", self.sub_envs[-1].index, limit)
+            _LOG.warning(
+                "sub-environment %d: processes or threads that it has started did not end %s",
+                self.sub_envs[-1].index,
+                limit,
+            )
         self.kill()
 
     def kill(self) -> None:

@@ -76,15 +76,15 @@ class StepResult:
     Lists contain the items of all agents of the first sub-environment, then those of the second one, and so on.
 
     Attributes:
-        rewards: One reward for each agent that acted; in turn-based environments, one for each item of ``told``.
+        rewards: One reward for each agent that acted; in turn-based environments, one for each item of ``rewarded``.
         observations: A list or an array with one observation for each agent that acts next. Where an episode ended,
             these are the first observations of the new one.
         infos: ``(env_index, infos by agent)`` for the ``observations`` that came with infos.
         ends: Episodes that ended for all of their agents together; None if there are none.
         events: Everything else that is unusual, at most one event for each sub-environment.
-        told: In turn-based environments, the ``(env_index, agent)`` that each reward belongs to: only the agent that
-            acts next and agents that have ended get the reward for their last action. None if every agent that acted
-            gets its reward at once.
+        rewarded: In turn-based environments, the ``(env_index, agent)`` that each reward belongs to: only the agent
+            that acts next and agents that have ended get the reward for their last action. None if every agent that
+            acted gets its reward at once.
         in_rows: Whether ``rewards`` and ``observations`` are lists with one array for each group of agents with the
             same spaces, in the order of the group's rows. Adapters leave it False.
         late: ``(env_index, place)`` of each sub-environment that waits for ``reset_over``; ``place`` is the number of
@@ -96,7 +96,7 @@ class StepResult:
     infos: list[tuple[int, dict[AgentID, dict]]] = field(default_factory=list)
     ends: EpisodeEnds | None = None
     events: list[Event] = field(default_factory=list)
-    told: list[tuple[int, AgentID]] | None = None
+    rewarded: list[tuple[int, AgentID]] | None = None
     in_rows: bool = False
     late: list[tuple[int, int]] = field(default_factory=list)
 
@@ -179,12 +179,12 @@ def joined(results: list[StepResult]) -> StepResult:
     def all_of(name: str) -> list[Any]:
         return [item for result in results for item in getattr(result, name)]
 
-    told = None if results[0].told is None else all_of("told")
+    rewarded = None if results[0].rewarded is None else all_of("rewarded")
     ends = _joined_ends([result.ends for result in results if result.ends is not None])
     observed = [result.observations for result in results]
     are_arrays = all(type(own) is np.ndarray for own in observed)
     observations = np.concatenate(observed) if are_arrays else all_of("observations")
-    return StepResult(all_of("rewards"), observations, all_of("infos"), ends, all_of("events"), told)
+    return StepResult(all_of("rewards"), observations, all_of("infos"), ends, all_of("events"), rewarded)
 
 
 def _joined_ends(parts: list[EpisodeEnds]) -> EpisodeEnds | None:

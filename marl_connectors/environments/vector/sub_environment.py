@@ -19,8 +19,8 @@ from marl_connectors.environments.validation.checks import (
     reward_violation,
 )
 from marl_connectors.environments.validation.rules import violation
-from marl_connectors.environments.vector.failures import ENV_ERRORS
-from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.errors import CheckpointError, EnvError, describe_error
 from marl_connectors.typing import AgentID, Tree
 
@@ -178,10 +178,11 @@ def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> 
     """Returns the error for an episode whose replay differs from the original."""
     whom = "" if agent_id is None else f"agent {agent_id!r} "
     return CheckpointError(
-        f"{sub_env}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
-        f"environment does not follow from reset(seed=...), or was changed from outside, and the run cannot be "
-        f"continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new episodes with "
-        f"all else that is in the checkpoint, and see docs/checkpoints.md for environments with a curriculum."
+        f"{sub_env}: replaying the episode from its seed leads {whom}to other data than before the checkpoint, so the "
+        f"episode is not determined by reset(seed=...), or the environment was changed from outside, and the run "
+        f"cannot be continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new "
+        f"episodes with everything else from the checkpoint, and see docs/checkpoints.md for environments with a "
+        f"curriculum."
     )
 
 

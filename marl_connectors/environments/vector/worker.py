@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.vector.channel import Channel
-from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
-from marl_connectors.environments.vector.sync import VectorEnv
-from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
+from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
@@ -64,7 +64,7 @@ def _can_be_sent(part: Any) -> bool:
 
 
 class SubEnvironmentState(NamedTuple):
-    """What the parent process must know about a sub-environment in which something unusual happened."""
+    """The state of a sub-environment in which something unusual happened, for the parent process."""
 
     index: int
     agents: list[AgentID]
@@ -130,7 +130,7 @@ class WorkerTask:
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
-    """Answers messages from the channel, until it is told to stop or the other process is gone."""
+    """Answers messages from the channel, until the message to stop comes or the other process is gone."""
     _leave_signals_to_parent()
     stop_watching()
     np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
@@ -301,6 +301,6 @@ class EnvServer:
                     given += zip(result.ends.indices, result.ends.infos, strict=True)
             who = next((f"sub-environment {index}" for index, part in given if not _can_be_sent(part)), "environment")
             raise EnvError(
-                f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "
-                f"of infos and observations, or set num_env_workers=0."
+                f"{who}: its infos or observations cannot be sent from its worker process: {error}. Leave out objects "
+                f"that cannot be pickled, or set num_env_workers=0."
             ) from error

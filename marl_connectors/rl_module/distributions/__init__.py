@@ -3,9 +3,10 @@
 from marl_connectors.rl_module.distributions.beta import TorchBeta
 from marl_connectors.rl_module.distributions.categorical import TorchBernoulli, TorchCategorical, TorchMultiCategorical
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, default_distribution
-from marl_connectors.rl_module.distributions.distribution import Distribution, without_forbidden
+from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
+from marl_connectors.rl_module.masked_logits import without_forbidden
 
 __all__ = [
     "BOX_DISTRIBUTIONS",

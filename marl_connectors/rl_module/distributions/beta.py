@@ -21,7 +21,7 @@ accepted is below what float32 can represent next to 1 (0.05 ** 6 = 2e-8)."""
 
 
 class TorchBeta(Distribution):
-    """For bounded Box spaces: independent Beta distributions, one for each number of the action.
+    """The distribution for bounded Box spaces: independent Beta distributions, one for each number of the action.
 
     ``action_dist_inputs`` ``x`` are those of all ``alpha`` followed by those of all ``beta``, each ``1 + softplus(x)``,
     so that the density has one peak, and none at the edges (Chou et al. (2017), Proceedings of ICML 70). Actions are in

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution, fitting_mask
+from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
+from marl_connectors.rl_module.masked_logits import fitting_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.typing import Tree
 
@@ -27,7 +28,7 @@ _FEW = 64
 
 
 class TorchCategorical(Distribution):
-    """For Discrete spaces. Actions count from 0; a space's ``start`` is added for the environment only."""
+    """The distribution for Discrete spaces. Actions count from 0; ``start`` is added for the environment only."""
 
     def __init__(self, logits: Tensor):
         self.logits = logits
@@ -113,7 +114,7 @@ def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
 
 
 class TorchMultiCategorical(Distribution):
-    """For MultiDiscrete spaces: independent choices, ``input_lens[i]`` logits for the ``i``-th, one after another.
+    """The distribution for MultiDiscrete spaces: independent choices with ``input_lens[i]`` logits for the ``i``-th.
 
     Actions are flat, ``[..., number of choices]``, and count from 0. The choices are computed together, as one
     categorical distribution with an additional axis, padded to the largest choice with logits of probability 0.
@@ -226,7 +227,7 @@ class TorchMultiCategorical(Distribution):
 
 
 class TorchBernoulli(Distribution):
-    """For MultiBinary spaces: independent bits, each with the logit of its probability to be 1.
+    """The distribution for MultiBinary spaces: independent bits, each with the logit of its probability to be 1.
 
     Sampled actions are flat, ``[..., n]``. A mask has two numbers for each bit: whether the bit may be 0, and whether
     it may be 1.

@@ -23,7 +23,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
 
 
 class TorchDiagGaussian(Distribution):
-    """For Box spaces: independent normal distributions, one for each number of the action.
+    """The distribution for Box spaces: independent normal distributions, one for each number of the action.
 
     ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Sampled actions are
     flat, ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` accepts both shapes.
@@ -93,7 +93,7 @@ def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
 
 
 class TorchSquashedGaussian(TorchDiagGaussian):
-    """For bounded Box spaces: ``tanh`` of normally distributed numbers, so that no action has to be clipped.
+    """The distribution for bounded Box spaces: ``tanh`` of normally distributed numbers, without clipping.
 
     Actions are in (-1, 1), which NormalizeAndClipActions stretches to the space's range; densities are those in
     (-1, 1). The KL divergence is that of the normal distributions, which ``tanh`` does not change. The entropy is

@@ -40,7 +40,7 @@ class ActionPart(NamedTuple):
 
 
 class TorchMultiDistribution(Distribution):
-    """For Dict and Tuple spaces: independent parts, each with its own distribution. Parts may have parts.
+    """The distribution for Dict and Tuple spaces: independent parts, which may be nested.
 
     ``action_dist_inputs`` are those of the parts, one after another in the space's order; actions are dicts or tuples
     of tensors. Log-probability, entropy and KL divergence are the sums of the parts'.

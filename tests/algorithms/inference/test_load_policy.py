@@ -626,7 +626,7 @@ def test_a_builder_that_asks_the_environment_for_more_gets_one(tmp_path):
 
 
 def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
-    with pytest.raises(CheckpointError, match="there is nothing"):
+    with pytest.raises(CheckpointError, match="nothing is there"):
         load_policy(tmp_path / "run")
     shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "000003")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):

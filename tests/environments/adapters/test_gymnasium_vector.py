@@ -175,7 +175,7 @@ def test_a_resting_copy_leaves_no_row_and_is_given_no_action():
             assert episode["rewards"] == [1.0] * (index + 2)
             assert episode["flags"] == (number % 2 == 0, number % 2 == 1)
     assert runner.num_env_steps == sum(len(chunk) for sample in samples for chunk in sample) >= 12 * 9
-    assert {tally.length for tally in runner.take_finished()} == {2, 3, 4}
+    assert {summary.length for summary in runner.take_finished()} == {2, 3, 4}
     for chunk in [chunk for sample in samples for chunk in sample]:
         t = chunk.t_started
         assert chunk.storage.column(T)[-len(chunk) - 1 :].tolist() == list(range(t, t + len(chunk) + 1))
@@ -316,12 +316,13 @@ class ManyActions(Counting):
         (ManyActions, "takes arrays of actions"),
         (
             Relapsing,
-            "sub-environment 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset",
+            "sub-environment 0, episode 1, step 0: it is terminated or truncated again by the step that should only "
+            "reset",
         ),
         (Forgetful, "final_obs"),
         (Narrow, r"expected \(3, 1, 3\)"),
         (Outside, "the observation .* leaves its space"),
-        (lambda: Counting(4), "num_envs=4, but it was to be made with num_envs=1"),
+        (lambda: Counting(4), "num_envs=4, but the run needs num_envs=1"),
     ],
 )
 def test_a_vector_env_that_breaks_its_contract_is_an_error_before_training(env, said):
@@ -345,9 +346,9 @@ def test_what_is_for_single_copies_is_an_error(change, said):
 
 
 def test_check_env_says_what_to_check_instead():
-    with pytest.raises(ConfigError, match="one copy"):
+    with pytest.raises(ConfigError, match="single environments"):
         check_env(Counting)
-    with pytest.raises(ConfigError, match="one copy"):
+    with pytest.raises(ConfigError, match="single environments"):
         check_env(Counting(2))
 
 

@@ -11,7 +11,7 @@ from pettingzoo.utils.env import ParallelEnv
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, OrderEnforcingWrapper
 
 from helpers.envs.scripted_aec import Beat, ReusingAEC, ScriptedAEC
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EnvError
 
@@ -199,7 +199,7 @@ def test_an_agent_that_is_back_at_once_begins_after_an_empty_step():
     assert told(plain(result)) == {"b": ([1, 1], 3, True, False)}
     assert env.agent_selection is None and env.agents == ["a", "b"]
     add(episode, {"a": 1}, result)
-    with pytest.raises(EnvError, match=r"agents \['b'\] act, but it is nobody's turn\. Call step\(\{\}\)"):
+    with pytest.raises(EnvError, match=r"agents \['b'\] act, but no agent has a turn now\. Call step\(\{\}\)"):
         env.step({"b": 1})
     result = env.step({})
     assert told(plain(result)) == {"b": ([1, 1], 0, False, False)} and env.agent_selection == "b"

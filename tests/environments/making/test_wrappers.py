@@ -146,10 +146,10 @@ def test_a_refused_wrapper_is_an_error_before_anything_is_built():
 @pytest.mark.parametrize(
     ("wrapper", "error", "message"),
     [
-        (lambda env: None, EnvError, "'CountingEnv': wrapper <lambda>: expected .* it gave a NoneType. Return"),
-        (lambda env: "env", EnvError, "gave a str"),
+        (lambda env: None, EnvError, "'CountingEnv': wrapper <lambda>: expected .* it returned a NoneType. Return"),
+        (lambda env: "env", EnvError, "returned a str"),
         (Renaming, EnvError, r"Renaming: it changes possible_agents from \['a_0', 'a_1'\] to \['a_0', 'b'\]"),
-        (Agentless, EnvError, "Agentless: what it gives has no attribute 'agents' after reset"),
+        (Agentless, EnvError, "Agentless: the environment that it returns has no attribute 'agents' after reset"),
         (lambda env: CountingGym(), EnvError, "turns a PettingZoo environment into a Gymnasium one"),
         (lambda env: 1 / 0, EnvError, r"<lambda> failed: ZeroDivisionError: division by zero \(.*\)\. .* 'a_0'"),
         (functools.partial(Plus, nummber=2), ConfigError, "Plus: .*'nummber'. Did you mean 'number'?"),
@@ -166,7 +166,7 @@ def test_a_wrapper_that_does_not_work_is_named(wrapper, error, message):
 
 
 def test_a_vector_of_environments_is_refused_with_what_to_use():
-    with pytest.raises(EnvError, match=r"it gave a SyncVectorEnv\. Leave it out, and set num_envs_per_env_runner"):
+    with pytest.raises(EnvError, match=r"it returned a SyncVectorEnv\. Leave it out, and set num_envs_per_env_runner"):
         make_env("CartPole-v1", wrappers=[lambda env: gymnasium.vector.SyncVectorEnv([lambda: env])])
 
 

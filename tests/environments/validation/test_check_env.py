@@ -18,7 +18,7 @@ from gymnasium import spaces
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
 from marl_connectors.environments.validation.check_env import check_env
-from marl_connectors.environments.validation.report import EnvFigures, EnvFinding, EnvReport, Findings
+from marl_connectors.environments.validation.report import EnvFinding, EnvMeasurements, EnvReport, Findings
 from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
@@ -135,8 +135,8 @@ def test_exit_is_told_too():
 @pytest.mark.parametrize(
     ("where", "result", "words"),
     [
-        ("reset", {"a": 1}, "reset() gave {'a': 1}."),
-        ("step", (1, 2, 3, 4), "step() gave 4 values."),
+        ("reset", {"a": 1}, "reset() returned {'a': 1}."),
+        ("step", (1, 2, 3, 4), "step() returned 4 values."),
         ("step", ({}, 1.0, {}, {}, {}), "The rewards are 1.0, not a dict."),
     ],
 )
@@ -154,7 +154,7 @@ def test_the_old_gym_api_is_told_for_one_agent():
             return super().step(action)[:4]
 
     finding = found(Old, "wrong-result", "error")
-    assert finding.what == "step() gave 4 values."
+    assert finding.what == "step() returned 4 values."
     assert finding.advice.startswith(
         "Return 5: observations, rewards, terminations, truncations and infos. Four values"
     )
@@ -233,7 +233,7 @@ def test_names_and_settings_are_those_of_make_env():
     ("call", "error", "words"),
     [
         (lambda: check_env("no_such_env"), EnvError, "no_such_env"),
-        (lambda: check_env(Sound(), env_config={"x": 1}), ConfigError, "is there already"),
+        (lambda: check_env(Sound(), env_config={"x": 1}), ConfigError, "that exists already"),
         (lambda: check_env(Sound, env_config={"x": 1}), ConfigError, "does not accept 'x'"),
         (lambda: check_env(Sound, episodes=0), ConfigError, "episodes must be a whole number of at least 1"),
         (lambda: check_env(Sound, max_seconds=0), ConfigError, "max_seconds must be"),
@@ -250,7 +250,7 @@ def test_the_report_as_text_and_as_data():
     findings.episode = 1
     for agent in (("x", 1), ("x", 2), ("x", 1)):
         findings.add(Violation("bad", "It is bad", agent, "error", "Mend it."), step=4)
-    figures = EnvFigures(2, (5, 7), 12, 24, 2.0, 0.0015, 2.5e-6)
+    figures = EnvMeasurements(2, (5, 7), 12, 24, 2.0, 0.0015, 2.5e-6)
     report = EnvReport("name", "parallel", (("x", 1), ("x", 2)), tuple(findings.in_order()), figures)
     assert str(report).splitlines() == [
         "name: parallel, 2 agents. 1 error, 0 warnings, 1 note.",

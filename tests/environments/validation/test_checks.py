@@ -205,7 +205,7 @@ class SeesTheSame(Sound):
 
 def test_an_array_that_is_filled_for_one_agent_after_another_is_an_error():
     finding = found(OneBuffer, "observation-shared", "error")
-    assert "Agents 'a' and 'b' were given one and the same array as observation, and" in finding.what
+    assert "Agents 'a' and 'b' got the same array as observation, and" in finding.what
     assert (finding.agent, finding.episode, finding.step) == ("a", 0, 1)
     assert "as observation['x']," in found(OneBufferInside, "observation-shared", "error").what
     assert "observation-shared" not in kinds(check_env(TwoParts, **SMALL))
@@ -261,7 +261,7 @@ class PaysTheDead(Sound):
 def test_rewards_go_to_those_who_acted():
     assert found(PaysNotAll, "reward-missing", "warning").agent == "b"
     finding = found(PaysStranger, "reward-uncredited", "warning")
-    assert finding.agent == "c" and "paid 1 before it ever acted" in finding.what
+    assert finding.agent == "c" and "gets the reward 1 before its first action" in finding.what
     finding = found(PaysTheDead, "reward-without-action", "warning")
     assert (finding.agent, finding.step) == ("b", 2)
 

@@ -228,16 +228,16 @@ def _stay_dead(self, action):
     [
         (turning(before=_forget_to_reset), "reward-credit", "is counted again"),
         (turning(after=_accumulate_twice), "reward-credit", "added twice"),
-        (turning(after=_never_accumulate), "reward-credit", "but last() says 0"),
+        (turning(after=_never_accumulate), "reward-credit", "but last() returns 0"),
         (turning(after=_pay_nan), "reward", "is nan"),
-        (turning(after=_pay_the_dead), "reward-to-the-dead", "pays 3 to an agent that has left"),
+        (turning(after=_pay_the_dead), "reward-to-the-dead", "has 3 for an agent that has left"),
         (turning(after=_drop_b), "left-without-flag", "left env.agents without"),
-        (turning(after=_drop_b_flagged), "reward-credit", "but never told of"),
+        (turning(after=_drop_b_flagged), "reward-credit", "which last() never returned"),
         (turning(after=_select_stranger), "selected-stranger", "env.agent_selection is 'z_0'"),
         (turning(_was_dead_step=_stay_dead), "dead-not-removed", "step(None) did not remove it"),
         (turning(observe=lambda self, agent: None), "no-observation", "observes None"),
         (turning(observe=lambda self, agent: np.full(3, 2.0)), "observation-outside-space", "component 0 is 2.0"),
-        (turning(last=lambda self, observe=True: (None, 0.0)), "wrong-result", "last() gave 2 values"),
+        (turning(last=lambda self, observe=True: (None, 0.0)), "wrong-result", "last() returned 2 values"),
     ],
 )
 def test_turns(env, kind, words):

@@ -125,8 +125,8 @@ class ClockAndNoSeed(ClockInInfo, IgnoresSeed):
         (RemembersALittle, "seed-slightly-off", "warning", "off, at step 4"),
         (LateReward, "seed-leak", "warning", "another reward at step 5"),
         (ClockAndOneSeed, "seed-without-effect", "note", "Different seeds"),
-        (ClockInInfo, "seed-infos", "warning", "give other infos at step 0"),
-        (AlwaysTheSame, "seed-without-effect", "note", "Different seeds give the same episode"),
+        (ClockInInfo, "seed-infos", "warning", "lead to other infos at step 0"),
+        (AlwaysTheSame, "seed-without-effect", "note", "Different seeds lead to the same episode"),
         (SeedsByDefault, "reset-repeats", "warning", "begins the same episode again"),
     ],
 )
@@ -237,9 +237,9 @@ class OneClockForAllTurns(SoundAEC):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (CountsForAll, "the first one gives another reward at step 2 than alone"),
-        (OneBufferForAll, "the second one writes to the arrays or infos that the first one gave"),
-        (OneClockForAllTurns, "gives another observation"),
+        (CountsForAll, "the first one returns another reward at step 2 than alone"),
+        (OneBufferForAll, "the second one writes to the arrays or infos that the first one returned"),
+        (OneClockForAllTurns, "returns another observation"),
     ],
 )
 def test_copies_must_be_apart(env, words):

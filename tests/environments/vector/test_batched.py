@@ -155,7 +155,7 @@ class OneTooWide(UnlikeWorlds):
     ("env", "said"),
     [
         (LeavesOneOut, r"dict with \['a', 'b', 'c'\], expected a dict by agent"),
-        (OneTooWide, r"for agent 'c' have shape \(3, 3\), expected \(3, 2\): num_envs=3 copies, then what one agent"),
+        (OneTooWide, r"for agent 'c' have shape \(3, 3\), expected \(3, 2\): num_envs=3 .*, then the shape for one"),
     ],
 )
 def test_observations_by_agent_that_do_not_fit_are_told(env, said):

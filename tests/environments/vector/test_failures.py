@@ -20,7 +20,7 @@ from helpers.envs.scripted_envs import LifeEnv, lives_of_chunks, small_config
 from helpers.modules.recurrent_modules import CounterModule
 from marl_connectors import Callbacks, Columns, RLModuleSpec
 from marl_connectors.environments.vector import process_handle
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -65,8 +65,8 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
         ("raise", r"step\(.*\) raised ValueError: the environment broke"),
         ("reset", r"reset\(seed=\d+\) raised RuntimeError: no reset today"),
         ("exit", r"step\(.*\) raised SystemExit: 3"),
-        ("none", r"step\(\) gave None. Return 5: observations, rewards, terminations, truncations and infos"),
-        ("four", r"step\(\) gave 4 values. Return 5"),
+        ("none", r"step\(\) returned None. Return 5: observations, rewards, terminations, truncations and infos"),
+        ("four", r"step\(\) returned 4 values. Return 5"),
         ("no observations", r"the observations are None, not a dict. Return a dict with the observation of each agent"),
         ("no rewards", r"the rewards are None, not a dict"),
         ("missing", r"acts next, but has no observation"),

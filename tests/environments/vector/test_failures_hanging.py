@@ -17,10 +17,10 @@ import pytest
 from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments.vector import failures, process_handle
-from marl_connectors.environments.vector.failures import EnvRestarts, Watched, alarm, close_env
-from marl_connectors.environments.vector.subproc import make_vector_env
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector import env_failures, process_handle
+from marl_connectors.environments.vector.env_failures import EnvRestarts, Watched, alarm, close_env
+from marl_connectors.environments.vector.vector_env import VectorEnv
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -78,7 +78,7 @@ def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch
     end = "close() did not return within 0.5 s, so its worker process was ended."
     assert messages_of(caplog) == [
         f"sub-environment 0: {end}",
-        f"sub-environment 1: {end} Nobody closed sub-environments [2] of that process.",
+        f"sub-environment 1: {end} Sub-environments [2] of that process were not closed.",
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_close_that_ends_its_process_is_named(caplog):
         vector_env.close()
     assert all(map(is_gone, pids))
     assert messages_of(caplog) == [
-        "sub-environment 0: close() ended its worker process. Nobody closed sub-environments [1] of that process."
+        "sub-environment 0: close() ended its worker process. Sub-environments [1] of that process were not closed."
     ]
 
 
@@ -134,7 +134,7 @@ import os, sys
 from functools import partial
 sys.path.insert(0, {helpers!r})
 from helpers.envs.failing_envs import HangingEnv
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 
 vector_env = make_vector_env(partial(HangingEnv, where="close", way="busy"), num_envs=2, seed=0, num_workers=2)
 vector_env.reset_all()
@@ -249,7 +249,7 @@ def test_without_restarts_the_error_says_what_would_help():
     with pytest.raises(
         EnvError,
         match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* sample_timeout_s above 1"
-        r"\. With restart_failed_sub_environments=True the run would go on",
+        r"\. With restart_failed_sub_environments=True, the run would continue",
     ):
         runner.sample(num_timesteps=2)
 
@@ -343,9 +343,9 @@ def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not
 
 
 def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
-    monkeypatch.setattr(failures, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(failures, "_LOOK_EVERY_S", 0.01)
-    failures._watcher = None  # one that looks as often as that
+    monkeypatch.setattr(env_failures, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(env_failures, "_LOOK_EVERY_S", 0.01)
+    env_failures._watcher = None  # one that looks as often as that
     with caplog.at_level(logging.WARNING, LOG):
         with Watched(lambda: "quick"):
             pass
@@ -355,7 +355,7 @@ def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
             slow.look()
     (message,) = messages_of(caplog)
     assert message.startswith("slow: reset() has not returned for 0.05 s. Only in worker processes")
-    assert not failures._CALLS
+    assert not env_failures._CALLS
 
 
 def test_a_reset_of_a_copy_is_watched(monkeypatch):
@@ -363,7 +363,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
     class Looking(LifeEnv):
         def reset(self, seed=None, options=None):
-            seen.extend(call._what() for call in failures._CALLS.values())
+            seen.extend(call._what() for call in env_failures._CALLS.values())
             return super().reset(seed, options)
 
     VectorEnv([Looking()], seed=0).reset_all()
@@ -371,7 +371,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
 
 def test_an_alarm_ends_what_waits_and_leaves_what_does_not():
-    with pytest.raises(failures.Hang), alarm(0.1):
+    with pytest.raises(env_failures.Hang), alarm(0.1):
         hang("sleep")
     with alarm(None):
         pass

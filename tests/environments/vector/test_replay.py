@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from marl_connectors.checkpoints import load_state, save_state
-from marl_connectors.environments.vector import replay
-from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector import action_history
+from marl_connectors.environments.vector.action_history import ActionHistory
 
 F32 = np.array([0.1, -2.5], np.float32)
 STEPS = {
@@ -86,7 +86,7 @@ def test_a_discrete_action_takes_two_bytes_and_a_step_four():
 
 
 def test_a_history_that_takes_too_much_is_given_up_for_good(monkeypatch):
-    monkeypatch.setattr(replay, "HISTORY_BYTES", 100)
+    monkeypatch.setattr(action_history, "HISTORY_BYTES", 100)
     history = ActionHistory()
     history.extend([[1]] * 16)
     assert history.is_complete and history.num_bytes == 96

@@ -14,7 +14,7 @@ from helpers.envs.gymnasium_envs import vector_maker
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.environments.vector.step_result import StepResult, joined
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import as_list, leaves
 
@@ -62,8 +62,8 @@ def check(result, before, vector_env, waiting):
     after, turns = acting(vector_env), vector_env.turn_based
     assert isinstance(result, StepResult)
     assert number_of(result.observations) == len(after)
-    told = before if result.told is None else result.told
-    assert len(result.rewards) == len(told) and (result.told is None) == (not turns)
+    told = before if result.rewarded is None else result.rewarded
+    assert len(result.rewards) == len(told) and (result.rewarded is None) == (not turns)
     waiting.update(before)
     ended = [] if result.ends is None else result.ends.indices
     named = [*ended, *(event.index for event in result.events)]

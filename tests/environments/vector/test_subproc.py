@@ -23,7 +23,7 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv, short_life, small_config
 from marl_connectors import register_env
 from marl_connectors.connectors.env_to_module.observation_preprocessor import MultiAgentObservationPreprocessor
-from marl_connectors.environments.vector.subproc import WorkerVectorEnv, make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv, make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
 MIXED = {

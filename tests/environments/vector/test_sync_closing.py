@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 
 
 class ClosesBadly(LifeEnv):

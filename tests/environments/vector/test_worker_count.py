@@ -23,8 +23,8 @@ from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.validation import smoke_test
 from marl_connectors.environments.vector import worker_count
 from marl_connectors.environments.vector.process_handle import ProcessHandle
-from marl_connectors.environments.vector.subproc import WorkerVectorEnv
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv
 
 COUNT_CORES = worker_count.num_cores
 LIFE = "helpers.envs.scripted_envs:LifeEnv"

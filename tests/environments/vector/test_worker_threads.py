@@ -40,7 +40,7 @@ class Env(ParallelEnv):
 SCRIPT = """
 import json, os
 from the_env import Env
-from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 
 before = dict(os.environ)
 vector_env = make_vector_env(Env, num_envs=3, seed=0, num_workers=3)

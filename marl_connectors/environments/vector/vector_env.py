@@ -12,11 +12,11 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
     left_without_flag,
-    nobody_there,
+    no_live_agents,
     not_observed,
     raise_first,
     reset_violation,
@@ -24,7 +24,8 @@ from marl_connectors.environments.validation.checks import (
     state_violation,
     step_violation,
 )
-from marl_connectors.environments.vector.failures import (
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
     MOMENT_S,
@@ -36,7 +37,6 @@ from marl_connectors.environments.vector.failures import (
     close_env,
     sentence,
 )
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     Doing,
@@ -102,7 +102,7 @@ class VectorEnv:
         self.at: Any = [-1, -1, -1, Doing.STEP]
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
-        self._final: EnvError | None = None  # the failure that was one too many
+        self._final: EnvError | None = None  # the failure that exceeded the tolerance
         self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends = EndsBuilder()
@@ -181,7 +181,7 @@ class VectorEnv:
         self.at[3] = Doing.STEP
         raise_first(sub_env, [reset_violation(given)])
         if not sub_env.env.agents:
-            raise_first(sub_env, [nobody_there()])
+            raise_first(sub_env, [no_live_agents()])
         return given[0], given[1] or {}
 
     # Failures.
@@ -457,8 +457,8 @@ class EnvStates:
             given = sub_env.env.state()
         except Exception as error:
             raise EnvError(
-                f"{sub_env}: state() raised {describe_error(error)}. A critic needs it after every reset and "
-                f"step, the last one included."
+                f"{sub_env}: state() raised {describe_error(error)}. A critic needs the state after every reset and "
+                f"step, also after the last one."
             ) from error
         try:
             state = spaces.stack([given], self.space)

@@ -17,7 +17,7 @@ from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
 
 class Progress(threading.local):
-    """What the running piece works on. It is written as the piece runs, and read only if the piece fails.
+    """The data that the running piece works on. It is recorded as the piece runs, and only read if the piece fails.
 
     Attributes:
         episode: The agent episode that ``single_agent_episode_iterator`` yielded last and that the piece works on.

@@ -15,7 +15,7 @@ HISTORY_BYTES = 4 * 2**20
 The limit keeps an episode that never ends from filling the memory. A longer episode cannot be replayed.
 """
 
-_Kind: TypeAlias = tuple[str, tuple[int, ...], str]
+_Format: TypeAlias = tuple[str, tuple[int, ...], str]
 """The dtype and shape in which an action is stored, and its original form.
 
 The form is ``"array"``, ``"plain"`` for a Python number, or the dtype of a numpy scalar.
@@ -25,7 +25,7 @@ _Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
 """The structure of an action with parts: ``"dict"`` or ``"tuple"``, and each part's key and tree (None for a leaf)."""
 
 _TREES = 128
-"""In ``ActionHistory._order``, numbers from this one on mean a tree, whose leaves follow."""
+"""The smallest number in ``ActionHistory._order`` that stands for a tree, whose leaves follow."""
 
 
 class ActionHistory:
@@ -45,7 +45,7 @@ class ActionHistory:
     def __init__(self) -> None:
         self._counts = array("I")  # actions of each step
         self._order = bytearray()  # for each action, the index of its kind in _items
-        self._items: dict[_Kind, bytearray] = {}
+        self._items: dict[_Format, bytearray] = {}
         self._trees: list[_Tree] = []
         self.is_complete = True
         """Whether all steps are stored. It becomes False, and all steps are removed, beyond ``HISTORY_BYTES``."""
@@ -64,7 +64,7 @@ class ActionHistory:
         self._counts.extend(map(len, steps))
         leaves, order = self._taken_apart(actions)
         of_leaves = np.empty(len(leaves), np.uint8)
-        for kind, (places, items) in _by_kind(leaves).items():
+        for kind, (places, items) in _by_format(leaves).items():
             self._items.setdefault(kind, bytearray()).extend(items.tobytes())
             of_leaves[places] = list(self._items).index(kind)
         order[order < _TREES] = of_leaves
@@ -174,11 +174,11 @@ def _tree_from_json(data: Any) -> Any:
     return None if data is None else (data[0], tuple([(key, _tree_from_json(part)) for key, part in data[1]]))
 
 
-def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndarray]]:
+def _by_format(actions: list[Any]) -> dict[_Format, tuple[slice | list[int], np.ndarray]]:
     """Returns, for each kind of action, the places of the actions of this kind, and these actions as an array."""
     if set(map(type, actions)) == {int}:
-        return {_kind(array := _small(np.array(actions)), "plain"): (slice(None), array)}
-    places: dict[_Kind, list[int]] = {}
+        return {_format_of(array := _small(np.array(actions)), "plain"): (slice(None), array)}
+    places: dict[_Format, list[int]] = {}
     for place, action in enumerate(actions):
         is_scalar = isinstance(action, np.generic)
         form = "array" if type(action) is np.ndarray else action.dtype.str if is_scalar else "plain"
@@ -188,7 +188,7 @@ def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndar
     for (_, _, form), where in places.items():
         array = np.array([actions[place] for place in where])
         array = array if form == "array" else _small(array)
-        found[_kind(array, form)] = where, array
+        found[_format_of(array, form)] = where, array
     return found
 
 
@@ -204,7 +204,7 @@ def _number_type(action: Any) -> str:
     return "i" if kind == "u" else kind
 
 
-def _kind(array: np.ndarray, form: str) -> _Kind:
+def _format_of(array: np.ndarray, form: str) -> _Format:
     return array.dtype.str, array.shape[1:], form
 
 

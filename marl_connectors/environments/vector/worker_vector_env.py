@@ -12,17 +12,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.vector.batched import BatchedVectorEnv, gymnasium_vector_env
-from marl_connectors.environments.vector.failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
+from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.vector.process_handle import ProcessHandle, WorkerLost
-from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.sync import VectorEnv, add_observed
-from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
+from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map
@@ -76,7 +76,7 @@ def make_vector_env(
     first = make_env()
     if is_batched(first):
         _check_possible(num_workers, restarts)
-        close_env(first, "the environment that was asked whether it is natively batched")
+        close_env(first, "the environment that was made to see whether it is natively batched")
         env = make_env(num_envs)
         return (gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
@@ -157,8 +157,8 @@ class WorkerVectorEnv(VectorEnv):
     def envs(self) -> list[Any]:
         """Always raises an EnvError: the environments are in other processes."""
         raise EnvError(
-            f"num_env_workers={len(self.workers)}: env.envs is out of reach: the environments are in worker "
-            f"processes. Put what a callback needs into the infos, or set num_env_workers=0."
+            f"num_env_workers={len(self.workers)}: env.envs is not available, because the environments are in worker "
+            f"processes. Put the data that a callback needs into the infos, or set num_env_workers=0."
         )
 
     @_or_end_all
@@ -170,7 +170,7 @@ class WorkerVectorEnv(VectorEnv):
                 self.turn_based = worker.finish_start()
             except WorkerLost as loss:
                 raise EnvError(
-                    f"num_env_workers: a worker process {loss}. What it printed may say why. A script that defines its "
+                    f"num_env_workers: a worker process {loss}. Its output may say why. A script that defines its "
                     f"own environment must start its run below `if __name__ == '__main__':`."
                 ) from None
         self._are_up = True
@@ -241,9 +241,9 @@ class WorkerVectorEnv(VectorEnv):
 
     def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
         """Begins other episodes in all sub-environments of a lost worker."""
-        result = StepResult([], [], told=[])
+        result = StepResult([], [], rewarded=[])
         if not self.turn_based:
-            result.rewards, result.told = [0.0] * sum(len(sub_env.agents) for sub_env in worker.sub_envs), None
+            result.rewards, result.rewarded = [0.0] * sum(len(sub_env.agents) for sub_env in worker.sub_envs), None
         result.events = [Event(sub_env.index, sub_env.t, is_over=True, is_dropped=True) for sub_env in worker.sub_envs]
         for sub_env, first in zip(worker.sub_envs, self._restart(worker, loss), strict=True):
             add_observed(result, sub_env, *first)
@@ -267,7 +267,7 @@ class WorkerVectorEnv(VectorEnv):
     def _loss(self, sub_env: SubEnvironment, loss: WorkerLost) -> EnvError:
         advice = ""
         if self._restarts is None:
-            advice = " With restart_failed_sub_environments=True the run would go on with a new environment."
+            advice = " With restart_failed_sub_environments=True, the run would continue with a new environment."
         return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
     def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
@@ -300,8 +300,8 @@ class WorkerVectorEnv(VectorEnv):
         except WorkerLost as loss:
             raise EnvError(
                 f"{self._who(sub_env)}: while its episode was replayed, its worker process {loss}. Pass "
-                f"new_episodes=True (--new-episodes on the command line) to begin new episodes with all else "
-                f"that is in the checkpoint."
+                f"new_episodes=True (--new-episodes on the command line) to begin new episodes with everything "
+                f"else from the checkpoint."
             ) from None
         self._take(reply)
         sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]

@@ -1,4 +1,4 @@
-"""What an Algorithm's checkpoint says: its config, modules, agents and action masks, and whether it fits a run."""
+"""Reads the config, modules, agents and action masks from an Algorithm's checkpoint, and checks that they fit a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from gymnasium import Space
 
+from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, from_state, spec_fields, to_state
-from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
 from marl_connectors.checkpoints import find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
@@ -178,7 +178,7 @@ def changed_setting(state: Mapping[str, Any], name: str, names: Names) -> Any:
 def restored_specs(
     state: Mapping[str, Any], config: AlgorithmConfig, names: Names, wanted: Collection[ModuleID] | None = None
 ) -> dict[ModuleID, RLModuleSpec]:
-    """How to build the modules of a checkpoint. A class that cannot be imported by name is taken from the config.
+    """Returns the specs of the modules of a checkpoint. Classes without importable names are those of the config.
 
     Args:
         state: The algorithm's state.

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import flat_masks, mask_of, mask_of_one_row
+from marl_connectors.connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
 from marl_connectors.environments.validation import checks
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
@@ -24,9 +24,9 @@ class TurnBasedEnv:
     """A PettingZoo ``AECEnv`` with the methods of a parallel environment, for ``MultiAgentEpisode.add_env_step``.
 
     A step is one agent's turn. Only the agent that acts next gets an observation, and with it its reward since its last
-    turn, as ``AECEnv.last()`` returns it. The ``step(None)`` that ``AECEnv`` requires for an agent that has ended is
-    made inside: the agent's final observation, reward, flags and info are in the dicts of the step after which its
-    turn came. If the environment removes an agent without such a turn, the dicts contain the same, but no final
+    turn, as ``AECEnv.last()`` returns it. The adapter makes the ``step(None)`` that ``AECEnv`` requires for an
+    agent that has ended: the agent's final observation, reward, flags and info are in the dicts of the step after which
+    its turn came. If the environment removes an agent without such a turn, the dicts contain the same, but no final
     observation if ``observe()`` does not work for the agent any more.
 
     A live agent's observation and info are the environment's own objects. They are valid until the next step.
@@ -40,7 +40,7 @@ class TurnBasedEnv:
         agent_selection: The agent that acts next; None if there is none.
     """
 
-    __slots__ = ("_action_mask_key", "_turn", "_untold", "agent_selection", "agents", "env")
+    __slots__ = ("_action_mask_key", "_reset_rewards", "_turn", "agent_selection", "agents", "env")
 
     def __init__(self, env: AECEnv, *, action_mask_key: str | None = None):
         """Wraps an environment, which need not have been reset.
@@ -63,7 +63,7 @@ class TurnBasedEnv:
         self.agents: list[AgentID] = []
         self.agent_selection: AgentID | None = None
         self._turn = 0
-        self._untold: dict[AgentID, Any] = {}
+        self._reset_rewards: dict[AgentID, Any] = {}
 
     @property
     def possible_agents(self) -> list[AgentID]:
@@ -128,10 +128,10 @@ class TurnBasedEnv:
             EnvError: If the environment breaks the rules of ``AECEnv``.
         """
         self.env.reset(seed=seed, options=options)
-        self._turn, self._untold = 0, {}
+        self._turn, self._reset_rewards = 0, {}
         self.agents = list(self.env.agents)
         observations, rewards, _, _, infos = self._next_turn()
-        self._untold = {agent: reward for agent, reward in rewards.items() if np.any(reward)}
+        self._reset_rewards = {agent: reward for agent, reward in rewards.items() if np.any(reward)}
         first = self.agent_selection
         return ({}, {}) if first is None else ({first: observations[first]}, {first: infos[first]})
 
@@ -156,49 +156,49 @@ class TurnBasedEnv:
         else:
             self.env.step(actions[agent])
         self._turn += 1
-        told = self._next_turn()
-        if self._untold:
-            rewards = told[1]
-            for paid, reward in self._untold.items():
-                rewards[paid] = reward + rewards[paid] if paid in rewards else reward
-            self._untold = {}
+        data = self._next_turn()
+        if self._reset_rewards:
+            rewards = data[1]
+            for agent, reward in self._reset_rewards.items():
+                rewards[agent] = reward + rewards[agent] if agent in rewards else reward
+            self._reset_rewards = {}
         if self.agent_selection is None and self.agents:  # an agent that ended here comes back: the episode continues
-            told[2]["__all__"] = told[3]["__all__"] = False
-        return told
+            data[2]["__all__"] = data[3]["__all__"] = False
+        return data
 
-    def take_untold(self) -> dict[AgentID, Any]:
+    def take_reset_rewards(self) -> dict[AgentID, Any]:
         """Returns the rewards of the reset itself, by agent. The first step does not return them then."""
-        untold, self._untold = self._untold, {}
-        return untold
+        rewards, self._reset_rewards = self._reset_rewards, {}
+        return rewards
 
     def _check_empty_step(self, actions: dict[AgentID, Any]) -> None:
         if not self.agents:
             raise self._error("step() before the reset or after the end of the episode. Call reset() first.")
         if self.agent_selection is None:
             if actions:
-                raise self._error(f"agents {list(actions)} act, but it is nobody's turn. Call step({{}}).")
+                raise self._error(f"agents {list(actions)} act, but no agent has a turn now. Call step({{}}).")
             return
         raise self._error(
-            f"it is the turn of agent {self.agent_selection!r}, but the actions are of {list(actions)}. Give the "
-            f"action of the one agent that has just observed."
+            f"it is the turn of agent {self.agent_selection!r}, but the actions are of {list(actions)}. Pass the "
+            f"action of that agent only."
         )
 
     def _next_turn(self) -> EnvStep:
         """Advances to the next live agent's turn. Returns the data of that agent and of all agents that have ended."""
         env = self.env
         self.agent_selection = None
-        observations, rewards, terminations, truncations, infos = told = ({}, {}, {}, {}, {})
+        observations, rewards, terminations, truncations, infos = data = ({}, {}, {}, {}, {})
         while True:
             agents = env.agents
             if agents != self.agents:
-                self._update_agents(list(agents), told)
+                self._update_agents(list(agents), data)
             if not agents:
-                return told
+                return data
             agent = env.agent_selection
             if agent not in agents:
                 checks.raise_first(self.where, [checks.selected_absent(agent, agents)])
             if agent in terminations:
-                return told
+                return data
             observation, rewards[agent], terminated, truncated, info = env.last()
             if not (terminated or truncated):
                 if observation is None:
@@ -208,8 +208,8 @@ class TurnBasedEnv:
                 self.agent_selection = agent
                 observations[agent], infos[agent] = observation, info
                 terminations[agent] = truncations[agent] = False
-                return told
-            self._tell_end(agent, observation, terminated, truncated, info, told)
+                return data
+            self._add_end(agent, observation, terminated, truncated, info, data)
             env.step(None)
             if agent in env.agents and (env.terminations[agent] or env.truncations[agent]):
                 checks.raise_first(self.where, [checks.not_removed(agent)])
@@ -224,10 +224,10 @@ class TurnBasedEnv:
             return
         checks.raise_first(self.where, [checks.forbids_all(agent, str(self._action_mask_key), takes_turns=True)])
 
-    def _update_agents(self, agents: list[AgentID], told: EnvStep) -> None:
+    def _update_agents(self, agents: list[AgentID], data: EnvStep) -> None:
         """Updates ``agents``, and adds the last data of agents that left without a last turn."""
         env = self.env
-        _, rewards, ended, _, _ = told
+        _, rewards, ended, _, _ = data
         for agent in self.agents:
             if agent in agents or agent in ended:
                 continue
@@ -239,14 +239,14 @@ class TurnBasedEnv:
             except Exception:  # AECEnv does not promise that it works for an agent that has left
                 observation = None
             rewards[agent] = env._cumulative_rewards.get(agent, 0.0)
-            self._tell_end(agent, observation, terminated, truncated, env.infos.get(agent, {}), told)
+            self._add_end(agent, observation, terminated, truncated, env.infos.get(agent, {}), data)
         self.agents = agents
 
-    def _tell_end(
-        self, agent: AgentID, observation: Any, terminated: Any, truncated: Any, info: dict, told: EnvStep
+    def _add_end(
+        self, agent: AgentID, observation: Any, terminated: Any, truncated: Any, info: dict, data: EnvStep
     ) -> None:
         """Adds copies of an ended agent's data, because the environment continues within the same step."""
-        observations, rewards, terminations, truncations, infos = told
+        observations, rewards, terminations, truncations, infos = data
         for word, flag in (("termination", terminated), ("truncation", truncated)):
             checks.raise_first(self.where, [checks.flag_violation(agent, word, flag)])
         if observation is not None:

@@ -73,7 +73,7 @@ def _class_of(env: Any) -> type:
 
 @dataclass(frozen=True, slots=True)
 class EnvRestarts:
-    """How environments that failed are replaced.
+    """Settings for the replacement of environments that failed.
 
     Attributes:
         make_env: Makes one environment.

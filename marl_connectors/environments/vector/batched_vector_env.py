@@ -10,11 +10,11 @@ import numpy as np
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
 from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
 from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.failures import Watched, close_env, sentence
+from marl_connectors.environments.vector.env_failures import Watched, close_env, sentence
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
-from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seeds
 from marl_connectors.trees import tree_map
@@ -116,7 +116,7 @@ class BatchedVectorEnv(VectorEnv):
     def _placed(self, error: EnvError, sub_env: SubEnvironment) -> EnvError:
         """Returns an error of the whole environment with the episode, step and seed of one sub-environment."""
         where = f"{sub_env}, whose seed is {self.reset_seed(sub_env)}"
-        return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
+        return EnvError(f"{sentence(error)} This happened in {where}. The seed of the run is {self.seed}.")
 
     def _ends_of(self, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> EpisodeEnds:
         partly = np.flatnonzero(ended.any(1) & ~over)
@@ -256,9 +256,9 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         wrong = np.flatnonzero(rested & ended)
         if len(wrong):
             raise EnvError(
-                f"{self.sub_envs[wrong[0]]}: it is terminated or truncated again by the step that was to reset it. The "
-                f"VectorEnv says AutoresetMode.NEXT_STEP: such a step begins an episode, whatever the action, and "
-                f"both flags are False."
+                f"{self.sub_envs[wrong[0]]}: it is terminated or truncated again by the step that should only reset "
+                f"it. The VectorEnv has AutoresetMode.NEXT_STEP, so this step must begin an episode whatever the "
+                f"action is, and return False for both flags."
             )
 
     def _next_episodes(self, which: Collection[int]) -> None:

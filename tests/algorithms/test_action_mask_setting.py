@@ -33,7 +33,7 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.checkpoints import load_state, save_state
-from marl_connectors.connectors.action_masks import is_binary
+from marl_connectors.connectors.flat_action_masks import is_binary
 from marl_connectors.rl_module.distributions import TorchCategorical
 
 MASK = Columns.ACTION_MASK

@@ -6,17 +6,11 @@ import copy as copying
 from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.vector.failures import (
-    ENV_ERRORS,
-)
+from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.environments.vector.step_result import Event, StepResult
-from marl_connectors.environments.vector.sub_environment import (
-    SubEnvironment,
-    copied_infos,
-    finite_reward,
-)
-from marl_connectors.environments.vector.sync import VectorEnv, add_observed
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, copied_infos, finite_reward
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 
@@ -29,7 +23,7 @@ class TurnBasedVectorEnv(VectorEnv):
     def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
         """Creates the sub-environments' records; see VectorEnv."""
         super().__init__(envs, **settings)
-        self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+        self._reset_rewards: dict[int, dict[AgentID, float]] = {}
         self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -42,8 +36,8 @@ class TurnBasedVectorEnv(VectorEnv):
             raise self._named(sub_env, error) from error
         sub_env.agents = list(observations)
         self._known[sub_env.index] = set(observations)
-        paid = sub_env.env.take_untold().items()
-        self._paid_by_reset[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in paid}
+        given = sub_env.env.take_reset_rewards().items()
+        self._reset_rewards[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in given}
         if self._data_check is not None:
             self._data_check.check(sub_env, observations, observations, {})
         if self._states is not None:
@@ -51,7 +45,7 @@ class TurnBasedVectorEnv(VectorEnv):
         return observations, copied_infos(sub_env, sub_env.agents, infos)
 
     def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
-        result, end = StepResult([], [], told=[]), 0
+        result, end = StepResult([], [], rewarded=[]), 0
         for sub_env in sub_envs:
             begin, end = end, end + len(sub_env.agents)
             t, self.at[0] = sub_env.t, sub_env.index
@@ -74,17 +68,17 @@ class TurnBasedVectorEnv(VectorEnv):
         observations, rewards, terminations, truncations, infos = given
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
-        paid = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
+        finite_rewards = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
         infos = copied_infos(sub_env, terminations, infos) if any(infos.values()) else {}
         sub_env.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
         if self._data_check is not None:
             self._data_check.check(sub_env, observations, observations, {})
         if self._states is not None:
             self._states.note(sub_env)
-        result.told += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
-        result.rewards += paid
+        result.rewarded += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
+        result.rewards += finite_rewards
         known, is_over = self._known[sub_env.index], not sub_env.env.agents
-        uncredited = self._paid_by_reset.pop(sub_env.index, None) or {}
+        uncredited = self._reset_rewards.pop(sub_env.index, None) or {}
         if is_over or uncredited or len(terminations) > len(sub_env.agents) or not known.issuperset(sub_env.agents):
             ended = [agent for agent in terminations if agent not in sub_env.agents]
             known.difference_update(ended)

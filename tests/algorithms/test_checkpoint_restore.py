@@ -154,7 +154,7 @@ def test_the_state_of_something_else_is_refused(tmp_path):
     save_state(tmp_path / "c", {"weights": 1})
     with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
         Algorithm.from_checkpoint(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="there is nothing"):
+    with pytest.raises(CheckpointError, match="nothing is there"):
         Algorithm.from_checkpoint(tmp_path / "d")
     with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
         match_config().build_algo().restore_from_path(tmp_path / "c")
@@ -179,7 +179,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")
     with pytest.raises(
-        CheckpointError, match=r"sub-environment 0.*replaying the episode .* agent 'default_agent' elsewhere"
+        CheckpointError, match=r"sub-environment 0.*replaying the episode .* agent 'default_agent' to other data"
     ):
         Algorithm.from_checkpoint(saved)
 
@@ -202,7 +202,7 @@ def test_an_environment_that_has_changed_since_is_noticed_by_what_it_shows(kind,
     else:
         step = cls.step
         monkeypatch.setattr(cls, "step", lambda self, actions: (backwards((new := step(self, actions))[0]), *new[1:]))
-    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' elsewhere"):
+    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' to other data"):
         Algorithm.from_checkpoint(saved, config=config)
 
 
