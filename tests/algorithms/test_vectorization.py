@@ -95,7 +95,7 @@ def test_a_function_of_any_keywords_is_told_the_number_of_copies():
     ("env", "error", "said"),
     [
         ("Acrobot-v1", EnvError, "no vector entry point"),
-        (lambda **settings: Walk(), EnvError, "must give a gymnasium.vector.VectorEnv"),
+        (lambda **settings: Walk(), EnvError, "must return a gymnasium.vector.VectorEnv"),
         ("marl_envs.null_v0", EnvError, "num_envs"),
     ],
 )

@@ -58,7 +58,9 @@ def test_a_name_that_nothing_is_told_to_is_refused():
         def on_episodes_end(self, **kwargs):
             pass
 
-    with pytest.raises(ConfigError, match=r"told to Misspelt\.on_episodes_end. Did you mean 'on_episode_end'"):
+    with pytest.raises(
+        ConfigError, match=r"Misspelt\.on_episodes_end would never be called. Did you mean 'on_episode_end'"
+    ):
         small_config("CartPole-v1").callbacks(Misspelt).build_algo()
 
 

@@ -158,7 +158,7 @@ def test_another_shape_gets_a_column_of_its_own():
     assert rollout.read("obs", slice(0, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert rollout.read("obs", slice(2, 4)).tolist() == [[1], [11]]
     assert table_of_source(rollout)[:2] == [[0, 10], [1, 11]]
-    with pytest.raises(EpisodeError, match="of 4 rows, 2 hold a 'obs' of another shape"):
+    with pytest.raises(EpisodeError, match="of 4 rows, 2 have a 'obs' of another shape"):
         rollout.read("obs", slice(0, 4))
     assert [np.asarray(item).tolist() for item in lane(rollout, 0).column("obs")] == [[0.0, 1.0], [1.0], [2.0]]
 

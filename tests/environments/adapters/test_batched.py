@@ -48,10 +48,10 @@ WRONG = {
         r"observations of reset.*\(3, 2, 2\), expected \(2, 3, 2\)",
     ),
     "another width": ({"step": lambda o, *rest: (o[..., :1], *rest)}, r"observations of step.*shape \(2, 3, 1\)"),
-    "no tree": ({"reset": lambda o: {"x": o}}, "observations of reset.. are no array|shape"),
+    "no tree": ({"reset": lambda o: {"x": o}}, "observations of reset.. cannot be converted to an array|shape"),
     "rewards of copies": (
         {"step": lambda o, r, *rest: (o, r[:, 0], *rest)},
-        r"rewards have shape \(2,\), expected \(2, 3\): num_envs=2 copies, then 3 agents",
+        r"rewards have shape \(2,\), expected \(2, 3\): num_envs=2 sub-environments, then 3 agents",
     ),
     "rewards of several numbers": (
         {"step": lambda o, r, *rest: (o, np.stack([r, r], -1), *rest)},
@@ -66,7 +66,10 @@ WRONG = {
         {"step": lambda o, r, te, tr, i: (o, r, te * 1.0, tr * 1.0 + 0.25, i)},
         r"truncations of step\(\) contain 0.25, expected True or False",
     ),
-    "Gymnasium's four": ({"step": lambda o, r, te, tr, i: (o, r, te, i)}, "step.. gave 4 values, expected a tuple of"),
+    "Gymnasium's four": (
+        {"step": lambda o, r, te, tr, i: (o, r, te, i)},
+        "step.. returned 4 values, expected a tuple of",
+    ),
     "infos by agent": (
         {"step": lambda o, r, te, tr, i: (o, r, te, tr, [{}])},
         "infos are a list, expected a dict of arrays",
@@ -77,7 +80,7 @@ WRONG = {
     ),
     "agents that end alone": (
         {"step": lambda o, r, te, tr, i: (o, r, np.ones_like(te) * [[True, False, True]], tr & False, i)},
-        "agents .'a', 'c'. ended before the others.*make it a PettingZoo environment",
+        "agents .'a', 'c'. ended before the others.*Make it a PettingZoo environment",
     ),
 }
 
@@ -97,7 +100,7 @@ def test_what_the_environment_raises_is_told(name):
 
     config = configured(broken(**{name: fails}), copies=2).environment(disable_env_checking=True)
     seed = derived_seed(config.seed, "env", 0, 0)
-    where = rf"That was at sub-environment 0, episode 0, step 0, whose seed is {seed}; the run's seed is {config.seed}"
+    where = rf"This happened in sub-environment 0, episode 0, step 0, whose seed is {seed}\. .* is {config.seed}"
     with pytest.raises(
         EnvError, match=rf"{name}\(\) raised ZeroDivisionError: the world has no ground \(.* in fails\)\. {where}"
     ):
@@ -132,7 +135,7 @@ TRIALS = {
         broken(step=lambda o, *rest: (o + 2000, *rest)),
         r"sub-environment 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
     ),
-    "mask": (AllOver, r"with the mask \[.*True.*\] gave copies other observations that are not in the mask"),
+    "mask": (AllOver, r"with the mask \[.*True.*\] changed the observations of .* not in the mask"),
     "alone": (WRONG["agents that end alone"], r"sub-environment 0, step 1: agents \[.*\] ended before the others"),
 }
 
@@ -157,9 +160,9 @@ def test_unlike_agents_need_dicts():
 
 
 def test_the_maker_must_take_the_number_of_copies():
-    with pytest.raises(EnvError, match=r"num_envs=4, but it was to be made with num_envs=1\. Let its maker take"):
+    with pytest.raises(EnvError, match=r"num_envs=4, but the run needs num_envs=1\. Its maker should accept"):
         configured(lambda: Worlds(num_envs=4)).build_algo()
-    with pytest.raises(EnvError, match="made with num_envs=3"):
+    with pytest.raises(EnvError, match="the run needs num_envs=3"):
         configured(lambda: Worlds(num_envs=1)).build_algo()
     with pytest.raises(EnvError, match="Leave num_envs out of env_config, and set num_envs_per_env_runner"):
         configured(Worlds, num_envs=4).build_algo()
@@ -170,7 +173,7 @@ def test_what_is_missing_is_named():
         num_envs, possible_agents = 1, ("a",)
         observation_space = action_space = reset = step = None
 
-    with pytest.raises(EnvError, match=r"lacks close\. Add what marl_connectors.BatchedEnv names"):
+    with pytest.raises(EnvError, match=r"lacks close\. Add all methods of marl_connectors.BatchedEnv"):
         configured(lambda: Unclosed()).build_algo()
 
 
@@ -181,7 +184,7 @@ def test_what_cannot_be_done_with_it_is_a_config_error():
         configured(
             Worlds, change=lambda config: config.fault_tolerance(restart_failed_sub_environments=True)
         ).build_algo()
-    with pytest.raises(ConfigError, match="wrappers: they are for environments of a single copy"):
+    with pytest.raises(ConfigError, match="wrappers: they are for single environments"):
         configured(Worlds, change=lambda config: config.environment(wrappers=["clip_reward_v0"])).build_algo()
 
 
@@ -223,7 +226,7 @@ class OneStream(Worlds):
     ("env", "kind", "message"),
     [
         (AllOver, "copies", "with the mask"),
-        (OneStream, "copies", "the first and the last copy, with the same seed and the same actions, differ"),
+        (OneStream, "copies", "the first and the last sub-environment differ"),
         (broken(step=lambda o, *rest: (o + 2000, *rest)), "observation-outside-space", "component 0"),
         (broken(step=lambda o, *rest: (o[:, :1], *rest)), "raised", "expected"),
     ],
@@ -234,7 +237,7 @@ def test_check_env_finds_what_is_wrong(env, kind, message):
 
 
 def test_check_env_wants_the_maker():
-    with pytest.raises(ConfigError, match=r"natively batched.*Give its class, or the function that makes it"):
+    with pytest.raises(ConfigError, match=r"natively batched.*Pass its class, or the function that makes it"):
         check_env(Worlds(num_envs=2))
 
 

@@ -86,14 +86,14 @@ def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
     def make(config):
         raise AssertionError
 
-    with pytest.raises(EnvError, match=r"could not be made: AssertionError \(.*test_factory.py:\d+ in make\). Look at"):
+    with pytest.raises(EnvError, match=r"could not be made: AssertionError \(.*test_factory.py:\d+ in make\). Check its"):
         make_env(make)
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(EnvError, match="its maker gave a dict"):
+    with pytest.raises(EnvError, match="its maker returned a dict"):
         make_env(lambda: {})
-    with pytest.raises(EnvError, match="give a function that makes it"):
+    with pytest.raises(EnvError, match="pass a function that makes it"):
         make_env(Pair())
     with pytest.raises(ConfigError, match="env_config: expected a dict"):
         make_env(Pair, 3)  # pyright: ignore[reportArgumentType]
