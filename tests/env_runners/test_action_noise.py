@@ -92,3 +92,15 @@ def test_random_actions_do_not_depend_on_other_copies_either(num_envs):
     found = played(runner_of(num_envs=num_envs).sample(num_timesteps=60 * num_envs, random_actions=True))
     expected = played(runner_of(num_envs=2).sample(num_timesteps=120, random_actions=True))
     assert found == expected
+
+
+def test_random_actions_obey_masks():
+    config = small_config("marl_envs.masked_v0").environment(env_config={"illegal": "raise", "ep_len": 9})
+    runner = config.build_algo().env_runner
+    taken = [
+        action
+        for episode in runner.sample(num_timesteps=40, random_actions=True)
+        for own in episode.all_agent_episodes()
+        for action in own.get_actions().tolist()
+    ]
+    assert set(taken) == set(range(6))
