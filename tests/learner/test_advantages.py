@@ -173,7 +173,7 @@ def test_modules_with_and_without_a_critic_in_one_run():
     algo = algo_of(overrides={"b": {"use_critic": False}})
     columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
     assert columns["a"]["advantages"] == ENDED
-    assert columns["b"]["advantages"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    assert columns["b"]["advantages"] == columns["b"]["value_targets"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
     assert columns["c"]["advantages"] == WHOLE
 
 
@@ -192,6 +192,7 @@ def test_without_a_critic_advantages_are_discounted_returns(module_class):
     columns = columns_of(algo, episodes)
     assert columns["a"]["advantages"] == [1 + 2 / 2, 2.0]
     assert columns["b"]["advantages"] == columns["c"]["advantages"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    assert columns["b"]["value_targets"] == [1 + 4 / 2, 2 + 4 / 2, 4.0], "the values are 0"
     assert algo.learner.update(episodes=episodes)["a"]["vf_loss"] == 0.0
 
 
