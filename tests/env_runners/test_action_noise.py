@@ -7,6 +7,9 @@ import pytest
 from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
+from marl_connectors import TorchCategorical
+from marl_connectors.env_runners.action_noise import ActionNoise
+
 SETTINGS = {"agents": tuple("abcde"), "die": 0.2, "join": 0.4, "fixed": False, "max_steps": 12}
 
 
@@ -104,3 +107,16 @@ def test_random_actions_obey_masks():
         for action in own.get_actions().tolist()
     ]
     assert set(taken) == set(range(6))
+
+
+def test_a_stream_at_another_time_draws_what_belongs_to_that_time():
+    def drawn(noise, t):
+        rows = object()
+        noise.place("group", rows, noise.words_of(np.arange(2)), np.zeros(2, np.int64), np.array(t))
+        return noise.array_for_rows(rows, TorchCategorical, 3).tolist()
+
+    noise = ActionNoise(seed=3)
+    assert drawn(noise, [0, 0]) != drawn(noise, [0, 4]) == drawn(ActionNoise(seed=3), [0, 4])
+    noise.step += 1
+    assert drawn(noise, [1, 5]) == drawn(ActionNoise(seed=3), [1, 5]), "it goes on by itself"
+    assert drawn(noise, [0, 4]) == drawn(ActionNoise(seed=3), [0, 4])

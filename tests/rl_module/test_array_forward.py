@@ -106,6 +106,19 @@ def test_rows_beyond_a_block_are_computed_block_by_block(monkeypatch, use_gru):
             assert_close(after["h"][rows], expected[Columns.STATE_OUT]["h"].numpy())
 
 
+def test_parameters_that_change_in_place_are_those_of_the_next_call():
+    modules, box = MultiRLModule(), spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    modules.add_module("a", DefaultPPORLModule(box, spaces.Discrete(4), model_config={"fcnet_hiddens": [5]}))
+    forward = bind_forward(modules, ("a",), [0, 2])
+    observations = np.ones((2, 3), np.float32)
+    forward(observations)
+    with torch.no_grad():
+        for parameter in modules.parameters():
+            parameter.mul_(-2.0)
+    expected = modules["a"].forward_inference({Columns.OBS: torch.from_numpy(observations)})
+    assert_close(forward(observations)[0], expected[Columns.ACTION_DIST_INPUTS].numpy())
+
+
 @pytest.mark.slow
 def test_many_bound_networks_are_those_of_torch():
     for _ in range(400):
