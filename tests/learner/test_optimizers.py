@@ -236,3 +236,18 @@ def test_half_precision_forward_passes_give_nearly_the_same_update(policies):
     assert 0 < max(differences) < 0.05
     with pytest.raises(ConfigError, match="autocast_dtype: expected 'bfloat16', or None, got 'float8'"):
         full.config.copy().learners(autocast_dtype="float8")
+
+
+def test_a_bound_that_has_changed_between_updates_holds_in_the_next_one():
+    algo = build(grad_clip=100.0)
+    algo.train()
+    optimizers, ids = algo.learner.optimizers, ("agent_0", "agent_1", "agent_2")
+    algo.config.change(algorithm_config_overrides_per_module={"agent_1": {"grad_clip": 0.5}})
+    optimizers.refresh(timestep=0)
+    for parameter in algo.rl_module.parameters():
+        parameter.grad.fill_(1.0)
+    before = optimizers.norms(ids)
+    optimizers.clip(ids, before)
+    first, second, third = optimizers.norms(ids).tolist()
+    assert (first, third) == (before[0].item(), before[2].item())
+    assert second == pytest.approx(0.5, rel=1e-4)
