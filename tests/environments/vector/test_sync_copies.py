@@ -45,7 +45,13 @@ class OneArray(ParallelEnv):
         rewards = {agent: 1.0 if agent in acting else self.late for agent in self.possible_agents}
         rewards = {agent: reward for agent, reward in rewards.items() if reward}
         flags = {agent: self.ends[agent] == self.t for agent in acting}
-        return self.observe(acting, self.t), rewards, flags, dict.fromkeys(acting, False), {agent: {} for agent in acting}
+        return (
+            self.observe(acting, self.t),
+            rewards,
+            flags,
+            dict.fromkeys(acting, False),
+            {agent: {} for agent in acting},
+        )
 
 
 def test_of_agents_that_end_together():
