@@ -48,6 +48,12 @@ def test_a_checkpoint_is_json_and_safetensors_and_nothing_else(saved, tmp_path):
         assert b"pickle" not in content
 
 
+def test_a_seed_that_was_drawn_is_kept(tmp_path):
+    algo = match_config().debugging(seed=None).build_algo()
+    loaded = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"))
+    assert loaded.config.seed == loaded.seed == algo.seed
+
+
 def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
     algo = match_config().build_algo()
     algo.train()

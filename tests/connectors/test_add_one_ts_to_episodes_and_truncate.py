@@ -133,6 +133,32 @@ def test_writes_reach_the_episode_and_end_with_it(steps, lookback, backing, name
 
 
 @pytest.mark.parametrize("backing", ["list", "numpy", "lane"])
+def test_a_write_to_the_lookback_stays_in_the_lookback(backing):
+    source = episode_of(3, 2, backing)
+    extended(source).set_rewards(new_data=9.0, at_indices=-1, neg_index_as_lookback=True)
+    assert list(source.get_rewards(slice(-2, 3), neg_index_as_lookback=True)) == [0.5, 9.0, 2.5, 3.5, 4.5]
+    extended(source).set_rewards(new_data=8.0, at_indices=-2)
+    assert list(source.get_rewards(slice(-2, 3), neg_index_as_lookback=True)) == [0.5, 9.0, 2.5, 3.5, 8.0]
+
+
+def test_a_write_to_the_artificial_step_reaches_no_neighbour_in_a_rollout():
+    first, second = (episode_of(2, 0) for _ in range(2))
+    rows = rows_of_episodes([first, second], ["default_policy"])
+    extended(first).set_rewards(new_data=[7.0, 8.0], at_indices=[0, 2])
+    extended(first).set_observations(new_data=np.full((2, 3), 6, np.float32), at_indices=[0, 3])
+    assert rows.get("rewards").tolist() == [7.0, 1.5, 0.0, 0.5, 1.5, 0.0]
+    assert rows.get("obs")[:, 0].tolist() == [6.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+
+
+def test_a_mask_that_a_later_piece_changes_is_not_which_rows_were_acted_on():
+    rows = rows_of_episodes([episode_of(2, 0)], ["default_policy"])
+    columns = ColumnGroup(rows)
+    AddOneTsToEpisodesAndTruncate().on_columns(columns=columns)
+    columns["loss_mask"][0] = False
+    assert rows.acted.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("backing", ["list", "numpy", "lane"])
 def test_whole_columns_can_be_replaced_also_by_other_shapes(backing):
     source = episode_of(3, 0, backing)
     view = extended(source)

@@ -10,6 +10,7 @@ from marl_connectors.connectors.flat_action_masks import (
     draw,
     flat_masks,
     free_where_nothing_is_left,
+    mask_of,
     mask_of_one_row,
     wanted_mask,
 )
@@ -129,3 +130,11 @@ def test_drawn_actions_are_allowed_and_even():
     assert abs((drawn[:, 0] == 1).mean() - 0.5) < 0.032
     assert set(drawn[:, 1]) == {1, 2} and abs((drawn[:, 1] == 1).mean() - 0.5) < 0.032
     assert draw(spaces.Discrete(3), np.array([[False, True, False]]), np.random.default_rng(0)).tolist() == [1]
+
+
+def test_the_mask_of_an_observation_takes_precedence_over_that_of_its_info():
+    seen, told = {"observation": 0.5, "action_mask": [1, 0]}, {"action_mask": [0, 1]}
+    assert mask_of(seen, told).tolist() == [1, 0]
+    assert mask_of({"observation": 0.5}, told).tolist() == mask_of(np.zeros(2), told).tolist() == [0, 1]
+    assert mask_of(seen, None).tolist() == [1, 0]
+    assert mask_of(seen, told, "legal") is None

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from helpers.envs.scripted_envs import ScriptEnv, Step, small_config
+from marl_connectors.connectors.learner.general_advantage_estimation import standardized
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -107,6 +108,7 @@ def test_agents_that_share_a_module_keep_their_own_bootstraps():
     columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
     assert columns["red"]["advantages"] == ENDED
     assert columns["blue"]["advantages"] == WHOLE * 2
+    assert columns["blue"]["value_targets"] == [3.75, 7.0, 12.0] * 2
 
 
 def test_episodes_that_users_built_give_the_same_numbers():
@@ -133,6 +135,11 @@ def test_advantages_are_standardised_for_each_module_over_its_own_real_rows():
     assert columns["red"]["value_targets"] == [2.5, 2.0], "targets are not standardised"
 
 
+def test_rows_that_do_not_count_are_scaled_but_not_in_the_mean():
+    found = standardized(np.array([1.0, 100.0, 3.0]), np.array([True, False, True]))  # mean 2, deviation 1
+    assert found.tolist() == [-1.0, 98.0, 1.0]
+
+
 def test_one_row_alone_has_an_advantage_of_zero():
     algo = algo_of(standardize=True)
     columns = columns_of(algo, algo.env_runner.sample(num_timesteps=1))
@@ -145,6 +152,29 @@ def test_each_module_has_its_own_gamma_and_lambda():
     assert columns["a"]["advantages"] == ENDED
     assert columns["b"]["advantages"] == [1.0, 2.0, 4.0]
     assert columns["c"]["advantages"] == [1.0 - 2.0, 2.0 - 4.0, 4.0 - 8.0]
+
+
+def test_stacked_modules_have_their_own_gamma_and_lambda():
+    algo = algo_of(module_class=None, overrides={"b": {"gamma": 0.25}, "c": {"gamma": 0.75, "lambda_": 0.0}})
+    for module in algo.rl_module.values():
+        for name, parameter in module.named_parameters():
+            nn.init.constant_(parameter, float(name.endswith("bias") and name.startswith("vf")))
+    (bucket,) = algo.rl_module.buckets
+    assert bucket.module_ids == ("a", "b", "c")
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    # All values are 1. The differences of b are 1 + 1/4 - 1, 2 + 1/4 - 1 and 4 + 1/4 - 1, an eighth of the next one is
+    # added to each; those of c are 1 + 3/4 - 1 and so on.
+    assert columns["a"]["advantages"] == [1 + 1 / 2 - 1 + (2 - 1) / 4, 2 - 1]
+    assert columns["b"]["advantages"] == [1 / 4 + (5 / 4 + 13 / 4 / 8) / 8, 5 / 4 + 13 / 4 / 8, 13 / 4]
+    assert columns["c"]["advantages"] == [3 / 4, 7 / 4, 15 / 4]
+
+
+def test_modules_with_and_without_a_critic_in_one_run():
+    algo = algo_of(overrides={"b": {"use_critic": False}})
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["a"]["advantages"] == ENDED
+    assert columns["b"]["advantages"] == columns["b"]["value_targets"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    assert columns["c"]["advantages"] == WHOLE
 
 
 def test_without_gae_advantages_are_returns_less_the_value():
@@ -162,6 +192,7 @@ def test_without_a_critic_advantages_are_discounted_returns(module_class):
     columns = columns_of(algo, episodes)
     assert columns["a"]["advantages"] == [1 + 2 / 2, 2.0]
     assert columns["b"]["advantages"] == columns["c"]["advantages"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    assert columns["b"]["value_targets"] == [1 + 4 / 2, 2 + 4 / 2, 4.0], "the values are 0"
     assert algo.learner.update(episodes=episodes)["a"]["vf_loss"] == 0.0
 
 

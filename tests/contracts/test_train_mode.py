@@ -84,10 +84,11 @@ SPECS = {
 }
 
 
-def build(kind):
+def build(kind, **training):
     config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
     config.multi_agent(policies="independent").env_runners(num_envs_per_env_runner=2, rollout_fragment_length=10)
-    config.training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=2)
+    settings = {"train_batch_size_per_learner": 20, "minibatch_size": 10, "num_epochs": 2}
+    config.training(**{**settings, **training})
     return config.rl_module(rl_module_spec=SPECS[kind]()).build_algo()
 
 
@@ -118,6 +119,13 @@ def test_runs_follow_from_their_seed_before_and_after_a_checkpoint(kind, tmp_pat
         assert torch.equal(torch.random.get_rng_state(), before)
     assert equal(algo, resumed)
     assert not any(module.training for module in algo.rl_module.modules())
+
+
+def test_each_update_drops_other_numbers():
+    algo = build("dropout", lr=0.0, num_epochs=1, shuffle_batch_per_epoch=False, minibatch_size=None)
+    episodes = algo.env_runner.sample(num_timesteps=20)
+    first, second = (algo.learner.update(episodes=episodes)["agent_0"]["entropy"] for _ in range(2))
+    assert first != second
 
 
 @pytest.mark.parametrize("network", [dropping, normalised])

@@ -7,6 +7,8 @@ import pytest
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from marl_connectors import TorchCategorical
+from marl_connectors.env_runners.action_noise import ActionNoise
 
 SETTINGS = {"agents": tuple("abcde"), "die": 0.2, "join": 0.4, "fixed": False, "max_steps": 12}
 
@@ -93,3 +95,28 @@ def test_random_actions_do_not_depend_on_other_copies_either(num_envs):
     found = played(runner_of(num_envs=num_envs).sample(num_timesteps=60 * num_envs, random_actions=True))
     expected = played(runner_of(num_envs=2).sample(num_timesteps=120, random_actions=True))
     assert found == expected
+
+
+def test_random_actions_obey_masks():
+    config = small_config("marl_envs.masked_v0").environment(env_config={"illegal": "raise", "ep_len": 9})
+    runner = config.build_algo().env_runner
+    taken = [
+        action
+        for episode in runner.sample(num_timesteps=40, random_actions=True)
+        for own in episode.all_agent_episodes()
+        for action in own.get_actions().tolist()
+    ]
+    assert set(taken) == set(range(6))
+
+
+def test_a_stream_at_another_time_draws_what_belongs_to_that_time():
+    def drawn(noise, t):
+        rows = object()
+        noise.place("group", rows, noise.words_of(np.arange(2)), np.zeros(2, np.int64), np.array(t))
+        return noise.array_for_rows(rows, TorchCategorical, 3).tolist()
+
+    noise = ActionNoise(seed=3)
+    assert drawn(noise, [0, 0]) != drawn(noise, [0, 4]) == drawn(ActionNoise(seed=3), [0, 4])
+    noise.step += 1
+    assert drawn(noise, [1, 5]) == drawn(ActionNoise(seed=3), [1, 5]), "it goes on by itself"
+    assert drawn(noise, [0, 4]) == drawn(ActionNoise(seed=3), [0, 4])

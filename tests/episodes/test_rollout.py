@@ -121,6 +121,14 @@ def test_lanes_in_different_rows_are_in_step_afterwards():
     assert table(new) == [[0, 11], [1, 12]]
 
 
+def test_only_rows_of_the_lanes_episode_come_along_and_none_of_a_lane_that_is_free():
+    rollout = filled(lanes=3)
+    new = rollout.continued(num_rows=3, lookback=2, oldest=np.array([1, 2, 3]))
+    assert table(new, "t") == [[-1, -1, -1], [1, -1, -1], [2, 2, -1], *[[-1] * 3] * (new.num_rows - 3)]
+    assert table(new)[:3] == [[0, 0, 0], [1, 0, 0], [2, 12, 0]]
+    assert table(new, "rewards")[:3] == [[0, 0, 0], [1.5, 0, 0], [0, 0, 0]]
+
+
 def test_state_goes_there_and_back():
     rollout = filled(num_rows=5)
     rollout.write("obs", slice(0, 6), np.arange(18.0).reshape(6, 3))

@@ -10,6 +10,7 @@ from helpers.envs.scripted_envs import small_config
 from marl_connectors import ConnectorV2
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError
+from marl_connectors.learner.loss_stats import LossStatistics
 from marl_envs import match_v0
 
 
@@ -186,3 +187,17 @@ def test_minibatches_are_counted_for_each_module():
 
     with pytest.raises(LearnerError, match="total_loss of module 'agent_2' is nan in update 1, epoch 2, minibatch 2"):
         build(Fourth).train()
+
+
+def test_a_total_that_is_changed_in_place_after_it_was_logged_counts_as_it_is_in_the_end():
+    statistics = LossStatistics()
+    for more, same in ((2.0, True), (3.0, False), (0.0, True)):
+        statistics.begin_minibatch(0)
+        total = torch.tensor(1.0)
+        statistics.log(("m",), {"policy_loss": total.clone(), "total_loss": total})
+        if same:
+            total += more
+        else:
+            total = total + more
+        statistics.log_total(("m",), total)
+    assert statistics.means() == {"m": {"policy_loss": 1.0, "total_loss": (3.0 + 4.0 + 1.0) / 3}}

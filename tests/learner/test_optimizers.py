@@ -236,3 +236,38 @@ def test_half_precision_forward_passes_give_nearly_the_same_update(policies):
     assert 0 < max(differences) < 0.05
     with pytest.raises(ConfigError, match="autocast_dtype: expected 'bfloat16', or None, got 'float8'"):
         full.config.copy().learners(autocast_dtype="float8")
+
+
+def test_a_bound_that_has_changed_between_updates_holds_in_the_next_one():
+    algo = build(grad_clip=100.0)
+    algo.train()
+    optimizers, ids = algo.learner.optimizers, ("agent_0", "agent_1", "agent_2")
+    algo.config.change(algorithm_config_overrides_per_module={"agent_1": {"grad_clip": 0.5}})
+    optimizers.refresh(timestep=0)
+    for parameter in algo.rl_module.parameters():
+        parameter.grad.fill_(1.0)
+    before = optimizers.norms(ids)
+    optimizers.clip(ids, before)
+    first, second, third = optimizers.norms(ids).tolist()
+    assert (first, third) == (before[0].item(), before[2].item())
+    assert second == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_state_does_not_change_when_training_goes_on():
+    algo = build()
+    algo.train()
+    state = algo.learner.optimizers.get_state()
+    kept = copy.deepcopy(state)
+    algo.train()
+    for module_id, own in kept.items():
+        for before, now in zip(own["adam"], state[module_id]["adam"], strict=True):
+            assert before.keys() == now.keys() == {"step", "exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(before[name], now[name]) for name in before)
+
+
+def test_each_module_goes_through_as_many_epochs_as_its_own_settings_say():
+    algo = build(num_epochs=3, minibatch_size=None)
+    algo.config.change(algorithm_config_overrides_per_module={"agent_1": {"num_epochs": 1}})
+    algo.train()
+    state = algo.learner.optimizers.get_state()
+    assert {m: float(own["adam"][0]["step"]) for m, own in state.items()} == {"agent_0": 3, "agent_1": 1, "agent_2": 3}

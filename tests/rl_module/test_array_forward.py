@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
+from marl_connectors.rl_module import array_forward
 from marl_connectors.rl_module.array_forward import bind_forward
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
@@ -80,6 +81,42 @@ def check(seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_bound_networks_are_those_of_torch(seed):
     check(seed)
+
+
+@pytest.mark.parametrize("use_gru", [False, True])
+def test_rows_beyond_a_block_are_computed_block_by_block(monkeypatch, use_gru):
+    monkeypatch.setattr(array_forward, "BLOCK", 16)
+    modules, counts = MultiRLModule(), {"a": 40, "b": 20}
+    box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    for module_id in counts:
+        config = {"fcnet_hiddens": [5], "use_gru": use_gru, "gru_cell_size": 4}
+        modules.add_module(module_id, DefaultPPORLModule(box, spaces.Discrete(4), model_config=config))
+    forward = bind_forward(modules, tuple(counts), [0, 40, 60])
+    observations = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    state = {"h": np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)} if use_gru else None
+    inputs, after = forward(observations, state)
+    for module_id, rows in (("a", slice(0, 40)), ("b", slice(40, 60))):
+        seen = torch.from_numpy(observations[rows])
+        batch = {Columns.OBS: seen}
+        if state is not None:
+            batch = {Columns.OBS: seen[:, None], Columns.STATE_IN: {"h": torch.from_numpy(state["h"][rows])}}
+        expected = modules[module_id].forward_inference(batch)
+        assert_close(inputs[rows], expected[Columns.ACTION_DIST_INPUTS].reshape(-1, 4).numpy())
+        if state is not None:
+            assert_close(after["h"][rows], expected[Columns.STATE_OUT]["h"].numpy())
+
+
+def test_parameters_that_change_in_place_are_those_of_the_next_call():
+    modules, box = MultiRLModule(), spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    modules.add_module("a", DefaultPPORLModule(box, spaces.Discrete(4), model_config={"fcnet_hiddens": [5]}))
+    forward = bind_forward(modules, ("a",), [0, 2])
+    observations = np.ones((2, 3), np.float32)
+    forward(observations)
+    with torch.no_grad():
+        for parameter in modules.parameters():
+            parameter.mul_(-2.0)
+    expected = modules["a"].forward_inference({Columns.OBS: torch.from_numpy(observations)})
+    assert_close(forward(observations)[0], expected[Columns.ACTION_DIST_INPUTS].numpy())
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from marl_connectors import Columns, MultiRLModule, SingleAgentEpisode
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.rl_module.stacking import StackedRows
 
 OBS, ACT = spaces.Box(-9.0, 9.0, (4,), np.float32), spaces.Discrete(3)
@@ -103,3 +104,24 @@ def test_columns_that_stand_as_a_stack_already_are_not_copied():
     rows = StackedRows(multi.buckets[0], group)
     assert rows[Columns.OBS].data_ptr() == group[Columns.OBS].data_ptr()
     assert set(rows) == set(group) and len(rows) == 2 and Columns.OBS in rows and "nothing" not in rows
+
+
+def test_sequences_of_different_lengths_are_not_stacked():
+    multi = modules("a", "b")
+    (bucket,) = multi.buckets
+    group = group_of({"a": 5, "b": 5})
+    for lengths, pays in (((3, 3), True), ((3, 5), False)):
+        group.sequences = Sequences.of_rows(group.rows.counts, tuple(group.splits), lengths)
+        assert StackedRows.pays(bucket, group) is pays
+
+
+@pytest.mark.parametrize("members", [("a", "c"), ("b",), ("a", "b", "c")])
+def test_changed_gradients_reach_the_members_and_nobody_else(members):
+    (bucket,) = modules("a", "b", "c").buckets
+    bucket.gradients.fill_(4.0)
+    stack = bucket.stack_of(members)
+    gradients = stack.gradients()
+    gradients.mul_(0.5)
+    stack.set_gradients(gradients)
+    found = {m: {float(v) for p in bucket.modules[m].parameters() for v in p.grad.flatten()} for m in bucket.modules}
+    assert found == {m: {2.0} if m in members else {4.0} for m in bucket.modules}

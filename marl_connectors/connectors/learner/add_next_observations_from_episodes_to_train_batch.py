@@ -26,7 +26,7 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
         if Columns.NEXT_OBS in columns:
             return
         rows = columns.rows
-        if rows.acted is None:
+        if rows.acted is None or rows.acted.all():  # an earlier piece has dropped the rows of last observations
             columns[Columns.NEXT_OBS] = rows.get(Columns.OBS, offset=1)
             return
         further = np.arange(len(rows)) + rows.acted

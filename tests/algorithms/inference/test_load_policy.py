@@ -503,6 +503,12 @@ def test_rewards_that_a_piece_needs_have_to_be_given(tmp_path):
     policy(one, "agent_0")
     with pytest.raises(ConnectorError, match=r"are not finite. If a connector piece reads rewards, pass them too"):
         policy(one, "agent_0")
+    policy.reset()
+    both = {"agent_0": one, "agent_1": one}
+    policy.actions(both)
+    with pytest.raises(ConnectorError, match=r"are not finite. If a connector piece reads rewards, pass them too"):
+        policy.actions(both, rewards={"agent_0": 1.0})
+    policy.actions(both, rewards={"agent_0": 1.0, "agent_1": 0.0})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

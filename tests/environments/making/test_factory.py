@@ -86,7 +86,9 @@ def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
     def make(config):
         raise AssertionError
 
-    with pytest.raises(EnvError, match=r"could not be made: AssertionError \(.*test_factory.py:\d+ in make\). Check its"):
+    with pytest.raises(
+        EnvError, match=r"could not be made: AssertionError \(.*test_factory.py:\d+ in make\). Check its"
+    ):
         make_env(make)
 
 

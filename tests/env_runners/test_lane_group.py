@@ -1,0 +1,100 @@
+"""What a lane carries from one chunk of an episode to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from marl_connectors import PPOConfig
+from marl_connectors.env_runners.lane_group import LaneGroup
+
+
+def test_short_chunks_keep_as_much_lookback_as_long_ones():
+    config = PPOConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 9})
+    config.env_runners(num_envs_per_env_runner=1, episode_lookback_horizon=3)
+    runner = config.rl_module(model_config={"fcnet_hiddens": [2]}).build_algo().env_runner
+    kept, times = [], []
+    for _ in range(6):
+        (chunk,) = runner.sample(num_timesteps=1)
+        (agent,) = {(own.t_started, own.storage.lookback) for own in chunk.agent_episodes.values()}
+        kept.append(agent)
+        times.append(chunk.agent_episodes["agent_0"].storage.column("t").tolist())
+    assert kept == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (5, 3)]
+    assert times == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6]]
+
+
+def test_nothing_of_an_agent_that_has_left_comes_along_into_the_next_fragment():
+    box = spaces.Box(-9.0, 9.0, (1,), np.float32)
+    group = LaneGroup(0, box, spaces.Discrete(2), lookback=1)
+    group.open([(0, "a", "m"), (0, "b", "m")])
+    group.sort(np.array([0]))
+    group.select(["m"], 2)
+    group.rollout.observe(group.positions, np.array([[3.0], [4.0]], np.float32), 5)
+    group.rollout.infos[int(group.rollout.cursor[1])] = {"of": "b"}
+    group.close(np.array([1]))
+    group.sort(np.array([0]))
+    group.select(["m"], 2)
+    group.restart(3)
+    rollout = group.rollout
+    assert rollout.columns["t"].reshape(-1, 2)[:2].tolist() == [[-1, -1], [5, -1]]
+    assert rollout.columns["obs"].reshape(-1, 2)[:2].tolist() == [[0, 0], [3, 0]]
+    assert rollout.infos == {}
+    (lane,) = group.open([(0, "c", "m")])
+    assert (lane.number, lane.row, group.t_started[1], group.carried.tolist()) == (1, 1, 0, [True, False])
+
+
+class Numbered(ParallelEnv):
+    """Observations are the numbers of the sub-environment, the agent and the step; rewards are made of them."""
+
+    metadata = {"name": "numbered"}
+    possible_agents = ["a", "b", "c"]
+
+    def __init__(self, number):
+        self.number, self.agents = number, []
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 99, (3,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _seen(self):
+        return {agent: np.array([self.number, i, self.t], np.float32) for i, agent in enumerate(self.agents)}
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents = 0, list(self.possible_agents)
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.t += 1
+        seen, acting, over = self._seen(), self.agents, self.t == 3
+        self.agents = [] if over else acting
+        rewards = {agent: 100.0 * self.number + 10.0 * i + self.t for i, agent in enumerate(acting)}
+        return seen, rewards, dict.fromkeys(acting, False), dict.fromkeys(acting, over), {agent: {} for agent in acting}
+
+
+@pytest.mark.parametrize("mapping", ["*=m", "a=m,*=n", "b=m,*=n", "c=m,a=n,b=m"])
+def test_each_agent_of_each_sub_environment_has_its_own_rows(mapping):
+    numbers = iter(range(99))
+    config = PPOConfig().environment(lambda config: Numbered(next(numbers)), disable_env_checking=True)
+    config.multi_agent(policies={"m", "n"} if "n" in mapping else {"m"}, policy_mapping_fn=mapping)
+    config.env_runners(num_envs_per_env_runner=3).rl_module(model_config={"fcnet_hiddens": [2]})
+    runner = config.build_algo().env_runner
+    found = {}
+    for chunk in runner.sample(num_timesteps=12) + runner.sample(num_timesteps=9):
+        for i, own in enumerate(chunk.agent_episodes[agent] for agent in "abc"):
+            (number,) = set(own.get_observations()[:, 0].tolist())
+            found.setdefault(number, []).append((chunk.id_.split("-")[0], i))
+            steps = list(range(own.t_started, own.t_started + len(own) + 1))
+            assert own.get_observations()[:, 1:].tolist() == [[i, t] for t in steps]
+            assert own.get_rewards().tolist() == [100 * number + 10 * i + t for t in steps[1:]]
+    assert [len({place[0] for place in places}) for places in found.values()] == [1, 1, 1]
+    finished = {}
+    for summary in runner.take_finished():
+        for agent_id, (_, total, steps) in summary.agent_totals.items():
+            finished.setdefault(agent_id, []).append((total, steps))
+    for i, agent in enumerate("abc"):
+        own = sorted(3 * (100 * number + 10 * i) + 6.0 for number in found)
+        assert sorted(finished[agent]) == sorted((total, 3) for total in own * 2)

@@ -1,0 +1,58 @@
+"""What the forward passes of an RLModule do to action masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from marl_connectors import RLModule
+
+LOGITS = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+BATCH = {
+    "obs": torch.zeros(2, 1),
+    "action_mask": torch.tensor([[True, False, True], [True, True, True]]),
+}
+PASSES = ["forward_inference", "forward_exploration", "forward_train"]
+
+
+class Plain(RLModule):
+    """Outputs the same logits for all rows."""
+
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": LOGITS}
+
+
+class Lenient(Plain):
+    """Takes care of masks itself, and lets forbidden actions be rare instead of impossible."""
+
+    handles_action_masks = True
+
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": LOGITS - 5.0 * batch["action_mask"].logical_not()}
+
+
+def module_of(cls):
+    return cls(spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(3))
+
+
+@pytest.mark.parametrize("forward", PASSES)
+def test_forbidden_actions_become_impossible(forward):
+    inputs = getattr(module_of(Plain), forward)(BATCH)["action_dist_inputs"]
+    probabilities = torch.softmax(inputs, -1)
+    torch.testing.assert_close(probabilities[0], torch.softmax(torch.tensor([1.0, -torch.inf, 3.0]), -1))
+    torch.testing.assert_close(inputs[1], LOGITS[1])
+
+
+@pytest.mark.parametrize("forward", PASSES)
+def test_a_module_that_handles_masks_itself_is_not_masked_again(forward):
+    inputs = getattr(module_of(Lenient), forward)(BATCH)["action_dist_inputs"]
+    assert inputs.tolist() == [[1.0, -3.0, 3.0], [1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize("cls", [Plain, Lenient])
+def test_the_mask_is_among_the_outputs_for_acting_so_that_it_is_recorded(cls):
+    module = module_of(cls)
+    for forward in PASSES[:2]:
+        assert torch.equal(getattr(module, forward)(BATCH)["action_mask"], BATCH["action_mask"])
