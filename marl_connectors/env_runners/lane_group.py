@@ -335,12 +335,7 @@ class LaneGroup:
         rows = np.maximum(self.next_row[numbers], self.lookback)
         self.last_row = max(self.last_row, int(rows.max()))
         rollout.reserve(self.last_row + 1)
-        positions = rollout.cursor[numbers] = rows * rollout.num_lanes + numbers
-        rollout.columns[Columns.T][positions] = -1  # after a cut, they hold the former agents' last observations
-        if rollout.infos:
-            for position in positions.tolist():
-                rollout.infos.pop(position, None)  # of the lane's former agent
-        self.carried[numbers] &= rows != self.lookback
+        rollout.cursor[numbers] = rows * rollout.num_lanes + numbers
         self.begin(numbers, rows)
         return [self._occupied(number, *own) for number, own in zip(numbers.tolist(), agents, strict=True)]
 

@@ -112,7 +112,7 @@ def test_sequences_of_different_lengths_are_not_stacked():
     group = group_of({"a": 5, "b": 5})
     for lengths, pays in (((3, 3), True), ((3, 5), False)):
         group.sequences = Sequences.of_rows(group.rows.counts, tuple(group.splits), lengths)
-        assert StackedRows.pays(bucket, group) is pays
+        assert StackedRows.is_worthwhile(bucket, group) is pays
 
 
 @pytest.mark.parametrize("members", [("a", "c"), ("b",), ("a", "b", "c")])

@@ -396,3 +396,19 @@ def test_a_script_with_a_guard_may_have_an_environment_of_its_own(tmp_path):
     guarded = head + 'if __name__ == "__main__":' + tail.replace("\n", "\n    ")
     process = run_script(tmp_path / "run.py", guarded)
     assert process.stdout.split() == ["2"], process.stderr
+
+
+class GlobalDraws(LifeEnv):
+    """Pays what numpy's global random state gives, as some environments of others do."""
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        return observations, dict.fromkeys(rewards, np.random.random()), *rest
+
+
+def test_environments_of_different_processes_draw_different_numbers_from_the_global_random_state():
+    vector_env = make_vector_env(GlobalDraws, num_envs=2, seed=0, num_workers=2)
+    vector_env.reset_all()
+    rewards = vector_env.step([0] * sum(len(sub_env.agents) for sub_env in vector_env.sub_envs)).rewards
+    vector_env.close()
+    assert len(set(np.ravel(rewards).tolist())) == 2
