@@ -24,6 +24,12 @@ from helpers.examples import load_profile  # noqa: E402  # after the line that l
 load_profile()
 
 
+def pytest_xdist_auto_num_workers(config):
+    """``-n auto`` starts two processes more than there are cores, because many tests wait for other processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 2
+
+
 def pytest_collection_modifyitems(items):
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
