@@ -365,6 +365,7 @@ def build_env_runner(
     first_render_mode: str | None = None,
     for_training: bool = True,
     warned_of_bounds: dict[Any, set[int]] | None = None,
+    first_env_number: int = 0,
 ) -> EnvRunner:
     """A runner with its own sub-environments. It keeps as many earlier steps as the pieces of two pipelines look at.
 
@@ -395,6 +396,7 @@ def build_env_runner(
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
+        first_env_number=first_env_number,
     )
 
 

@@ -105,18 +105,18 @@ class ActionNoise:
         """Returns the state without the drawn numbers, which the seed and the step determine."""
         return {**vars(self), "_streams": {}, "_group_of": {}}
 
-    def words_of(self, env_indices: np.ndarray, agent_words: np.ndarray | None = None) -> np.ndarray:
+    def words_of(self, env_numbers: np.ndarray, agent_words: np.ndarray | None = None) -> np.ndarray:
         """Returns the words that identify the streams of sub-environments, or of their agents.
 
         Args:
-            env_indices: ``[N]``, the ``env_index`` of each stream.
+            env_numbers: ``[N]``, the number in the run of each stream's sub-environment.
             agent_words: ``[N]`` uint64, the ``name_word`` of each agent. None if all agents of a sub-environment share
                 one stream.
 
         Returns:
             ``[N]`` uint64.
         """
-        words = substream_words(self._root, env_indices.astype(np.uint64))
+        words = substream_words(self._root, env_numbers.astype(np.uint64))
         return words if agent_words is None else substream_words(words, agent_words)
 
     def place(

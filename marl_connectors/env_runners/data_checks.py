@@ -225,11 +225,11 @@ def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Epi
     owner = owner_of(group, position, episodes)
     if owner is None:
         return f"an episode that was dropped, env step {t}", ""
-    env_index, episode, own = owner
+    _, episode, own = owner
     agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
-    episode_number = int(str(episode.id_).split("-")[1])
-    where = f"sub-environment {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
-    return where, _seed_of(vector_env, env_index, episode_number)
+    env_number, episode_number = map(int, str(episode.id_).split("-"))
+    where = f"sub-environment {env_number}, episode {episode_number}, agent {agent_id!r}, env step {t}"
+    return where, _seed_of(vector_env, env_number, episode_number)
 
 
 def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, Episode, SingleAgentEpisode] | None:
@@ -258,11 +258,11 @@ def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, 
     return None
 
 
-def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
+def _seed_of(vector_env: VectorEnv, env_number: int, episode_number: int) -> str:
     """Returns a sentence on the episode's seed. It is ``""`` for batched environments, which have no such seeds."""
     if vector_env.is_batched:
         return ""
-    return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
+    return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_number, episode_number)}."
 
 
 def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:
@@ -326,5 +326,5 @@ def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult |
     over = {} if result is None else result.over
     if result is not None and sub_env.index in over and sub_env.index not in dict(result.late):
         episode_number, t = episode_number - 1, over[sub_env.index]
-    where = f"sub-environment {sub_env.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
-    return EnvError(f"{where}: {text}{_seed_of(vector_env, sub_env.index, episode_number)}")
+    where = f"sub-environment {sub_env.number}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
+    return EnvError(f"{where}: {text}{_seed_of(vector_env, sub_env.number, episode_number)}")

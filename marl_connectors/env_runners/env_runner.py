@@ -91,6 +91,7 @@ class EnvRunner:
         sample_timeout_s: float | None = 60.0,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
+        first_env_number: int = 0,
     ):
         """Creates the sub-environments. They are not reset before the first ``sample``.
 
@@ -124,6 +125,8 @@ class EnvRunner:
             restarts: How to continue after failures of environments and worker processes. None to raise an EnvError.
             state_space: The space of the environments' ``state()``, to record the state with each observation. None
                 to record no state.
+            first_env_number: The number of the first sub-environment among all sub-environments of the run, if other
+                runners step others. What a sub-environment plays depends on its number, and not on the runner.
         """
         self.vector_env = make_vector_env(
             make_env,
@@ -133,7 +136,9 @@ class EnvRunner:
             timeout_s=sample_timeout_s,
             restarts=restarts,
             state_space=state_space,
+            first_number=first_env_number,
         )
+        self._env_numbers = np.array([sub_env.number for sub_env in self.vector_env.sub_envs])
         self._turn_based = self.vector_env.turn_based
         self.rl_module = rl_module
         self.env_to_module = env_to_module
@@ -470,7 +475,7 @@ class EnvRunner:
         for group, _ in self._episodes.lanes.live:
             own = group.env_indices
             if group.words is None:
-                group.words = self._noise.words_of(own, group.agent_words)
+                group.words = self._noise.words_of(self._env_numbers[own], group.agent_words)
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
     def _place_turns(self, sub_envs: Sequence[SubEnvironment]) -> None:
@@ -479,7 +484,7 @@ class EnvRunner:
         for group, _ in self._episodes.lanes.live:
             index, rows, env_indices = group.index, group.rows, group.env_indices
             if placed.get(index) != numbers or not noise.pick(index, rows, env_indices):
-                words, t = noise.words_of(np.arange(len(sub_envs))), np.array([sub_env.t for sub_env in sub_envs])
+                words, t = noise.words_of(self._env_numbers), np.array([sub_env.t for sub_env in sub_envs])
                 noise.place(index, rows, words, np.array(numbers), t, env_indices)
                 placed[index] = numbers
 

@@ -67,7 +67,7 @@ class EpisodeCallbacks:
     def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
         """Creates the next episodes of sub-environments that are about to be reset."""
         for sub_env in sub_envs:
-            self._create(sub_env.index, f"{sub_env.index}-{sub_env.episode_number + 1}")
+            self._create(sub_env.index, sub_env.episode_id(1))
 
     def _create(self, env_index: int, id_: EpisodeID) -> Any:
         self._created[env_index] = episode = self._make_episode(id_)
@@ -79,7 +79,7 @@ class EpisodeCallbacks:
 
         If the reset could not be foreseen, the episode is created now.
         """
-        id_ = f"{sub_env.index}-{sub_env.episode_number}"
+        id_ = sub_env.episode_id()
         episode = self._created.pop(sub_env.index, None)
         if episode is None or episode.id_ != id_:
             episode = self._create(sub_env.index, id_)

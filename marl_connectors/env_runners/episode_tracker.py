@@ -189,9 +189,7 @@ class EpisodeTracker:
         if self._single_agent:
             return None, dict.fromkeys(sub_env.agents, DEFAULT_MODULE_ID)
         episode: Any = (
-            self.empty_episode(f"{sub_env.index}-{sub_env.episode_number}")
-            if self.callbacks is None
-            else self.callbacks.take_created(sub_env)
+            self.empty_episode(sub_env.episode_id()) if self.callbacks is None else self.callbacks.take_created(sub_env)
         )
         return episode, self._modules.of_agents(episode, sub_env.agents)
 
@@ -220,7 +218,7 @@ class EpisodeTracker:
         if episode is None:
             (lane,) = lanes.values()
             sub_env = self._vector_env.sub_envs[index]
-            view = lane.view(f"{index}-{sub_env.episode_number}")
+            view = lane.view(sub_env.episode_id())
             if self.callbacks is not None:
                 lane.episode = self.callbacks.take_created(sub_env)
                 lane.episode.continue_in(view)
@@ -778,7 +776,7 @@ class EpisodeTracker:
             _set_task(sub_env, now)
             self._summaries[sub_env.index] = EpisodeSummary.from_state(own["tally"])
             self._begun[sub_env.index] = {a: lane.module_id for a, lane in self.lanes.by_env[sub_env.index].items()}
-            episode = self._continued_episode(sub_env, f"{sub_env.index}-{sub_env.episode_number}", with_views=True)
+            episode = self._continued_episode(sub_env, sub_env.episode_id(), with_views=True)
             _remember(episode, own["memory"])
             self.ongoing.append(episode)
 

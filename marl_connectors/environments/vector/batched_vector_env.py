@@ -32,17 +32,18 @@ class BatchedVectorEnv(VectorEnv):
 
     is_batched = True
 
-    def __init__(self, env: BatchedEnv, *, seed: int):
+    def __init__(self, env: BatchedEnv, *, seed: int, first_number: int = 0):
         """Creates the sub-environments' records; nothing is reset yet.
 
         Args:
             env: The natively batched environment.
             seed: The run's seed.
+            first_number: The number of the first sub-environment among all sub-environments of the run.
 
         Raises:
             EnvError: If the environment has no sub-environments or no agents.
         """
-        super().__init__([env] * env.num_envs, seed=seed)
+        super().__init__([env] * env.num_envs, seed=seed, first_number=first_number)
         self.env = env
         self._calls = BatchedCalls(env)
         self.is_batched = self._calls.alike  # otherwise lists of arrays of different shapes
@@ -66,11 +67,9 @@ class BatchedVectorEnv(VectorEnv):
         for sub_env in sub_envs:
             sub_env.episode_number += 1
             sub_env.t = 0
-        indices, numbers = np.array([(sub_env.index, sub_env.episode_number) for sub_env in sub_envs]).T
-        for index, seed in zip(
-            indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
-        ):
-            seeds[index] = seed  # the same as reset_seed(sub_env)
+        numbers, episodes = np.array([(sub_env.number, sub_env.episode_number) for sub_env in sub_envs]).T
+        for sub_env, seed in zip(sub_envs, derived_seeds(self.seed, "env", numbers, episodes).tolist(), strict=True):
+            seeds[sub_env.index] = seed  # the same as reset_seed(sub_env)
         try:
             with Watched(lambda: f"{next(iter(sub_envs))} and others: reset()"):
                 return self._calls.reset(seeds, mask)
@@ -167,10 +166,10 @@ class BatchedVectorEnv(VectorEnv):
         close_env(self.env, f"{type(self.env).__name__} (natively batched)")
 
 
-def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int) -> GymnasiumVectorEnv:
+def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int, first_number: int = 0) -> GymnasiumVectorEnv:
     """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
     rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
-    return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed)
+    return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed, first_number=first_number)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):

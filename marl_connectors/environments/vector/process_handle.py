@@ -148,6 +148,10 @@ class ProcessHandle:
         """The worker's ``VectorEnv.at``, also after its end. The second number is -1 if nothing was reset yet."""
         return self.memory.at.tolist()
 
+    def _number_of(self, index: int) -> int:
+        """Returns the number in the run of a sub-environment with this index."""
+        return self.sub_envs[0].number + index - self.sub_envs[0].index
+
     def start(self) -> None:
         """Starts a process. It is ready once ``finish_start`` has returned."""
         self.kill()
@@ -158,6 +162,7 @@ class ProcessHandle:
         task = WorkerTask(
             self._maker,
             first,
+            self.sub_envs[0].number,
             len(self.sub_envs),
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
@@ -224,7 +229,7 @@ class ProcessHandle:
         except TimeoutError:
             index, _, _, doing = self.at
             where = f" in {Doing(doing).name.lower()}()" if doing != Doing.MAKE and not during else during
-            making = f" It was making sub-environment {index}." if doing == Doing.MAKE else ""
+            making = f" It was making sub-environment {self._number_of(index)}." if doing == Doing.MAKE else ""
             self.kill()
             raise WorkerLost(
                 f"did not answer for {timeout_s:g} s{where} and was ended.{making} If the environment may take that "
@@ -275,18 +280,19 @@ class ProcessHandle:
         self._process.join(timeout_s)
         index, _, _, doing = self.at
         in_close = index >= 0 and doing == Doing.CLOSE
-        others = [sub_env.index for sub_env in self.sub_envs if sub_env.index > index]
+        number = self._number_of(index)
+        others = [sub_env.number for sub_env in self.sub_envs if sub_env.index > index]
         rest = f" Sub-environments {others} of that process were not closed." if in_close and others else ""
         limit = f"within {self.stop_timeout_s:g} s, so its worker process was ended."
         if not self._process.is_alive():
             if in_close:
-                _LOG.warning("sub-environment %d: close() ended its worker process.%s", index, rest)
+                _LOG.warning("sub-environment %d: close() ended its worker process.%s", number, rest)
         elif in_close:
-            _LOG.warning("sub-environment %d: close() did not return %s%s", index, limit, rest)
+            _LOG.warning("sub-environment %d: close() did not return %s%s", number, limit, rest)
         else:
             _LOG.warning(
                 "sub-environment %d: processes or threads that it has started did not end %s",
-                self.sub_envs[-1].index,
+                self.sub_envs[-1].number,
                 limit,
             )
         self.kill()

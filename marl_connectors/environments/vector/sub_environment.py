@@ -42,7 +42,9 @@ class SubEnvironment:
 
     Attributes:
         env: A PettingZoo parallel environment, or one that behaves like it.
-        index: Its index among all sub-environments of the run, called ``env_index`` elsewhere.
+        index: Its index among the sub-environments of its env runner, called ``env_index`` elsewhere.
+        number: Its number among all sub-environments of the run. Seeds, noise, ids of episodes and messages use it, so
+            that an episode does not depend on the env runner that plays it.
         agents: The agents that act next. Lists of actions, rewards and observations are in this order.
         episode_number: The index of the current episode, counted from 0; -1 before the first reset.
         t: The number of env steps since the reset.
@@ -66,6 +68,7 @@ class SubEnvironment:
         "index",
         "newest_actions",
         "num_failures",
+        "number",
         "rests",
         "settable",
         "state",
@@ -74,14 +77,16 @@ class SubEnvironment:
         "task",
     )
 
-    def __init__(self, env: Any, index: int):
+    def __init__(self, env: Any, index: int, number: int | None = None):
         """Creates the record of one sub-environment.
 
         Args:
             env: The environment; None if it is in another process.
-            index: Its index among all sub-environments of the run.
+            index: Its index among the sub-environments of its env runner.
+            number: Its number among all sub-environments of the run; the index if None.
         """
         self.index = index
+        self.number = index if number is None else number
         self.num_failures = 0
         self.use(env)
         self.agents: list[AgentID] = []
@@ -92,6 +97,10 @@ class SubEnvironment:
         self.task: Any = None
         self.newest_actions: list[list[Any]] = []
         self.history = ActionHistory()
+
+    def episode_id(self, ahead: int = 0) -> str:
+        """Returns the id of the current episode, or of the one that is ``ahead`` so many episodes later."""
+        return f"{self.number}-{self.episode_number + ahead}"
 
     def use(self, env: Any) -> None:
         """Replaces the environment; the counts stay."""
@@ -108,7 +117,7 @@ class SubEnvironment:
         return self.history
 
     def __str__(self) -> str:
-        return f"sub-environment {self.index}, episode {self.episode_number}, step {self.t}"
+        return f"sub-environment {self.number}, episode {self.episode_number}, step {self.t}"
 
 
 def _with_tasks(env: Any) -> Any:

@@ -57,7 +57,9 @@ _LOOK_EVERY = 16
 
 
 class VectorEnv:
-    """Sub-environments of one kind. Every reset is seeded by (run seed, ``env_index``, episode), so it can be replayed.
+    """Sub-environments of one kind.
+
+    Every reset is seeded by (run seed, number of the sub-environment, episode), so it can be replayed.
 
     Attributes:
         sub_envs: The sub-environments.
@@ -85,6 +87,7 @@ class VectorEnv:
         *,
         seed: int,
         first_index: int = 0,
+        first_number: int | None = None,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
@@ -93,11 +96,14 @@ class VectorEnv:
         Args:
             envs: One environment for each sub-environment.
             seed: The run's seed.
-            first_index: The index of the first of these sub-environments among all sub-environments of the run.
+            first_index: The index of the first of these sub-environments among those of the env runner.
+            first_number: The number of the first of these sub-environments among all sub-environments of the run. It
+                determines their seeds. None if it is ``first_index``.
             restarts: How to continue after failures; None to raise an error.
             state_space: The space of the environments' ``state()`` if states are used; else None.
         """
-        self.sub_envs = [SubEnvironment(env, index) for index, env in enumerate(envs, first_index)]
+        offset = 0 if first_number is None else first_number - first_index
+        self.sub_envs = [SubEnvironment(env, index, index + offset) for index, env in enumerate(envs, first_index)]
         self.seed = seed
         self.at: Any = [-1, -1, -1, Doing.STEP]
         self.failures: list[EnvFailure] = []
@@ -134,7 +140,7 @@ class VectorEnv:
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
         """Returns the seed of the sub-environment's current episode."""
-        return derived_seed(self.seed, "env", sub_env.index, sub_env.episode_number)
+        return derived_seed(self.seed, "env", sub_env.number, sub_env.episode_number)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every sub-environment, and returns the observations and infos of each."""
@@ -217,7 +223,7 @@ class VectorEnv:
 
     def _who(self, sub_env: SubEnvironment) -> str:
         if sub_env.episode_number < 0:
-            return f"sub-environment {sub_env.index}, before its first episode"
+            return f"sub-environment {sub_env.number}, before its first episode"
         return f"{sub_env} (seed {self.reset_seed(sub_env)})"
 
     def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -417,7 +423,7 @@ class VectorEnv:
             left = self.close_timeout_s
             if left is not None:
                 left = max(left - (time.monotonic() - begin), MOMENT_S)
-            close_env(sub_env.env, f"sub-environment {sub_env.index}", timeout_s=left)
+            close_env(sub_env.env, f"sub-environment {sub_env.number}", timeout_s=left)
         self.at[0] = -1
 
 

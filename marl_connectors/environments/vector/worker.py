@@ -112,7 +112,8 @@ class WorkerTask:
 
     Attributes:
         maker: A pickled function that makes environments.
-        first_index: The index of its first sub-environment.
+        first_index: The index of its first sub-environment in the env runner.
+        first_number: The number of its first sub-environment in the run.
         num_envs: The number of its sub-environments.
         tolerance: See ``EnvRestarts.tolerance``; None to let every failure stop the run.
         observation_space: See ``EnvRestarts.observation_space``.
@@ -122,6 +123,7 @@ class WorkerTask:
 
     maker: bytes
     first_index: int
+    first_number: int
     num_envs: int
     tolerance: int | None
     observation_space: Any
@@ -246,7 +248,12 @@ class EnvServer:
             restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
         kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
         self.vector_env = kind(
-            envs, seed=0, first_index=task.first_index, restarts=restarts, state_space=task.state_space
+            envs,
+            seed=0,
+            first_index=task.first_index,
+            first_number=task.first_number,
+            restarts=restarts,
+            state_space=task.state_space,
         )
         self.vector_env.at = at
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs
@@ -299,7 +306,9 @@ class EnvServer:
                 given = [(event.index, event) for event in result.events] + result.infos
                 if result.ends is not None and result.ends.infos:
                     given += zip(result.ends.indices, result.ends.infos, strict=True)
-            who = next((f"sub-environment {index}" for index, part in given if not _can_be_sent(part)), "environment")
+            offset = self.vector_env.sub_envs[0].number - self._first_index
+            bad = (index + offset for index, part in given if not _can_be_sent(part))
+            who = next((f"sub-environment {number}" for number in bad), "environment")
             raise EnvError(
                 f"{who}: its infos or observations cannot be sent from its worker process: {error}. Leave out objects "
                 f"that cannot be pickled, or set num_env_workers=0."

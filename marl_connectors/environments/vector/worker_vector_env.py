@@ -42,6 +42,7 @@ def make_vector_env(
     timeout_s: float | None = None,
     restarts: EnvRestarts | None = None,
     state_space: Space | None = None,
+    first_number: int = 0,
 ) -> VectorEnv:
     """Makes several sub-environments of one kind, in this process or in worker processes.
 
@@ -53,6 +54,7 @@ def make_vector_env(
         timeout_s: Seconds that a worker may take for a step or a reset of its sub-environments; None for no limit.
         restarts: How to continue after failures; None to raise an error.
         state_space: The space of the environments' ``state()`` if states are used; else None.
+        first_number: The number of the first sub-environment among all sub-environments of the run.
 
     Returns:
         The VectorEnv of the class that fits the environment.
@@ -72,16 +74,18 @@ def make_vector_env(
             timeout_s=timeout_s,
             restarts=restarts,
             state_space=state_space,
+            first_number=first_number,
         )
     first = make_env()
     if is_batched(first):
         _check_possible(num_workers, restarts)
         close_env(first, "the environment that was made to see whether it is natively batched")
         env = make_env(num_envs)
-        return (gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv)(env, seed=seed)
+        make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
+        return make(env, seed=seed, first_number=first_number)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
-    return kind(envs, seed=seed, restarts=restarts, state_space=state_space)
+    return kind(envs, seed=seed, first_number=first_number, restarts=restarts, state_space=state_space)
 
 
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
@@ -133,6 +137,7 @@ class WorkerVectorEnv(VectorEnv):
         timeout_s: float | None = None,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
+        first_number: int = 0,
     ):
         """Starts the workers and makes the sub-environments; see ``make_vector_env``.
 
@@ -140,7 +145,9 @@ class WorkerVectorEnv(VectorEnv):
             ConfigError: If ``make_env`` cannot be sent to another process.
             EnvError: If a sub-environment cannot be made.
         """
-        super().__init__([None] * num_envs, seed=seed, restarts=restarts, state_space=state_space)
+        super().__init__(
+            [None] * num_envs, seed=seed, first_number=first_number, restarts=restarts, state_space=state_space
+        )
         maker = packed_maker(make_env, num_workers)
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
