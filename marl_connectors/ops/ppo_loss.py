@@ -127,7 +127,7 @@ def ppo_loss_and_slopes(
     kl: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], PPOSlopes]:
-    """``ppo_loss`` in numpy, with its gradients.
+    """Computes ``ppo_loss`` and its gradients in numpy.
 
     The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
 
