@@ -81,3 +81,18 @@ def _library_leaves_the_global_random_state_alone():
         changed.append("numpy.random")
     if changed:
         pytest.fail(f"The test changed the global state of {' and '.join(changed)}. Draw from a generator instead.")
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Writes a module where Python finds it, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    written = []
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,21 +23,6 @@ TEAMS = PatternPolicies((("adversary*", "red"), ("agent*", "green")))
 
 def by_parity(agent_id, episode, **kwargs):
     return "even" if int(str(agent_id)[-1]) % 2 == 0 else "odd"
-
-
-@pytest.fixture
-def user_module(tmp_path, monkeypatch):
-    """Writes a module where Python finds it, and forgets it afterwards."""
-    monkeypatch.syspath_prepend(tmp_path)
-    written = []
-
-    def write(name, text):
-        (tmp_path / f"{name}.py").write_text(text)
-        written.append(name)
-
-    yield write
-    for name in written:
-        sys.modules.pop(name, None)
 
 
 def test_a_shared_policy_gives_every_agent_the_same_module():

@@ -27,15 +27,6 @@ from marl_connectors.rl_module.layers import Linear
 from marl_connectors.rl_module.rl_module import RLModule
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tensors this small are slower on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class OneAgent(gymnasium.Env):
     """Random observations, never used but for its spaces where episodes are made by hand."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import ActionMasking, Columns, PPOConfig, RLModuleSpec
@@ -17,14 +16,6 @@ from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import 
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.trees import tree_map
 from marl_envs import first_step_v0, masked_v0, match_v0, recall_v0, stay_v0
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def trained(env, env_config=None, *, updates, module=None, pieces=(), **training):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -16,25 +15,6 @@ from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 EXAMPLES = Path(__file__).parents[2] / "examples" / "connectors"
 
 
-@pytest.fixture
-def example(request, monkeypatch):
-    """Loads an example by name, and takes back the number of threads that it sets."""
-    import torch
-
-    threads = torch.get_num_threads()
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"connector_example_{name}", EXAMPLES / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        # A class that is made in a module which cannot be found again has no name to be saved under.
-        monkeypatch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    torch.set_num_threads(threads)
-
-
 def call(piece, *episodes):
     """The batch of items that a piece makes by itself."""
     return piece(rl_module=None, batch={}, episodes=list(episodes))
@@ -44,7 +24,9 @@ def test_every_example_has_a_test():
     source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     calls = (node for node in ast.walk(source) if isinstance(node, ast.Call) and ast.unparse(node.func) == "example")
     loaded = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == loaded | set(STACKING)
+    assert {f"connectors/{path.stem}" for path in EXAMPLES.glob("*.py")} == loaded | {
+        f"connectors/{name}" for name in STACKING
+    }
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
@@ -55,7 +37,7 @@ def test_an_example_asks_a_question_and_says_what_it_prints(path):
 
 
 def test_the_one_hot_preprocessor_trains_an_iteration(example, capsys):
-    one_hot = example("one_hot_frozen_lake")
+    one_hot = example("connectors/one_hot_frozen_lake")
     episode_return, length = one_hot.main(iterations=1, eval_episodes=5)
     assert episode_return == 1.0 and length >= 2
     assert capsys.readouterr().out.startswith("   400 steps, length: ")
@@ -70,13 +52,13 @@ def test_the_one_hot_preprocessor_trains_an_iteration(example, capsys):
 @pytest.mark.learning
 def test_ppo_converges_on_one_hot_observations(example):
     """From the start two of three slides lead on, then one of three: 3 / 2 + 3 steps at best."""
-    episode_return, length = example("one_hot_frozen_lake").main()
+    episode_return, length = example("connectors/one_hot_frozen_lake").main()
     assert episode_return == 1.0
     assert 4.5 - 0.7 < length < 4.5 + 0.7  # a random policy takes 8
 
 
 def test_the_last_reward_is_appended_and_written_back(example, capsys):
-    last_reward = example("last_reward_in_observation")
+    last_reward = example("connectors/last_reward_in_observation")
     assert last_reward.main(iterations=1, train_batch_size=128) == [0.0, 1.0, 1.0, 1.0]
     assert "has the shape (5,)" in capsys.readouterr().out
     episode = SingleAgentEpisode(
@@ -92,14 +74,14 @@ STACKING = {"stack_ten_observations": 10, "stack_four_observations": 4, "frame_s
 @pytest.mark.parametrize("name", STACKING)
 def test_the_learner_stacks_the_same_observations_as_the_policy_that_acted(example, capsys, name):
     """After some updates, a learner that forgets the observations before a chunk is 0.01 away."""
-    shape, distance = example(name).main(iterations=4, train_batch_size=256)
+    shape, distance = example(f"connectors/{name}").main(iterations=4, train_batch_size=256)
     assert shape == (4 * STACKING[name],)
     assert abs(distance) < 1e-6
     assert "Distance of the learner's policy from the one that acted: 0.000000\n" in capsys.readouterr().out
 
 
 def test_stacks_begin_with_zeros_and_reach_back_before_a_chunk(example):
-    four = example("stack_four_observations").StackFourObservations
+    four = example("connectors/stack_four_observations").StackFourObservations
 
     def episode(lookback):
         return SingleAgentEpisode(
@@ -115,27 +97,27 @@ def test_stacks_begin_with_zeros_and_reach_back_before_a_chunk(example):
     assert [stack.tolist() for stack in stacks[:4]] == [[0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]
     (stacks,) = call(four(as_learner_connector=True), episode(3))["obs"].values()
     assert [stack.tolist() for stack in stacks] == [[1, 2, 3, 4], [2, 3, 4, 5]]
-    ten = example("stack_ten_observations").StackLast10ObservationsInLearner
+    ten = example("connectors/stack_ten_observations").StackLast10ObservationsInLearner
     (stacks,) = call(ten(), episode(3))["obs"].values()
     assert [stack.tolist() for stack in stacks] == [[0, 0, 0, 0, 0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]]
 
 
 def test_previous_actions_and_rewards_are_appended(example, capsys):
-    appended, actions = example("prev_actions_prev_rewards").main(iterations=1, train_batch_size=128)
+    appended, actions = example("connectors/prev_actions_prev_rewards").main(iterations=1, train_batch_size=128)
     one_hot = [[0, 0], *([1 - action, action] for action in actions)]
     assert appended == [[*one_hot[0], 0, 0], [*one_hot[1], 0, 1], [*one_hot[2], 1, 1], [*one_hot[3], 1, 1]]
     assert "has the shape (8,)" in capsys.readouterr().out
 
 
 def test_forbidden_actions_are_never_taken(example, capsys):
-    without, with_piece = example("manipulate_action_logits").main(num_episodes=30)
+    without, with_piece = example("connectors/manipulate_action_logits").main(num_episodes=30)
     assert (without > 0.05).all()
     assert with_piece[0] == with_piece[3] == 0 and (with_piece[1:3] > 0.2).all()
     assert "With    the piece: left 0%" in capsys.readouterr().out
 
 
 def test_visits_are_counted_and_rarely_seen_observations_pay_more(example, capsys):
-    count_based = example("count_based_intrinsic_rewards")
+    count_based = example("connectors/count_based_intrinsic_rewards")
     visits = count_based.main(iterations=1, train_batch_size=128)
     assert visits[0] == max(visits.values()) and sum(visits.values()) >= 128
     assert f"Fields seen: {len(visits)} of 16." in capsys.readouterr().out
@@ -148,13 +130,13 @@ def test_visits_are_counted_and_rarely_seen_observations_pay_more(example, capsy
 
 
 def test_the_default_pieces_by_hand_are_the_defaults(example, capsys):
-    default, own = example("switch_defaults_off").main(train_batch_size=128)
+    default, own = example("connectors/switch_defaults_off").main(train_batch_size=128)
     assert default == pytest.approx(own, rel=1e-5)
     assert "The same names: True" in capsys.readouterr().out
 
 
 def test_lists_of_pieces_stand_in_order(example, capsys):
-    names, counts = example("lists_of_pieces").main(iterations=1, train_batch_size=128)
+    names, counts = example("connectors/lists_of_pieces").main(iterations=1, train_batch_size=128)
     env_to_module, module_to_env, learner = names
     assert env_to_module[:2] == ["MeanStdFilter", "PrevActionsPrevRewards"]
     first = module_to_env.index("CountActions")
@@ -165,7 +147,7 @@ def test_lists_of_pieces_stand_in_order(example, capsys):
 
 
 def test_debugging_shows_tables_and_names_the_wrong_piece(example, capsys):
-    tables, message = example("debugging").main(train_batch_size=64)
+    tables, message = example("connectors/debugging").main(train_batch_size=64)
     assert [table.partition("\n")[0] for table in tables] == [
         "EnvToModulePipeline",
         "ModuleToEnvPipeline",
@@ -188,7 +170,7 @@ def pair(steps):
 
 
 def test_an_agent_gets_the_others_observation(example, capsys):
-    share = example("share_observations")
+    share = example("connectors/share_observations")
     share.main(iterations=1)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line.endswith(" of 8") for line in lines)
@@ -204,7 +186,7 @@ def test_an_agent_gets_the_others_observation(example, capsys):
 
 
 def test_team_rewards_are_mixed_with_an_agents_own(example, capsys):
-    team = example("team_reward_shaping")
+    team = example("connectors/team_reward_shaping")
     team.main(iterations=1)
     assert capsys.readouterr().out.count("An agent's return with") == 2
     for share, expected in (
@@ -218,7 +200,7 @@ def test_team_rewards_are_mixed_with_an_agents_own(example, capsys):
 
 
 def test_a_default_module_plays_a_masked_game_without_an_illegal_move(example, capsys):
-    masking = example("action_masking")
+    masking = example("connectors/action_masking")
     before, after = masking.main(iterations=2)
     assert 0 <= before <= 8 and 0 <= after <= 8
     out = capsys.readouterr().out
@@ -237,18 +219,18 @@ def test_a_default_module_plays_a_masked_game_without_an_illegal_move(example, c
 
 @pytest.mark.learning
 def test_the_masked_game_is_learned(example):
-    assert example("action_masking").main()[1] == 8
+    assert example("connectors/action_masking").main()[1] == 8
 
 
 @pytest.mark.learning
 def test_the_listener_learns_only_what_it_hears(example):
-    without, with_piece = example("share_observations").main()
+    without, with_piece = example("connectors/share_observations").main()
     assert without < 3.5 and with_piece > 7.5
 
 
 @pytest.mark.learning
 def test_agents_that_are_paid_as_a_team_give_their_coins_away(example):
-    without, with_piece = example("team_reward_shaping").main()
+    without, with_piece = example("connectors/team_reward_shaping").main()
     assert without < 11 and with_piece > 19
 
 

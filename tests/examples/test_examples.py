@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,25 +11,6 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def example(request, monkeypatch):
-    """Loads an example by name, and takes back the number of threads that it sets."""
-    import torch
-
-    threads = torch.get_num_threads()
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        # A class that is made in a module which cannot be found again has no name to be saved under.
-        monkeypatch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    torch.set_num_threads(threads)
 
 
 def test_every_example_has_a_test():

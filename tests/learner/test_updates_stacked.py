@@ -52,15 +52,6 @@ OVERRIDES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tensors this small are slower on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Lives(LifeEnv):
     """Agents that die, join late and come back; rewards of about 1."""
 

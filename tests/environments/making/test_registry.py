@@ -17,20 +17,6 @@ from marl_connectors.errors import ConfigError, EnvError
 SPREAD = "mpe2.simple_spread_v3"
 
 
-@pytest.fixture
-def user_module(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    written = []
-
-    def write(name, text):
-        (tmp_path / f"{name}.py").write_text(text)
-        written.append(name)
-
-    yield write
-    for name in written:
-        sys.modules.pop(name, None)
-
-
 def test_a_pettingzoo_module_gives_its_parallel_env_with_the_settings():
     env = make_env(SPREAD, {"N": 2})
     assert isinstance(env, ParallelEnv)
