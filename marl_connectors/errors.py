@@ -1,4 +1,4 @@
-"""The errors of this library, by the part that causes them.
+"""Exception classes, one for each part of the library.
 
 Every message follows one pattern: *who: what was expected, what came, how to fix it.* The command line prints it as
 one line and exits with status 2.

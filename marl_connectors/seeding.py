@@ -41,7 +41,7 @@ _POOL_WORDS, _WORD, _LOW = 4, 2**32, 2**32 - 1
 
 @lru_cache(maxsize=2**15)
 def _pool(seed: int, *name: str | int) -> tuple[Sequence[int], int]:
-    """A sequence's pool, and the factor that its next word is hashed with."""
+    """Returns a sequence's pool, and the factor that its next word is hashed with."""
     if len(name) > 1 and _is_word(name[-1]):
         return _with_word(*_pool(seed, *name[:-1]), name[-1])
     sequence = _sequence(seed, name)
@@ -52,7 +52,7 @@ def _pool(seed: int, *name: str | int) -> tuple[Sequence[int], int]:
 
 
 def _with_word(pool: Sequence[Any], factor: int, word: Any) -> tuple[list[Any], int]:
-    """A pool, or its first words, after another word of the name: an integer, or ``[N]`` uint64 of many names."""
+    """Returns a pool, or its first words, after another word of the name: an integer, or ``[N]`` uint64."""
     mixed = []
     for own in pool:
         hashed = word ^ factor
@@ -71,7 +71,7 @@ def _folded(word: Any) -> Any:
 
 
 def _seed_of(first: Any) -> Any:
-    """The seed in ``[0, 2**31)`` of the first word of a pool."""
+    """Returns the seed in ``[0, 2**31)`` of the first word of a pool."""
     return _folded((first ^ _INIT_B) * (_INIT_B * _MULT_B & _LOW) & _LOW) >> 1
 
 
@@ -149,18 +149,18 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 
 @lru_cache(4096)
 def name_word(name: Hashable) -> int:
-    """A 64-bit word for a name of any type, for ``stream_words``. Different names have different words."""
+    """Returns a 64-bit word for a name of any type, for ``stream_words``. Different names have different words."""
     text = f"{type(name).__name__}:{name!r}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def stream_words(seed: int, name: str) -> np.ndarray:
-    """``[1]`` uint64: the word of the stream called ``name`` in a run with this seed."""
+    """Returns the word of the stream called ``name`` in a run with this seed, as ``[1]`` uint64."""
     return _sequence(seed, (name,)).generate_state(1, np.uint64)
 
 
 def substream_words(words: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The words of streams within streams.
+    """Returns the words of streams within streams.
 
     Args:
         words: ``[...]`` uint64, the words of the outer streams.
@@ -192,7 +192,7 @@ class StreamGenerator:
         self._num_drawn = 0
 
     def _draw(self, size: tuple[int, ...]) -> np.ndarray:
-        """The next uint64 of each stream, ``size`` of them."""
+        """Returns the next uint64 of each stream, ``size`` of them."""
         *streams, number = size
         if tuple(streams) != self._words.shape:
             raise ValueError(
@@ -204,7 +204,7 @@ class StreamGenerator:
         return _mixed(self._words[..., None] + counts * _GOLDEN)
 
     def random(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Uniformly distributed in (0, 1), without the ends."""
+        """Draws uniformly distributed numbers in (0, 1), without the ends."""
         if np.dtype(dtype) == np.float64:
             return ((self._draw(size) >> np.uint64(12)) + 0.5) * 2.0**-52
         halves = self._draw((*size[:-1], (size[-1] + 1) // 2)).view(np.uint32)[..., : size[-1]]
@@ -214,13 +214,13 @@ class StreamGenerator:
         return numbers
 
     def standard_exponential(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Exponentially distributed with the mean 1; always positive."""
+        """Draws exponentially distributed numbers with the mean 1; always positive."""
         numbers = self.random(size, dtype)
         np.log(numbers, out=numbers)
         return np.negative(numbers, out=numbers)
 
     def standard_normal(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Normally distributed with mean 0 and standard deviation 1, by the Box-Muller method."""
+        """Draws normally distributed numbers with mean 0 and standard deviation 1, by the Box-Muller method."""
         half = (*size[:-1], (size[-1] + 1) // 2)
         radius = np.sqrt(2.0 * self.standard_exponential(half, dtype))
         angle = self.random(half, dtype)
@@ -228,7 +228,7 @@ class StreamGenerator:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)[..., : size[-1]]
 
     def logistic(self, *, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Logistically distributed: the log-odds of a uniform number."""
+        """Draws logistically distributed numbers: the log-odds of a uniform number."""
         numbers = self.random(size, dtype)
         return np.log(numbers) - np.log1p(-numbers)
 

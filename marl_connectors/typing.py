@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeAlias
 
 AgentID: TypeAlias = Hashable
-"""An environment's own name for an agent: usually a string, legally anything hashable."""
+"""An agent's id: usually a string; any hashable object is allowed."""
 ModuleID: TypeAlias = str
 EpisodeID: TypeAlias = str
 ItemKey: TypeAlias = tuple

@@ -1,4 +1,4 @@
-"""Checks for the values of settings, which stand in annotations and can be combined.
+"""Validators for settings. They are written in type annotations and can be combined.
 
 A class declares its settings with a type, a range and a default in one line::
 
@@ -42,11 +42,11 @@ class Validator:
 
     @property
     def expected(self) -> str:
-        """The ending of the sentence "expected ..."."""
+        """The text after "expected" in an error."""
         return _listed(self.alternatives, ",")
 
     def check(self, value: Any, who: str, setting: str) -> Any:
-        """The value in the form to keep.
+        """Returns the validated, normalised value.
 
         Args:
             value: The value to check.
@@ -66,7 +66,7 @@ class Validator:
 
 
 def shown(value: Any) -> str:
-    """A value in the form that messages show: on one line, and shortened if it is long."""
+    """Formats a value as messages show it: on one line, and shortened if it is long."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:
@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
 
 
 def checked(cls: type, setting: str, value: Any, who: str) -> Any:
-    """A setting's value in the form to keep. If ``cls`` declares no range for a setting, any value is accepted.
+    """Returns a setting's value in the form to keep. If ``cls`` declares no range for a setting, any value is accepted.
 
     Raises:
         ConfigError: If the value is refused.
@@ -89,7 +89,7 @@ def checked(cls: type, setting: str, value: Any, who: str) -> Any:
 
 @functools.cache
 def declared(cls: type) -> Mapping[str, Validator | None]:
-    """The settings that a class and its bases annotate, with their validators; None for a setting of any value.
+    """Returns the settings that a class and its bases annotate, with their validators; None for a setting of any value.
 
     An annotation without a validator does not replace the validator of a base class.
     """
@@ -105,7 +105,7 @@ def declared(cls: type) -> Mapping[str, Validator | None]:
 
 
 def _evaluated(annotation: Any, cls: type) -> Any:
-    """The type that a text annotation stands for; None if it uses a name that only type checkers import."""
+    """Returns the type that a text annotation stands for; None if it uses a name that only type checkers import."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -122,7 +122,7 @@ class ChecksFields:
 
     @classmethod
     def _who(cls) -> str:
-        """The first word of messages."""
+        """Returns the first word of messages."""
         return cls.__name__
 
 
@@ -133,7 +133,7 @@ _LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy as one of Python, and everything else as it is. The command line needs this without numpy."""
+    """Converts a scalar of numpy to one of Python; keeps other values. The command line runs this without numpy."""
     numpy = sys.modules.get("numpy")  # which has been imported where such a value can come from
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
@@ -323,5 +323,5 @@ def optional(validator: Validator) -> Validator:
 
 
 def _listed(names: Sequence[str], before_or: str) -> str:
-    """``a, b or c``."""
+    """Returns ``a, b or c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}{before_or} or {names[-1]}"

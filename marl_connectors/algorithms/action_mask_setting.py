@@ -55,7 +55,7 @@ class Masking:
     sentence: str = ""
 
     def pieces(self) -> list[ConnectorV2]:
-        """The piece that applies the masks in observations and infos, in a list; an empty list without it."""
+        """Returns the piece that applies the masks in observations and infos, in a list; an empty list without it."""
         if self.key is None:
             return []
         if not self.by_convention:
@@ -67,7 +67,7 @@ class Masking:
         ]
 
     def get_state(self) -> dict[str, Any]:
-        """The state as JSON data, for a checkpoint."""
+        """Returns the state as JSON data, for a checkpoint."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def find_masking(
 
 
 def _masking_by_key(key: str, env: EnvDescription, masked: Mapping[AgentID, str]) -> Masking:
-    """The masks under a key that the user has named."""
+    """Returns the masks under a key that the user has named."""
     _check_infos(key, env)
     if not masked and env.info_masks is not None:
         warnings.warn(
@@ -139,7 +139,7 @@ def _masking_by_convention(
     pieces: Sequence[ConnectorV2],
     classes: Collection[type],
 ) -> Masking:
-    """The masks that PettingZoo's convention names, as far as the user's own code does not handle them."""
+    """Returns the masks that PettingZoo's convention names, as far as the user's own code does not handle them."""
     for agent_id in masked:
         _check_observation(agent_id, key, env.agent_spaces(agent_id))
     _check_infos(key, env)
@@ -155,7 +155,7 @@ def _masking_by_convention(
 
 
 def _names_in(env: EnvDescription) -> list[str]:
-    """The names of the parts of all Dict observations."""
+    """Returns the names of the parts of all Dict observations."""
     seen = [env.agent_spaces(agent_id)[0] for agent_id in env.agent_ids]
     return list(dict.fromkeys(str(key) for space in seen if isinstance(space, spaces.Dict) for key in space.spaces))
 
@@ -180,7 +180,7 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
 
 
 def masking_from_state(state: Mapping[str, Any]) -> Masking:
-    """The Masking whose ``get_state`` returned this state."""
+    """Returns the Masking whose ``get_state`` returned this state."""
     return Masking(**{name: state[name] for name in Masking.__slots__})
 
 

@@ -364,7 +364,7 @@ class Algorithm:
     # Modules.
 
     def get_module(self, module_id: ModuleID = DEFAULT_MODULE_ID) -> RLModule:
-        """The module with this id."""
+        """Returns the module with this id."""
         return self.rl_module[module_id]
 
     def add_module(
@@ -449,7 +449,7 @@ class Algorithm:
 
     @contextmanager
     def _removed_on_error(self, module_id: ModuleID) -> Iterator[None]:
-        """If adding a module fails in the block, removes it and its overrides."""
+        """Removes a module and its overrides if adding it fails in the block."""
         overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
         try:
             yield
@@ -485,7 +485,7 @@ class Algorithm:
         remove_from_env_runners: bool = True,
         remove_from_eval_env_runners: bool = True,
     ) -> None:
-        """Removes a module. All ongoing episodes are dropped and new ones begin, as agents may act with it there.
+        """Removes a module. Ongoing episodes are dropped, because agents may be mapped to it.
 
         Args:
             module_id: The module.
@@ -559,7 +559,7 @@ class Algorithm:
     # Checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the next iteration depends on, as JSON data, arrays and tensors."""
+        """Returns everything that the next iteration depends on, as JSON data, arrays and tensors."""
         multi = MultiRLModuleSpec.from_module(self.rl_module)
         specs: Any = multi.rl_module_specs
         multi.rl_module_specs = {}
@@ -613,7 +613,7 @@ class Algorithm:
             raise
 
     def _undo(self) -> Callable[[], None]:
-        """A function that restores the present state of the algorithm."""
+        """Returns a function that restores the present state of the algorithm."""
         settings, changed = self.config.to_dict(), set(self._changed_settings)
         before: Any
         try:
@@ -701,7 +701,7 @@ class Algorithm:
         new_episodes: bool = False,
         trusted: bool = True,
     ) -> Self:
-        """The algorithm that wrote a checkpoint, in its state then and with the modules that it had then.
+        """Builds the algorithm of a checkpoint, with its modules and state.
 
         Args:
             path: The checkpoint folder, or the folder of a run for its latest checkpoint.

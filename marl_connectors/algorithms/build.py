@@ -46,7 +46,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 def build_setup(config: AlgorithmConfig) -> EnvSpec:
-    """The environment's maker, with the properties of a sample environment."""
+    """Returns the environment's maker, with the properties of a sample environment."""
     return EnvSpec(
         config.env,
         config.env_config,
@@ -66,7 +66,7 @@ def build_env_to_module(
     device: torch.device | None = None,
     masking: Masking | None = None,
 ) -> tuple[EnvToModulePipeline, Masking]:
-    """The env-to-module pipeline, with the user's pieces first, and the action masks that it applies.
+    """Builds the env-to-module pipeline, with the user's pieces first, and decides which action masks it applies.
 
     Args:
         config: The settings.
@@ -104,7 +104,7 @@ def build_env_to_module(
 
 
 def _module_classes(config: AlgorithmConfig) -> list[type]:
-    """The classes of all modules in the config, and the class of the MultiRLModule if the config names one."""
+    """Returns the classes of all modules in the config, and the class of the MultiRLModule if the config names one."""
     multi = multi_spec_of(config)
     given = multi.rl_module_specs
     specs = [given] if isinstance(given, RLModuleSpec) else list(given.values())
@@ -118,7 +118,7 @@ def _module_classes(config: AlgorithmConfig) -> list[type]:
 
 
 def build_module_to_env(config: AlgorithmConfig, setup: EnvDescription, *, stateful: bool) -> ModuleToEnvPipeline:
-    """The module-to-env pipeline, with the user's pieces before the piece that scales and clips actions."""
+    """Builds the module-to-env pipeline, with the user's pieces before the piece that scales and clips actions."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(
         "module_to_env_connector",
@@ -145,7 +145,7 @@ def build_modules(
     seed: int,
     rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
 ) -> MultiRLModule:
-    """All modules, each with the spaces of the agents that are mapped to it.
+    """Builds all modules, each with the spaces of the agents that are mapped to it.
 
     If a module is stateful, the pieces that it needs are added to the pipeline.
 
@@ -180,7 +180,7 @@ def build_modules(
 def _specs_of_config(
     config: AlgorithmConfig, setup: EnvSpec, env_to_module: EnvToModulePipeline
 ) -> dict[ModuleID, RLModuleSpec]:
-    """The complete specs of all modules of a config."""
+    """Returns the complete specs of all modules of a config."""
     multi = multi_spec_of(config)
     agents = agents_by_module(config, setup)
     specs: dict[ModuleID, RLModuleSpec] = {}
@@ -214,13 +214,13 @@ class _BuiltModuleSpec(RLModuleSpec):
 
 
 def multi_spec_of(config: AlgorithmConfig) -> MultiRLModuleSpec:
-    """The config's spec of the MultiRLModule."""
+    """Returns the config's spec of the MultiRLModule."""
     given = config.rl_module_spec
     return given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
 
 
 def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None:
-    """The config's spec of a module, from ``rl_module_spec`` or ``policies``; None if it has none."""
+    """Returns the config's spec of a module, from ``rl_module_spec`` or ``policies``; None if it has none."""
     specs = multi_spec_of(config).rl_module_specs
     own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
     return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
@@ -285,7 +285,7 @@ def _completed(
 
 
 def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
-    """The observation or action space that all agents of a module share."""
+    """Returns the observation or action space that all agents of a module share."""
     if setup.single_agent:
         assert space is not None
         return space
@@ -309,7 +309,7 @@ def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids:
 def build_learner(
     config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
 ) -> Learner:
-    """The learner and its pipeline."""
+    """Builds the learner and its pipeline."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
     pipeline = learner_pipeline(
@@ -366,7 +366,7 @@ def build_env_runner(
     for_training: bool = True,
     warned_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
-    """A runner with its own sub-environments. It keeps as many earlier steps as the pieces of two pipelines look at.
+    """Builds a runner with its own sub-environments. It keeps the earlier steps that two pipelines look at.
 
     If its episodes are ``for_training`` and the learner pipeline reads the environment's states, it records these too.
     """
@@ -407,7 +407,7 @@ def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
 
 
 def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
-    """The number of earlier steps that the pieces of a pipeline look at."""
+    """Returns the number of earlier steps that the pieces of a pipeline look at."""
     inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
     return max(inner, default=0)
 
@@ -425,7 +425,7 @@ def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
 
 
 def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
-    """The object that replaces failed sub-environments; None if a failure stops the run."""
+    """Returns the object that replaces failed sub-environments; None if a failure stops the run."""
     if not config.restart_failed_sub_environments:
         return None
     return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)

@@ -25,7 +25,7 @@ from marl_connectors.typing import AgentID, ModuleID
 
 
 def algorithm_state(path: str | Path) -> dict[str, Any]:
-    """The state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
+    """Returns the state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
 
     Raises:
         CheckpointError: If there is no checkpoint, or it is not one of an Algorithm.
@@ -37,7 +37,7 @@ def algorithm_state(path: str | Path) -> dict[str, Any]:
 
 
 def given_settings(**settings: Any) -> dict[str, Any]:
-    """The settings that a user has passed, so those that are not None."""
+    """Returns the settings that are not None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -129,7 +129,7 @@ def restored_config(
     names: Names,
     skip: Collection[str] = (),
 ) -> AlgorithmConfig:
-    """The config of a checkpoint, or the user's config instead, with the settings that changed during training.
+    """Returns a checkpoint's config or the user's config, with the settings that changed during training.
 
     Args:
         state: The algorithm's state.
@@ -153,7 +153,7 @@ def restored_config(
 
 
 def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
-    """The action masks that the run of a checkpoint applied; None if the config decides."""
+    """Returns the action masks that the run of a checkpoint applied; None if the config decides."""
     saved = state.get("masking")
     if saved is None or state["config"]["settings"].get("action_mask_key") != config.action_mask_key:
         return None
@@ -161,7 +161,7 @@ def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Maski
 
 
 def changed_setting(state: Mapping[str, Any], name: str, names: Names) -> Any:
-    """The value of a setting that changed during training.
+    """Returns the value of a setting that changed during training.
 
     Raises:
         CheckpointError: If it cannot be imported by name.
@@ -222,7 +222,7 @@ def described_spaces(setup: EnvSpec) -> dict[str, list[str]]:
 
 
 def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
-    """The environment's agents and their spaces as JSON data, with each distinct space once."""
+    """Returns the environment's agents and their spaces as JSON data, with each distinct space once."""
     known: list[Space] = []
 
     def place(space: Space) -> int:

@@ -114,7 +114,7 @@ def _list_of(item: Check) -> Check:
 
 
 def _row(*items: Check) -> Check:
-    """A list or tuple with one item for each check."""
+    """Accepts a list or tuple with one item for each check."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != len(items):
@@ -185,7 +185,7 @@ def _line(words: str, kinds: str) -> Check:
 
 
 def _tree(value: Any, where: str) -> None:
-    """An array of rows, or a dict or tuple of trees."""
+    """Accepts an array of rows, or a dict or tuple of trees."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
     if parts is None:
         _ROWS(value, where)
@@ -293,7 +293,7 @@ def _check_lengths(value: Mapping[str, Any], names: tuple[str, ...], where: str)
 
 
 def _moments(value: Any, where: str) -> None:
-    """Adam's moments of one parameter, or nothing."""
+    """Accepts Adam's moments of one parameter, or an empty dict."""
     _DICT(value, where)
     if not value:
         return

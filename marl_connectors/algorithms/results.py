@@ -20,7 +20,7 @@ def iteration_results(
     sample_s: float,
     update_s: float,
 ) -> dict[str, Any]:
-    """The metrics of an iteration, as docs/results.md lists them. The counts of ``runner`` start again from zero.
+    """Returns the metrics of an iteration, as in docs/results.md. The counts of ``runner`` start again from zero.
 
     Times are only in ``timers`` and ``time_...``: everything else is the same in each run with the same seed.
 

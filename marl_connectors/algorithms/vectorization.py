@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = 100
 
 
 def num_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> Any:
-    """The number of processes over which the sub-environments are spread.
+    """Returns the number of processes over which the sub-environments are spread.
 
     Raises:
         ConfigError: If processes are requested for an environment that holds all sub-environments itself.
@@ -67,7 +67,7 @@ def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[Epis
 
 
 def human_render_mode(config: AlgorithmConfig, setup: EnvSpec) -> str | None:
-    """``"human"`` if the first sub-environment opens a window; else None.
+    """Returns ``"human"`` if the first sub-environment opens a window; else None.
 
     Raises:
         ConfigError: If a window is requested and the environment cannot open one.

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _algorithm(given: dict[str, Any]) -> Any:
-    """The algorithm of the user's config with the given options; or of the options and defaults alone."""
+    """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
     options: dict[str, Any] = {key: merged(value) if key == "env_config" else value for key, value in given.items()}
     training, own_settings = training_settings(options.pop("set", []))
     options = {**own_settings, **options}
@@ -68,7 +68,7 @@ def _algorithm(given: dict[str, Any]) -> Any:
 
 
 def load_config(spec: str) -> Any:
-    """A copy of the ``AlgorithmConfig`` that ``"my_file.py"`` or ``"my.module:name"`` names or, if called, returns.
+    """Loads the ``AlgorithmConfig`` that ``"my_file.py"`` or ``"my.module:name"`` names or returns, and copies it.
 
     Args:
         spec: A file whose name ends in ``.py``, or a module; then, after a colon, a name in it (default ``config``).
@@ -104,7 +104,7 @@ def load_config(spec: str) -> Any:
 
 
 def with_options(config: Any, given: Mapping[str, Any]) -> Any:
-    """The config with the given options of the command line, which have precedence over its settings.
+    """Returns the config with the given options of the command line, which have precedence over its settings.
 
     Args:
         config: The config. It may be changed.

@@ -102,7 +102,7 @@ def _formatted(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """A warning about the environment in one line; others as Python writes them, but without the source line."""
+    """Formats a warning about the environment in one line; others as Python does, but without the source line."""
     if issubclass(category, EnvWarning):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

@@ -69,7 +69,7 @@ def draw_curves(file: Path | BinaryIO, series: Series, random_play: Mapping[str,
 
 
 def _as_text(name: str) -> str:
-    """A name in a form that matplotlib shows as it is, also with dollar signs and a leading underscore."""
+    """Returns a name in a form that matplotlib shows as it is, also with dollar signs and a leading underscore."""
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 

@@ -164,7 +164,7 @@ class PlayProgress:
 
 
 def open_progress(total: int, done: int, stream: TextIO) -> Progress:
-    """The display that fits a stream.
+    """Opens the display that fits a stream.
 
     Args:
         total: The agent steps at which the run ends.
@@ -175,7 +175,7 @@ def open_progress(total: int, done: int, stream: TextIO) -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``.
+    """Formats seconds as ``m:ss`` or ``h:mm:ss``.
 
     >>> duration(75), duration(3700), duration(float("inf"))
     ('1:15', '1:01:40', '-:--')
@@ -195,7 +195,7 @@ def _returns_line(result: Mapping[str, Any]) -> str:
 
 
 def _returns_table(result: Mapping[str, Any]) -> Any:
-    """The returns as a rich table."""
+    """Makes a rich table of the returns."""
     from rich.table import Table
     from rich.text import Text
 

@@ -8,18 +8,18 @@ from typing import Any
 
 
 def agent_steps(result: Mapping[str, Any]) -> int:
-    """Agent steps sampled since the beginning of the run."""
+    """Returns the number of agent steps sampled since the beginning of the run."""
     return int(result["num_agent_steps_sampled_lifetime"])
 
 
 def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """``{module_id: (mean, standard deviation)}`` of the return of an agent per episode; NaN where no episode ended."""
+    """Returns ``{module_id: (mean, standard deviation)}`` of an agent's return; NaN where no episode ended."""
     returns = env_runner_results.get("module_episode_returns", {})
     return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
 
 
 def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int) -> str:
-    """A sentence for returns of fewer episodes than requested; ``""`` if none is missing.
+    """Returns a sentence for returns of fewer episodes than requested; ``""`` if none is missing.
 
     >>> fewer_episodes("random play", {"num_episodes": 8}, 20)
     'Only 8 of 20 episodes of random play ended in time: its returns are of these.'
@@ -36,7 +36,7 @@ def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int
 
 
 def time_shares(timers: Mapping[str, float]) -> str:
-    """The shares of the parts of iterations in their time, from the sums of their ``timers``.
+    """Returns the shares of the parts of iterations in their time, from the sums of their ``timers``.
 
     >>> seconds = {"training_iteration": 10.0, "env_step_timer": 4.0, "env_reset_timer": 0.5}
     >>> seconds |= {"rlmodule_inference_timer": 2.0, "env_to_module_connector": 0.3, "module_to_env_connector": 0.5}
@@ -57,7 +57,7 @@ def time_shares(timers: Mapping[str, float]) -> str:
 
 
 def number(value: float) -> str:
-    """A return as text for people: three to four digits, and a dash for NaN.
+    """Formats a return for people: three to four digits, and a dash for NaN.
 
     >>> number(-26.64), number(0.6123), number(12345.6), number(float("nan"))
     ('-26.6', '0.612', '12,346', '–')
@@ -70,14 +70,14 @@ def number(value: float) -> str:
 
 
 def spread(mean_and_std: tuple[float, float] | None) -> str:
-    """A mean with its standard deviation: ``-19.8 ± 2.1``."""
+    """Formats a mean with its standard deviation: ``-19.8 ± 2.1``."""
     if mean_and_std is None or not math.isfinite(mean_and_std[0]):
         return "–"
     return f"{number(mean_and_std[0])} ± {number(mean_and_std[1])}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Left-aligned columns, indented by two."""
+    """Formats rows as left-aligned columns, indented by two."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
     return "\n".join("  " + line.rstrip() for line in lines)

@@ -112,7 +112,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, checkpoint: Path) -> RunFolder:
-        """The folder of a run to resume. Everything that was logged after the checkpoint is dropped.
+        """Opens the folder of a run to resume. Everything that was logged after the checkpoint is dropped.
 
         Args:
             path: The folder.
@@ -203,7 +203,7 @@ class RunFolder:
             replace_file(self.path / CURVES, picture.getvalue())
 
     def write_final(self, results: Mapping[str, Any]) -> None:
-        """Writes ``final.json``: the run has reached its end, with these returns of the trained modules."""
+        """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""
         with writing(self.path / FINAL):
             _write_json(self.path / FINAL, results)
 
@@ -294,7 +294,7 @@ def _remove_checkpoint(path: Path) -> None:
 
 
 def latest_checkpoint(path: Path) -> Path:
-    """The newest checkpoint of a run folder.
+    """Returns the newest checkpoint of a run folder.
 
     Raises:
         CheckpointError: If the folder has no checkpoint.
@@ -303,7 +303,7 @@ def latest_checkpoint(path: Path) -> Path:
 
 
 def checkpoint_to_resume(path: Path) -> Path | None:
-    """The checkpoint to resume from; None if the run ended before its first checkpoint.
+    """Returns the checkpoint to resume from; None if the run ended before its first checkpoint.
 
     Raises:
         CheckpointError: If the run names a checkpoint that does not exist.
@@ -344,7 +344,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of ``config.json``, which defines a run.
+    """Reads ``config.json``, which defines a run.
 
     Raises:
         CheckpointError: If the folder is missing, or is not the folder of a run.
@@ -357,7 +357,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_baselines(path: Path) -> dict[str, Any]:
-    """The content of ``baselines.json``: the returns of random play and of the untrained modules.
+    """Reads ``baselines.json``: the returns of random play and of the untrained modules.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
@@ -371,7 +371,7 @@ def read_baselines(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
-    """The rows of the metrics, and their text. A last line that a crash cut short is left out.
+    """Reads the rows of the metrics, and their text. A last line that a crash cut short is left out.
 
     Args:
         path: The file.
@@ -419,7 +419,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _wrong_row(row: Any) -> str:
-    """A text that says what is wrong with the results of an iteration; "" if nothing is."""
+    """Returns a text that says what is wrong with the results of an iteration; "" if nothing is."""
     if not isinstance(row, dict):
         return f"expected a JSON object, but got {brief(row)}"
     for name, at_least in (("training_iteration", 1), ("num_agent_steps_sampled_lifetime", 0)):
@@ -429,7 +429,7 @@ def _wrong_row(row: Any) -> str:
 
 
 def _wrong_results(results: Any, where: str) -> str:
-    """A text that says what is wrong with results of env runners; "" if nothing is."""
+    """Returns a text that says what is wrong with results of env runners; "" if nothing is."""
     if not isinstance(results, dict):
         return f"expected {where!r} to be a JSON object, but got {brief(results)}"
     for name in ("module_episode_returns", AGENT_RETURNS):
@@ -527,7 +527,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results of the env runners that ``jsonable`` wrote, with NaN instead of None."""
+    """Returns results of the env runners that ``jsonable`` wrote, with NaN instead of None."""
     returns = env_runner_results.get("module_episode_returns", {})
     return {
         "module_episode_returns": {
@@ -538,19 +538,19 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
-    """The agents that were in the episodes of any baseline."""
+    """Returns the agents that were in the episodes of any baseline."""
     return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
-    """The agents that were in the episodes of all baselines, at most ``MAX_AGENT_SERIES``."""
+    """Returns the agents that were in the episodes of all baselines, at most ``MAX_AGENT_SERIES``."""
     seen = [list(results.get(AGENT_RETURNS, {})) for results in baselines.values()]
     both = [agent_id for agent_id in seen[0] if all(agent_id in other for other in seen[1:])] if seen else []
     return frozenset(both[:MAX_AGENT_SERIES])
 
 
 def _with_known_agents(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
-    """The results of an iteration, without the results of single agents that are not in ``agents``."""
+    """Returns the results of an iteration, without the results of single agents that are not in ``agents``."""
     results = row.get("env_runners", {})
     known = {
         name: {agent_id: value for agent_id, value in results[name].items() if agent_id in agents}

@@ -90,7 +90,7 @@ class RunSettings:
     action_mask_key: str | None = "auto"
 
     def default_folder_name(self) -> str:
-        """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``; other algorithms are named."""
+        """Returns ``<env>-<policies>-seed<seed>``, with the algorithm's name after ``<env>`` if it is not PPO."""
         mapping = self.mapping_fn()
         if self.mapping is not None:
             policies = self.mapping.rpartition(":")[2]
@@ -103,7 +103,7 @@ class RunSettings:
         return f"{env_name(self.env)}-{algo}{policies}-seed{self.seed}"
 
     def mapping_fn(self) -> PolicyMappingFn:
-        """The policy mapping function.
+        """Returns the policy mapping function.
 
         Raises:
             ConfigError: If it does not exist or is not a function.
@@ -119,7 +119,7 @@ class RunSettings:
         return cast(PolicyMappingFn, fn)
 
     def build_algorithm(self) -> Any:
-        """The ``Algorithm`` of the run, with the patterns of the policies checked against the environment's agents."""
+        """Builds the run's ``Algorithm``, with the policies' patterns checked against the environment's agents."""
         use_threads(self.threads)
         mapping = self.mapping_fn()
         if isinstance(mapping, PatternPolicies):
@@ -221,7 +221,7 @@ def check_changeable(config: Any, settings: Iterable[str]) -> None:
 
 
 def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of ``--set``: settings of the config, and settings of the run (only ``action_mask_key``)."""
+    """Returns the values of ``--set``: settings of the config, and settings of the run (only ``action_mask_key``)."""
     training = merged(pairs)
     name = "action_mask_key"
     return training, {name: training.pop(name) or None} if name in training else {}
@@ -278,7 +278,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
-    """The settings that a run's ``config.json`` has under ``"command"``.
+    """Returns the settings that a run's ``config.json`` has under ``"command"``.
 
     Args:
         data: The JSON data.

@@ -34,7 +34,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 def exit_status(stop: KeyboardInterrupt | int) -> int:
-    """The exit status of a program that a signal has ended: 128 plus the signal's number.
+    """Returns the exit status of a program that a signal has ended: 128 plus the signal's number.
 
     >>> exit_status(signal.SIGTERM), exit_status(KeyboardInterrupt())
     (143, 130)

@@ -17,20 +17,20 @@ PROGRAM = "marl-connectors"
 
 
 def first_run() -> str:
-    """A command for a first run, on an environment that is installed."""
+    """Returns a command for a first run, on an environment that is installed."""
     env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "mpe2.simple_spread_v3"
     return f"{PROGRAM} train {env}"
 
 
 def more_steps(steps: int, steps_done: int) -> int:
-    """The next ``--steps`` for a run that has done its ``steps``; its last iteration may have gone beyond them."""
+    """Returns the next ``--steps`` for a finished run, whose last iteration may have gone beyond its ``steps``."""
     return 2 * (steps if 2 * steps > steps_done else steps_done)
 
 
 def resume(
     path: Path, settings: RunSettings, began_with: int | None, *, done: int | None = None, trusted: bool = True
 ) -> str:
-    """The command that resumes a run. The run's folder holds changed settings, but not a changed number of steps.
+    """Returns the command that resumes a run. Its folder holds changed settings, but not a changed number of steps.
 
     Args:
         path: The folder of the run.
@@ -58,7 +58,7 @@ def after_a_run(
     numbered: bool,
     trusted: bool = True,
 ) -> list[str]:
-    """The commands to try after a run.
+    """Returns the commands to try after a run.
 
     Args:
         path: The folder of the run.
@@ -87,7 +87,7 @@ def after_a_run(
 
 
 def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunSettings:
-    """The command for the same run with other policies if all agents can have them, else with another seed."""
+    """Returns the command for the same run with other policies if all agents can have them, else with another seed."""
     agents = {str(agent_id) for agent_id in algo.agent_ids}
     if len(agents) > 1 and len(agents) == len(algo.agent_ids):
         if settings.mapping is not None or settings.policies.strip() != "independent":
@@ -99,7 +99,7 @@ def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunS
 
 
 def train_words(settings: RunSettings) -> list[str]:
-    """The words of the command for a run with these settings, without the defaults."""
+    """Returns the words of the command for a run with these settings, without the defaults."""
     return [PROGRAM, "train", settings.env, *(word for pair in _options(settings) for word in pair)]
 
 
@@ -143,7 +143,7 @@ def _spaces(module: Any) -> tuple[str, str]:
 
 
 def _free(path: Path) -> Path:
-    """The path, with a number if it already exists."""
+    """Returns the path, with a number if it already exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -304,7 +304,7 @@ def _places(path: Path, no_video: str) -> str:
 
 
 def _new(given: Mapping[str, Any]) -> _Training:
-    """A new run. Builds everything and writes nothing."""
+    """Builds everything for a new run, and writes nothing."""
     if "env" not in given:
         raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
     if "new_episodes" in given:
@@ -325,7 +325,7 @@ def _new(given: Mapping[str, Any]) -> _Training:
 
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
-    """A run from its latest checkpoint."""
+    """Restores a run from its latest checkpoint."""
     _check_changeable(given)
     path = Path(given["resume"])
     config = run_folder.read_config(path)
@@ -377,7 +377,7 @@ def _check_changeable(given: Mapping[str, Any]) -> None:
 
 
 def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that change in the config of the run's checkpoints: earlier changes, and those of this command."""
+    """Returns the settings that differ from the config of the checkpoints: changed earlier, or by this command."""
     changed = config.get(CHANGED, {})
     if not isinstance(changed, dict):
         raise CheckpointError(
@@ -396,7 +396,7 @@ def load_algorithm(
     trusted: bool = True,
     new_episodes: bool = False,
 ) -> Any:
-    """The ``Algorithm`` of a checkpoint.
+    """Loads the ``Algorithm`` of a checkpoint.
 
     Args:
         checkpoint: The folder of the checkpoint.

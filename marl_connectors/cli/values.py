@@ -33,7 +33,7 @@ def require_extras(*modules: str) -> None:
 
 
 def literal(text: str) -> Any:
-    """The value of a JSON or Python literal, or the text itself if it is neither.
+    """Reads a JSON or Python literal; returns the text itself if it is neither.
 
     >>> literal("0.5"), literal("true"), literal("False"), literal("[1, 2]"), literal("tanh")
     (0.5, True, False, [1, 2], 'tanh')
@@ -47,7 +47,7 @@ def literal(text: str) -> Any:
 
 
 def key_value(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` with a literal value.
+    """Reads ``KEY=VALUE`` with a literal value.
 
     >>> key_value("lr=3e-4")
     ('lr', 0.0003)
@@ -59,7 +59,7 @@ def key_value(text: str) -> tuple[str, Any]:
 
 
 def literal_text(value: Any) -> str:
-    """A text from which ``literal`` makes the value.
+    """Returns a text from which ``literal`` makes the value.
 
     >>> literal_text(True), literal_text("tanh"), literal_text("5"), literal_text((1, None))
     ('True', 'tanh', "'5'", '(1, None)')
@@ -72,7 +72,7 @@ def literal_text(value: Any) -> str:
 
 
 def mask_key(text: str) -> str | None:
-    """The key of action masks; ``none`` for no masks.
+    """Reads the key of action masks; ``none`` stands for no masks.
 
     >>> mask_key("legal"), mask_key("none")
     ('legal', None)
@@ -81,7 +81,7 @@ def mask_key(text: str) -> str | None:
 
 
 def whole_number(text: str) -> int:
-    """A non-negative whole number, also written ``1e6`` or ``1_000_000``."""
+    """Reads a non-negative whole number, also written ``1e6`` or ``1_000_000``."""
     try:
         number = float(text)
     except ValueError:
@@ -92,7 +92,7 @@ def whole_number(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Reads a whole number of at least 1."""
     number = whole_number(text)
     if number == 0:
         raise argparse.ArgumentTypeError("expected a whole number of at least 1, but got '0'")
@@ -100,12 +100,12 @@ def count(text: str) -> int:
 
 
 def number_or_auto(text: str) -> int | str:
-    """A non-negative whole number, or ``auto``."""
+    """Reads a non-negative whole number, or ``auto``."""
     return text if text == "auto" else whole_number(text)
 
 
 def names(text: str) -> list[str]:
-    """``a,b`` as a list of names."""
+    """Reads ``a,b`` as a list of names."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
         raise argparse.ArgumentTypeError(f"expected names with commas between them, such as a,b, but got {text!r}")
@@ -113,7 +113,7 @@ def names(text: str) -> list[str]:
 
 
 def layer_sizes(text: str) -> list[int]:
-    """Widths of hidden layers with commas between.
+    """Reads widths of hidden layers with commas between.
 
     >>> layer_sizes("64,64")
     [64, 64]
@@ -122,12 +122,12 @@ def layer_sizes(text: str) -> list[int]:
 
 
 def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Repeated ``KEY=VALUE`` options as one dict; the last of a key counts."""
+    """Merges repeated ``KEY=VALUE`` options to one dict; the last value of a key is used."""
     return dict(pairs)
 
 
 def parsed_json(data: bytes | str) -> Any:
-    """The value of strict JSON, of any depth and size that Python can hold.
+    """Reads strict JSON, of any depth and size that Python can hold.
 
     Raises:
         ValueError: If it is something else. The message says what is wrong.
@@ -148,7 +148,7 @@ def is_whole(value: Any, at_least: int = 0, at_most: float = math.inf) -> bool:
 
 
 def brief(value: Any) -> str:
-    """A value as text for an error message, on one line and shortened if it is long."""
+    """Formats a value for an error message, on one line and shortened if it is long."""
     text = " ".join(repr(value).split()) if not isinstance(value, (dict, list)) or len(value) < 20 else ""
     if not text:
         return f"a {type(value).__name__} of {len(value)}"
@@ -156,7 +156,7 @@ def brief(value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as strict JSON data for people: numbers that are not finite become None, and objects become names.
+    """Returns strict JSON data for people: numbers that are not finite become None, and objects become names.
 
     Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, 3 becomes ``"int(3)"``.
     """

@@ -105,7 +105,7 @@ class ObservationTransform(InBothPipelines):
         return None
 
     def remembered(self, ids: tuple[AgentID | None, ...], find: Callable[[tuple[AgentID | None, ...]], Any]) -> Any:
-        """Returns ``find(ids)``, and calls it once for the same agents: it runs Python code for each of them."""
+        """Returns ``find(ids)`` from a cache, because ``find`` loops over agents in Python."""
         known = self._of_agents.get(ids)
         if known is None:
             if len(self._of_agents) >= _REMEMBERED:
@@ -134,7 +134,7 @@ class ObservationTransform(InBothPipelines):
         return spaces.Dict({agent_id: plan.after for agent_id, plan in self._plans.items()})  # type: ignore[misc]
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """Gives the agent the other one's plan."""
+        """Uses the plan of agent ``like`` for a new agent."""
         if like in self._plans:
             self._plans[agent_id] = self._plans[like]
             self.forget()

@@ -93,7 +93,7 @@ class AgentModules:
         return module_id
 
     def check_fit(self, lane: Lane, module_id: ModuleID) -> None:
-        """Checks that a module's action space, and its observation space where known, are those of an agent.
+        """Checks that a module's action space, and observation space if known, equal the agent's.
 
         Args:
             lane: The agent's lane.

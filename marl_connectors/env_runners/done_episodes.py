@@ -29,12 +29,12 @@ class DoneEpisode(NamedTuple):
 
 
 def shares(num_envs: int, num_episodes: int) -> list[int]:
-    """Returns how many of ``num_episodes`` episodes each sub-environment contributes."""
+    """Returns the number of episodes that each sub-environment contributes to ``num_episodes``."""
     return [num_episodes // num_envs + (index < num_episodes % num_envs) for index in range(num_envs)]
 
 
 def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[int]:
-    """Returns how many episodes of its share each sub-environment has not finished yet.
+    """Returns the number of episodes that each sub-environment still has to finish.
 
     Args:
         done: The episodes that have ended.

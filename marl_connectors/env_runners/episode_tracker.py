@@ -252,7 +252,7 @@ class EpisodeTracker:
     # Steps.
 
     def acted(self) -> None:
-        """Lets the agents of turn-based sub-environments that have acted wait for the result of their actions."""
+        """Marks the agents that have just acted in turn-based sub-environments as waiting for their result."""
         for group, _ in self.lanes.live:
             group.wait()
 

@@ -446,11 +446,11 @@ class LaneGroup:
         self.num_steps[self.acting_numbers] += steps
 
     def wait(self) -> None:
-        """Lets the lanes that have acted wait for the result of their actions."""
+        """Marks the lanes that have acted as waiting for the result of their actions."""
         self.rollout.pending[self.acting_numbers] = True
 
     def first_positions(self) -> np.ndarray:
-        """Returns ``[B]`` the positions of the oldest rows that the acting lanes' episodes keep, as ``rows`` orders."""
+        """Returns ``[B]`` positions of the oldest kept rows of the acting lanes, in the order of ``rows``."""
         if self._first is None:
             numbers = self.acting_numbers
             self._first = self.first_row[numbers] * self.rollout.num_lanes + numbers

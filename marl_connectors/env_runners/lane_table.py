@@ -291,7 +291,7 @@ class LaneTable:
         return group
 
     def modules_unchanged(self, module_ids: Collection[ModuleID]) -> bool:
-        """Returns whether these modules are still the same objects that lanes were opened for."""
+        """Whether these modules are the objects that the lanes were opened for."""
         known, modules = self._kinds, self._rl_module
         return all(m in known and m in modules and known[m][0] is modules[m] for m in set(module_ids))
 

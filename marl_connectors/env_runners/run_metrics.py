@@ -219,7 +219,7 @@ class EpisodeSummary:
 
     @property
     def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
-        """Remembered agents to the number of their ended lives, and the sums of the returns and steps of these."""
+        """Maps each remembered agent to the number of its ended lives, and the sums of their returns and steps."""
         self.take_apart()
         return {
             a: (e.earlier_lives + 1, e.earlier_returns + e.life_return, e.earlier_steps + e.life_steps)

@@ -1,4 +1,4 @@
-"""The sampling plan: the calls that compute and record the actions for the newest observations, bound once."""
+"""The sampling plan: the list of calls that computes and records actions, prepared once for each lane layout."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ class SamplingPlan:
     # Running the env-to-module pieces outside of a step.
 
     def process_last_observations(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
-        """Runs the env-to-module pieces on last observations, on which no agent acts.
+        """Runs the env-to-module pieces on last observations, on which no agent acts, so that they can record them.
 
         Args:
             groups: The rows of the observations, group by group.

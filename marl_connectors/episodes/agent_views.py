@@ -1,4 +1,4 @@
-"""Agents' episodes that are views of a rollout, and that are only made when somebody asks for them.
+"""Agents' episodes as views of a rollout, created when first read.
 
 A ``MultiAgentEpisode`` keeps an ``EndedViews`` in place of its agents' episodes: where their rows are, in the arrays of
 ``EndedLanes``. Batches read these as ``AgentChunk``.
@@ -98,7 +98,7 @@ class EndedLanes(NamedTuple):
 
 
 class EndedViews(NamedTuple):
-    """The agents of one episode among ``EndedLanes``; all of them have taken part since the episode's beginning.
+    """The agents of one episode and their indices in ``EndedLanes``. All of them joined at the episode's start.
 
     Attributes:
         lanes: The lanes of all agents that ended in the same step.

@@ -95,7 +95,7 @@ class ColumnGroup(dict[str, Any]):
         return group
 
     def take_from(self, other: ColumnGroup) -> None:
-        """Replaces the columns by those of another group for the same rows."""
+        """Replaces the columns with the columns of another group that has the same rows."""
         self.clear()
         self.update(other)
         self.holders, self.action_dist_cls = other.holders, other.action_dist_cls
@@ -110,7 +110,7 @@ class ColumnGroup(dict[str, Any]):
             yield module_id, {n: slice_tree(c, begin, end) for n, c in self.items() if self.has_column(module_id, n)}
 
     def has_column(self, module_id: ModuleID, name: str) -> bool:
-        """Whether a column exists, and a module has items in it."""
+        """Whether a module has items in a column."""
         return name in self and (name not in self.holders or module_id in self.holders[name])
 
     def held_rows(self, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The rows of agents by env step: what is read, sliced and printed by the clock of the environment.
+"""Finds an episode's rows by env step, for reading, slicing and printing.
 
 An agent's rows follow one another in its own time, as it need not observe at every env step. The functions here find
 the rows that belong to env steps.

@@ -1,4 +1,4 @@
-"""The base class of episodes of one agent and of many."""
+"""Base class of SingleAgentEpisode and MultiAgentEpisode."""
 
 from __future__ import annotations
 

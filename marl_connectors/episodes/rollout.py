@@ -167,7 +167,7 @@ class Rollout:
     def observe(
         self, positions: Positions, observations: Tree | list[Any], t: int | np.ndarray, states: Tree | None = None
     ) -> None:
-        """Opens rows. This must be fast.
+        """Writes observations to the next rows of lanes.
 
         Args:
             positions: The positions of ``B`` rows.
@@ -424,7 +424,7 @@ class Rollout:
         self.columns[Columns.T][rows:] = -1
 
     def widened(self, num_lanes: int) -> None:
-        """Adds lanes, in place. Positions change, rows do not."""
+        """Adds lanes in place. Row numbers stay the same; positions in the flat arrays change."""
         old_lanes, rows = self.num_lanes, self.num_rows
 
         def wider(leaf: np.ndarray) -> np.ndarray:

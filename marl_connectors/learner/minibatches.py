@@ -1,4 +1,4 @@
-"""Minibatches: which rows of the train batch each has, its columns, and which of its rows count.
+"""Splits the train batch into minibatches, and selects the rows that count in the loss.
 
 Every module has its own number of minibatches, and minibatches of several modules may be stacked.
 """
@@ -28,7 +28,7 @@ from marl_connectors.typing import ModuleID
 
 
 class CountedRows:
-    """The rows that count: ``R`` of one module, or ``[M, R]`` of ``M`` stacked ones that may have different numbers.
+    """Selects the rows that are part of the loss: ``[R]``, or ``[M, R]`` for ``M`` stacked modules.
 
     If a module has fewer than ``R`` rows, copies of its rows with weight 0 are added. So values in the padding, even
     NaN, affect neither a loss nor a gradient.

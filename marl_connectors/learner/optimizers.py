@@ -543,7 +543,7 @@ class Optimizers:
         return torch.stack([global_norm(own) if own else torch.zeros((), device=self._device) for own in several])
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
-        """Clips the gradients of modules as their configs say, those of stacked modules at once."""
+        """Clips each module's gradients by its own config; stacked modules in one call."""
         key = tuple(module_ids)
         if key not in self._clipping:
             own = [self._config.get_config_for_module(m) for m in key]

@@ -55,9 +55,9 @@ def groups_of_episodes(
 
 
 def module_groups(module: MultiRLModule) -> list[list[ModuleID]]:
-    """Returns the modules whose rows stand in one group.
+    """Returns lists of modules. The rows of each list form one column group.
 
-    These are the modules of a bucket, and modules that depend on one another and have like spaces. Every other module
+    A list has the modules of a bucket, or modules that depend on one another and have like spaces. Every other module
     has a group of its own.
     """
     found = [list(bucket.module_ids) for bucket in module.buckets]

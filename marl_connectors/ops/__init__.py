@@ -1,1 +1,1 @@
-"""Pure functions, one idea a file, each with its source."""
+"""Formulas as pure functions: advantages, PPO's loss and schedules."""

@@ -1,4 +1,4 @@
-"""Discounted sums over many episodes that stand one after another, and advantage estimates, which are such sums.
+"""Discounted sums over concatenated episodes, and GAE, which is computed from them.
 
 Generalised advantage estimation is equation 16 of Schulman et al. (2016), arXiv:1506.02438.
 """
@@ -88,7 +88,7 @@ def compute_gae_of_episodes(
     gamma: float | np.ndarray,
     lambda_: float | np.ndarray,
 ) -> np.ndarray:
-    """``compute_gae`` for many episodes that stand one after another.
+    """Computes GAE for many concatenated episodes.
 
     It computes all rows at once, in ``log2`` of the longest episode passes.
 

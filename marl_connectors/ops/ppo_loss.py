@@ -127,7 +127,7 @@ def ppo_loss_and_gradients(
     kl: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], PPOGradients]:
-    """``ppo_loss`` in numpy, with its gradients.
+    """Computes ``ppo_loss`` and its gradients in numpy.
 
     The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
 

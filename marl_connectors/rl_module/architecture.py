@@ -62,7 +62,7 @@ def fits_a_row(module: RLModule) -> bool:
 
 
 def same_architecture(a: RLModule, b: RLModule) -> bool:
-    """Whether two modules compute the same, but for their parameters, so that they can run stacked.
+    """Whether two modules differ only in parameters, so that they can be stacked.
 
     They must have one stackable class, and equal spaces, settings, layers and other attributes. They must not have
     anything that cannot be stacked: hooks, buffers, or torch's own layers, whose weights have no additional axis.
@@ -229,7 +229,7 @@ class Structure:
 
     @property
     def is_current(self) -> bool:
-        """Whether everything is still the same."""
+        """Whether the module's structure is unchanged since it was recorded."""
         # There may be thousands of objects, so no Python code runs for each of them.
         now = chain(chain.from_iterable(self._views), (_END,))
         return all(map(operator.is_, now, self._held)) and all(

@@ -26,7 +26,7 @@ _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError
 
 
 def call_module(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
-    """Calls a method with a batch.
+    """Calls a user's method with a batch; errors name the module and the input shapes.
 
     Args:
         module: An RLModule; ``module.known_as`` is its id.

@@ -1,4 +1,4 @@
-"""Settings of the modules that the library builds when the user brings none."""
+"""Settings of the default modules, which are built unless the user's config names a module class."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
 
 
 def apply_mask_of_module(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
-    """Returns ``action_dist_inputs`` that make the actions that a mask forbids impossible."""
+    """Applies an action mask to ``action_dist_inputs``: forbidden actions get probability 0."""
     dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
     return getattr(dist_cls, "apply_action_mask", apply_action_mask)(inputs, mask)
 

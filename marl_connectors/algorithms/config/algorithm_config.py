@@ -1,4 +1,4 @@
-"""AlgorithmConfig: every setting of a run, in sections that chain."""
+"""AlgorithmConfig: all settings of a run, set with chainable methods."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ class AlgorithmConfig:
         evaluation_duration: int = UNSET,
         evaluation_config: Mapping[str, Any] | None = UNSET,
     ) -> None:
-        """When and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
+        """Sets when and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
 
         Args:
             evaluation_interval: The number of iterations from one evaluation to the next; None for no evaluations.
@@ -444,7 +444,7 @@ class AlgorithmConfig:
     # Settings by name.
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Returns all settings by name."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
@@ -456,7 +456,7 @@ class AlgorithmConfig:
 
     @classmethod
     def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """Settings for ``algorithm_config_overrides_per_module`` or ``evaluation_config``, checked."""
+        """Returns checked settings for ``algorithm_config_overrides_per_module`` or ``evaluation_config``."""
         own, who = cls(), f"{cls.__name__}.overrides"
         own._check_names(settings, who)
         return {name: own._checked(name, value, who) for name, value in settings.items()}
@@ -469,7 +469,7 @@ class AlgorithmConfig:
         self._module_configs.clear()
 
     def copy(self) -> Self:
-        """A copy that can be changed."""
+        """Returns a copy that can be changed."""
         new = copy.copy(self)
         new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
         new._is_frozen = False
@@ -493,7 +493,7 @@ class AlgorithmConfig:
         self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
-        """The value of a setting as it is stored. Settings inside the value are checked too."""
+        """Returns the value of a setting as it is stored. Settings inside the value are checked too."""
         kept = checked(type(self), name, value, who)
         if name == "algorithm_config_overrides_per_module":
             return {m: self._checked_overrides(m, overrides, f"{who}: {name}") for m, overrides in kept.items()}
@@ -516,7 +516,7 @@ class AlgorithmConfig:
     # The config as a whole.
 
     def get_config_for_module(self, module_id: ModuleID) -> Any:
-        """The config with a module's overrides; this object itself if it has none."""
+        """Returns the config with a module's overrides; this object itself if it has none."""
         overrides = self.algorithm_config_overrides_per_module.get(module_id)
         if not overrides:
             return self
@@ -527,15 +527,15 @@ class AlgorithmConfig:
         return self._module_configs[module_id]
 
     def get_evaluation_config(self) -> Self:
-        """The config with the settings of evaluations; without exploration unless ``evaluation_config`` asks for it."""
+        """Returns the config of evaluations. They do not explore unless ``evaluation_config`` asks for it."""
         return self.copy().update_from_dict({"explore": False, **(self.evaluation_config or {})})
 
     def get_default_rl_module_class(self) -> Any:
-        """The module class that is used if the user names none."""
+        """Returns the module class that is used if the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default RLModule. Pass rl_module_spec in .rl_module(...).")
 
     def get_default_learner_class(self) -> type[Learner]:
-        """The learner class that is used if the user names none."""
+        """Returns the learner class that is used if the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
 
     def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
@@ -543,11 +543,11 @@ class AlgorithmConfig:
         return spec
 
     def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
-        """The pieces that an algorithm needs after AddColumnsFromEpisodesToTrainBatch."""
+        """Returns the pieces that an algorithm needs after AddColumnsFromEpisodesToTrainBatch."""
         return []
 
     def make_callbacks(self) -> CallbackCalls:
-        """The callbacks: objects of the classes, and the functions.
+        """Makes the callbacks: objects of the classes, and the functions.
 
         Raises:
             ConfigError: If one of them does not accept the arguments of its calls.
@@ -573,7 +573,7 @@ class AlgorithmConfig:
                 raise ConfigError(f"the overrides of module {module_id!r}: {error}") from error
 
     def build_algo(self) -> Any:
-        """The ``Algorithm`` with these settings, ready to ``train()``."""
+        """Builds the ``Algorithm`` with these settings, ready to ``train()``."""
         # Algorithms are built on configs, so a config finds the class by name. PPOConfig says its type.
         algorithm = import_attribute("marl_connectors.algorithms.algorithm:Algorithm", who="build", error=ConfigError)
         return algorithm(self)

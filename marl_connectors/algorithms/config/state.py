@@ -48,7 +48,7 @@ _FORMER_SETTINGS = frozenset(
 
 
 def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
-    """All settings as JSON data. Functions and classes are importable names, or marked as not importable."""
+    """Returns all settings as JSON data. Functions and classes are importable names, or marked as not importable."""
     settings = config.to_dict()
     return {
         "class": qualified_name(type(config)),
@@ -59,7 +59,7 @@ def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
 def config_from_state(
     state: Mapping[str, Any], *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
 ) -> AlgorithmConfig:
-    """The config that ``config_to_state`` described.
+    """Returns the config that ``config_to_state`` described.
 
     Args:
         state: The description.
@@ -94,7 +94,7 @@ def config_from_state(
 
 
 def to_state(value: Any, setting: str = "") -> Any:
-    """A setting's value as JSON data."""
+    """Returns a setting's value as JSON data."""
     if setting == "env":
         return env_to_json(value)
     if setting == "wrappers":
@@ -105,7 +105,7 @@ def to_state(value: Any, setting: str = "") -> Any:
 
 
 def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
-    """The value that ``to_state`` described.
+    """Returns the value that ``to_state`` described.
 
     Args:
         data: The description.
@@ -127,7 +127,7 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
 
 
 def spec_fields(data: Any, module_id: ModuleID, names: Names) -> dict[str, Callable[[], Any]]:
-    """Functions that read the fields of a module's spec, which ``to_state`` described.
+    """Returns functions that read the fields of a module's spec, which ``to_state`` described.
 
     Raises:
         CheckpointError: If it is not such a description.
@@ -170,7 +170,7 @@ def _encode(value: Any) -> Any:
 
 
 def _described(value: Any) -> str:
-    """The repr without memory addresses, so that the checkpoints of two equal runs are the same."""
+    """Returns the repr without memory addresses, so that the checkpoints of two equal runs are the same."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -249,7 +249,7 @@ class _Decoder:
         self._who = f"checkpoint, setting {setting!r}"
 
     def decode(self, data: Any, expected: Expected) -> Any:
-        """The described value. ``expected`` says what names in it may stand for."""
+        """Returns the described value. ``expected`` says what names in it may stand for."""
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         match data:
@@ -272,7 +272,7 @@ class _Decoder:
         raise CheckpointError(f"{self._who}: expected the description of a value, but it is {brief(data)}.")
 
     def dataclass(self, data: Any, expected: Expected) -> tuple[type, dict[str, Any]]:
-        """The class and the encoded fields of a described dataclass."""
+        """Returns the class and the encoded fields of a described dataclass."""
         match data:
             case {"__kind__": "dataclass", "class": str(name), "value": dict(own)}:
                 pass

@@ -45,7 +45,7 @@ class _AgentRows(NamedTuple):
     agent_of: np.ndarray
 
     def joined(self, of_agents: Sequence[Tree]) -> Tree:
-        """``[B, ...]`` values in the order of the rows, from ``[num_envs, ...]`` values of each of ``agents``."""
+        """Returns ``[B, ...]`` values in the order of the rows, given ``[num_envs, ...]`` values of each agent."""
         whole = of_agents[0] if len(of_agents) == 1 else tree_map(lambda *own: np.concatenate(own), *of_agents)
         return whole if self.order is None else take(whole, self.order)
 
@@ -61,7 +61,7 @@ class _Mark(NamedTuple):
 
 
 class ExternalVectorEnv:
-    """Takes the place of a vector environment whose sub-environments the user steps.
+    """Stands in for the VectorEnv when the user steps the environments.
 
     A call with observations is a step. Agents that act in it and have acted before get the results of their last
     actions, and all other agents wait. A new agent joins. After the end of an episode, the next one begins with the
@@ -104,7 +104,7 @@ class ExternalVectorEnv:
         self._rows: list[_AgentRows] = []
 
     def spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """An agent's observation and action space."""
+        """Returns an agent's observation and action space."""
         return self.agent_spaces[agent_id]
 
     def states(self) -> None:
@@ -127,7 +127,7 @@ class ExternalVectorEnv:
     # Calls that fail.
 
     def mark(self) -> _Mark:
-        """The present state, for ``restore``."""
+        """Returns the present state, for ``restore``."""
         self.moved, self.joined = [], []
         return _Mark(self.sub_envs, self.calls, self.over, self._begun_at, self._numbers)
 
@@ -141,7 +141,7 @@ class ExternalVectorEnv:
     # From a call to a step.
 
     def step(self, agents: tuple[AgentID, ...], rewards: Mapping[AgentID, Any] | None, lanes: LaneTable) -> StepResult:
-        """The results of the agents' last actions, without observations.
+        """Returns the results of the agents' last actions, without observations.
 
         Args:
             agents: The agents that act now.
@@ -191,7 +191,7 @@ class ExternalVectorEnv:
             self.sub_envs[index].episode_number = self._numbers[index]
 
     def _rewards_by_row(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
-        """``[B]`` rewards of each group that acted; NaN where the user has passed none."""
+        """Returns ``[B]`` rewards of each group that acted; NaN where the user has passed none."""
         if not rewards:
             return [np.nan] * len(self._rows)
         size = len(self.sub_envs)
@@ -200,7 +200,7 @@ class ExternalVectorEnv:
         return [own.joined([given[i] for i in own.agents]) for own in self._rows]
 
     def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
-        """The result of a step in which some agents of a sub-environment end, and its episode continues."""
+        """Returns the result of a step in which some agents of a sub-environment end, and its episode continues."""
         own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
         self.sub_envs[index].agents = []
         event = Event(index, self.sub_envs[index].t, truncations=dict.fromkeys(own, True))
@@ -244,7 +244,7 @@ class ExternalVectorEnv:
             noise.place((self.agents, group.index), group.rows, group.words, never, counts[own.agent_of])
 
     def torch_stream_of(self) -> tuple[str, ...]:
-        """The name of a random stream, made of the agents that act and their steps."""
+        """Returns the name of a random stream, made of the agents that act and their steps."""
         return tuple(sorted({repr((agent_id, self.num_acted.get(agent_id, 0))) for agent_id in self.agents}))
 
     def acted(self) -> None:
@@ -253,7 +253,7 @@ class ExternalVectorEnv:
             self.num_acted[agent_id] = self.num_acted.get(agent_id, 0) + 1
 
     def rows_of_agents(self) -> list[list[tuple[AgentID, np.ndarray]]]:
-        """The agents of each group with their rows."""
+        """Returns the agents of each group with their rows."""
         return [[(self.agents[i], rows) for i, rows in zip(own.agents, own.rows, strict=True)] for own in self._rows]
 
     # Observations and actions.
@@ -308,7 +308,7 @@ def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarra
 
 
 def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:
-    """The numbers of the lanes that act, except those of some sub-environments."""
+    """Returns the numbers of the lanes that act, except those of some sub-environments."""
     return group.acting_numbers[~np.isin(group.env_indices, indices)]
 
 

@@ -112,7 +112,7 @@ class JointCallCheck:
         )
 
     def _missing(self, agents: list[AgentID], observations: Mapping[AgentID, Any], expected: Sequence[AgentID]) -> str:
-        """A text that says what is wrong with the agents of a call; empty if nothing is."""
+        """Returns a text that says what is wrong with the agents of a call; empty if nothing is."""
         missing = [agent_id for agent_id in expected if agent_id not in observations]
         left_out = [a for a in observations if a not in self._acted and a not in agents]
         back = [agent_id for agent_id in agents if agent_id in self._left]
@@ -149,7 +149,7 @@ class JointCallCheck:
 
 
 def _named(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
-    """All pieces, including those of nested pipelines."""
+    """Returns all pieces, including those of nested pipelines."""
     found: list[tuple[str, ConnectorV2]] = []
     for name, piece in zip(pipeline.names(), pipeline, strict=True):
         found += _named(piece) if isinstance(piece, ConnectorPipelineV2) else [(name, piece)]

@@ -69,7 +69,7 @@ def load_policy(
     device: torch.device | str = "cpu",
     trusted: bool = True,
 ) -> Policy:
-    """A trained policy, which acts in your own environment.
+    """Loads a trained policy, which acts in your own environment.
 
     For example::
 
@@ -172,7 +172,7 @@ def _read(
 def _build_pipelines(
     state: Mapping[str, Any], saved: _Saved, device: torch.device, is_users: bool
 ) -> tuple[EnvToModulePipeline, ModuleToEnvPipeline]:
-    """The pipelines of training with their states. If the config is the user's, errors in builders stay as they are."""
+    """Builds the pipelines of training with their states. Errors in builders of a user's config stay as they are."""
     states = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in states[0]
     with nullcontext() if is_users else taking_over("connector pieces"):
@@ -187,7 +187,7 @@ def _build_pipelines(
 
 
 def _build_modules(saved: _Saved, is_users: bool) -> MultiRLModule:
-    """The modules with their parameters. If the config is the user's, errors in modules stay as they are."""
+    """Builds the modules with their parameters. Errors in modules of a user's config stay as they are."""
     with nullcontext() if is_users else taking_over("modules"), torch_stream(0, "policy"):
         modules = saved.spec.build()
     with taking_over("modules"):
@@ -230,17 +230,17 @@ class _Agents:
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """An agent's observation and action space."""
+        """Returns an agent's observation and action space."""
         return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
-        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
+        """Returns the observation (0) or action (1) space of the single agent, or a Dict of all agents' spaces."""
         if self.single_agent:
             return self.spaces[DEFAULT_AGENT_ID][kind]
         return spaces.Dict({agent_id: pair[kind] for agent_id, pair in self.spaces.items()})  # type: ignore[arg-type]
 
     def of_module(self, modules: MultiRLModule, module_id: ModuleID, env_to_module: EnvToModulePipeline) -> AgentID:
-        """The first agent whose spaces fit a module. Observations without an agent id are treated as this agent's."""
+        """Returns the first agent whose spaces fit a module. Observations without an agent id count as this agent's."""
         if self.single_agent:
             return DEFAULT_AGENT_ID
         wanted = modules[module_id].observation_space, modules[module_id].action_space

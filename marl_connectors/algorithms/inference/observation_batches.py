@@ -14,7 +14,7 @@ from marl_connectors.typing import AgentID, Tree
 
 
 def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | None:
-    """The number of observations: None for a single one, ``B`` for a batch ``[B, ...]``.
+    """Returns the number of observations: None for a single one, ``B`` for a batch ``[B, ...]``.
 
     Raises:
         EpisodeError: If the shape fits neither.
@@ -38,7 +38,7 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
 
 
 def _sizes(space: Space, observation: Any) -> set[int | None]:
-    """``{None}`` or ``{B}`` if all parts agree. The set has -1 if a part has neither shape."""
+    """Returns ``{None}`` or ``{B}`` if all parts agree. The set has -1 if a part has neither shape."""
     sizes: set[int | None] = set()
     for part, own in leaves_in(space, observation):
         shape = np.shape(own)
@@ -57,7 +57,7 @@ def _shown(observation: Any) -> str:
 
 
 def as_batch(space: Space, observation: Any, is_batch: bool) -> Tree:
-    """``[B, ...]`` arrays of a space; B is 1 for a single observation.
+    """Returns ``[B, ...]`` arrays of a space; B is 1 for a single observation.
 
     Raises:
         EpisodeError: If the observation does not consist of numbers that the space's dtypes can hold.
@@ -80,7 +80,7 @@ def _batched(space: Space, observations: Any) -> Tree:
 
 
 def infos_by_env(infos: Any, num_envs: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:
-    """The info dict of each environment of a batch.
+    """Returns the info dict of each environment of a batch.
 
     Args:
         infos: One dict; or for a batch a list of dicts, or a dict of arrays as Gymnasium's vectorised environments

@@ -138,7 +138,7 @@ class Policy:
     # Copies.
 
     def session(self, *, explore: bool | None = None, seed: int | None = None) -> Self:
-        """A new policy with the same modules, its own pieces, and an empty memory.
+        """Returns a new policy with the same modules, its own pieces, and an empty memory.
 
         Sessions are for episodes that run at the same time, such as one for each thread. They do not wait for one
         another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch knows of
@@ -163,14 +163,14 @@ class Policy:
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A policy with its own modules, which remembers the same steps and continues independently."""
+        """Returns a policy with its own modules, which remembers the same steps and continues independently."""
         made = memo[id(self)] = type(self).__new__(type(self))
         with self._call:
             made.__setstate__(copy.deepcopy({k: v for k, v in vars(self).items() if k not in _OF_PROCESS}, memo))
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for ``pickle``. Other threads do not change it while it is written."""
+        """Returns the state for ``pickle``. Other threads do not change it while it is written."""
         return {name: value for name, value in vars(copy.deepcopy(self)).items() if name not in _OF_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class Policy:
         info: Any = None,
         explore: bool | None = None,
     ) -> Any:
-        """An agent's action.
+        """Returns an agent's action.
 
         Args:
             observation: The agent's observation from the environment, or a batch ``[B, ...]``.
@@ -221,7 +221,7 @@ class Policy:
         agent_ids: Iterable[AgentID] | None = None,
         explore: bool | None = None,
     ) -> dict[AgentID, Any]:
-        """The actions of several agents, in one pass through the pipelines.
+        """Returns the actions of several agents, in one pass through the pipelines.
 
         Args:
             observations: Maps agents to their observations from the environment, or to batches ``[B, ...]``.
@@ -309,7 +309,7 @@ class Policy:
         return ", ".join(map(repr, self.agent_ids[:10])) + (", ..." if len(self.agent_ids) > 10 else "")
 
     def _batch_size(self, agents: Sequence[AgentID], observations: Mapping[AgentID, Any]) -> int | None:
-        """The number of environments that the observations come from; None if they have no batch axis."""
+        """Returns the number of environments that the observations come from; None if they have no batch axis."""
         sizes = set()
         for agent_id in agents:
             if agent_id not in self._spaces:
@@ -425,7 +425,7 @@ class Policy:
         return [group.rows for group, _ in self._episodes.lanes.live]  # type: ignore[misc]
 
     def _plan(self, explore: bool) -> SamplingPlan:
-        """The plan for acting with the present pieces and modules."""
+        """Returns the plan for acting with the present pieces and modules."""
         plan = self._plans.get(explore)
         if plan is not None and plan.is_current:
             return plan
@@ -442,7 +442,7 @@ class Policy:
         )
 
     def _acting_episodes(self) -> list[Any]:
-        """The episodes of the agents that act, for pieces that look at episodes."""
+        """Returns the episodes of the agents that act, for pieces that look at episodes."""
         self._vector_env.sync()
         self._episodes.sync()
         return self._episodes.acting()

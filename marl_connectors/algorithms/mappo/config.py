@@ -54,7 +54,7 @@ class MAPPOConfig(PPOConfig):
         """Sets how the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""
 
     def get_default_rl_module_class(self) -> Any:
-        """DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
+        """Returns DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
         from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
 
         return DefaultMAPPORLModule
@@ -68,7 +68,7 @@ class MAPPOConfig(PPOConfig):
         return dataclasses.replace(spec, model_config=_with_critic_inputs(spec, size))
 
     def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
-        """The piece that adds the critics' inputs."""
+        """Returns the piece that adds the critics' inputs."""
         return [self._critic_obs_piece(setup, env_to_module)]
 
     def _critic_obs_piece(
@@ -103,7 +103,7 @@ class MAPPOConfig(PPOConfig):
 
 
 def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
-    """A module's ``model_config`` with the number of its critic's inputs, in the form that the module class expects."""
+    """Returns a ``model_config`` with the number of the critic's inputs, in the form that the module class expects."""
     from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
     from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 

@@ -76,7 +76,7 @@ class PPOConfig(AlgorithmConfig):
         """Sets how the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
 
     def build_algo(self) -> Algorithm:
-        """The algorithm with these settings, ready to ``train()``."""
+        """Builds the algorithm with these settings, ready to ``train()``."""
         from marl_connectors.algorithms.algorithm import Algorithm
 
         return Algorithm(self)
@@ -86,13 +86,13 @@ class PPOConfig(AlgorithmConfig):
         return self.build_algo()
 
     def get_default_rl_module_class(self) -> Any:
-        """DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""
+        """Returns DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
         return DefaultPPORLModule
 
     def get_default_learner_class(self) -> type[Learner]:
-        """PPOLearner."""
+        """Returns PPOLearner."""
         from marl_connectors.algorithms.ppo.learner import PPOLearner
 
         return PPOLearner

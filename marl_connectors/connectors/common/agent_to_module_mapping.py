@@ -15,8 +15,8 @@ from marl_connectors.typing import AgentID, ModuleID
 class AgentToModuleMapping(ConnectorV2):
     """Turns ``{column: {(episode, agent, module): items}}`` into ``{module: {column: items}}``.
 
-    In columns nothing moves, since rows are in module order from the start. Reads and writes all columns. Keeps no
-    state.
+    On columns, it only checks that the modules exist, since rows are in module order from the start. Reads and writes
+    all columns. Keeps no state.
 
     Raises:
         MappingError: If an agent is mapped to a module that does not exist.

@@ -14,7 +14,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Stacks lists of items to arrays whose first axis is the batch. Columns are arrays from the start.
+    """Stacks lists of items to arrays with a batch axis. Does nothing for pieces on columns.
 
     In single-agent use there is no AgentToModuleMapping, so this piece also puts the columns under
     ``DEFAULT_MODULE_ID``. Reads and writes all columns. Keeps no state.

@@ -12,7 +12,7 @@ from marl_connectors.errors import ConfigError
 
 
 class ClipRewards(RewardTransform):
-    """Clips the train batch's ``rewards``; the episodes, and so the reported returns, keep the environment's.
+    """Clips ``rewards`` in the train batch. Rewards in episodes, and reported returns, are unchanged.
 
     ``.environment(clip_rewards=...)`` inserts it after AddColumnsFromEpisodesToTrainBatch. Keeps no state.
     """

@@ -25,7 +25,7 @@ from marl_connectors.errors import describe_error
 
 
 class CallFailed(Exception):
-    """The environment raised or hung. A finding about it exists already."""
+    """Raised after an environment call failed or hung and its finding was recorded."""
 
 
 class OutOfTime(Exception):

@@ -1,4 +1,4 @@
-"""VectorEnvs for natively batched environments and for Gymnasium's VectorEnvs, as a runner steps them."""
+"""VectorEnvs for natively batched and Gymnasium vector environments."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from marl_connectors.typing import AgentID, Tree
 
 @dataclass(slots=True)
 class Event:
-    """Everything unusual that happened in one sub-environment in a step.
+    """Agents that joined or ended, late rewards and failures in one sub-environment in a step.
 
     There is an event if agents ended or joined while others continue, if an agent that did not act got a reward, if an
     episode was dropped, or if an episode ended in a way that ``EpisodeEnds`` cannot describe.

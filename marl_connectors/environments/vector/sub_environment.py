@@ -29,7 +29,7 @@ _MANY_AGENTS = 1000
 
 
 class EnvCall(IntEnum):
-    """The call that a sub-environment is in, or was in last, as a number that processes can share."""
+    """The environment method that is running or ran last, as an int in shared memory."""
 
     STEP = 0
     RESET = 1
@@ -98,7 +98,7 @@ class SubEnvironment:
         self.history = ActionHistory()
 
     def use(self, env: Any) -> None:
-        """Replaces the environment; the counts stay."""
+        """Replaces the environment and keeps the counts."""
         self.env = env
         self.settable = _with_tasks(env)
         self.expected: dict[AgentID, Any] = {}

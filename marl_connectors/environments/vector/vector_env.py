@@ -127,7 +127,7 @@ class VectorEnv:
 
     @property
     def unwrapped(self) -> VectorEnv:
-        """This object, as nothing is wrapped around it."""
+        """This object, because it has no wrappers."""
         return self
 
     def states(self) -> Tree | None:

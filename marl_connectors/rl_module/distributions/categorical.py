@@ -1,4 +1,4 @@
-"""Distributions over finitely many actions: one choice, several choices, bits."""
+"""Distributions over finitely many actions: Categorical, MultiCategorical and Bernoulli."""
 
 from __future__ import annotations
 
