@@ -86,8 +86,8 @@ from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndiv
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
-from .environments.adapters.aec import TurnBasedEnv as TurnBasedEnv
 from .environments.adapters.batched import BatchedEnv as BatchedEnv
+from .environments.adapters.turn_based import TurnBasedEnv as TurnBasedEnv
 from .environments.adapters.vmas import VmasEnv as VmasEnv
 from .environments.making.factory import make_env as make_env
 from .environments.making.registry import register_env as register_env

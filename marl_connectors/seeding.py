@@ -109,6 +109,28 @@ def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
     return _seed_of(mixed[0]).astype(np.uint32)
 
 
+def episode_seed(seed: int, env_number: int, episode_number: int) -> int:
+    """Returns the seed of an episode's ``env.reset``.
+
+    Args:
+        seed: The run's seed.
+        env_number: The number of the sub-environment in the run.
+        episode_number: The index of the episode in the sub-environment.
+    """
+    return derived_seed(seed, "env", env_number, episode_number)
+
+
+def episode_seeds(seed: int, env_numbers: np.ndarray, episode_numbers: np.ndarray) -> np.ndarray:
+    """Returns ``[N]`` uint32, the results of ``episode_seed`` for many episodes.
+
+    Args:
+        seed: The run's seed.
+        env_numbers: ``[N]``, the numbers of the sub-environments in the run.
+        episode_numbers: ``[N]``, the indices of the episodes in their sub-environments.
+    """
+    return derived_seeds(seed, "env", env_numbers, episode_numbers)
+
+
 # Many streams at once: SplitMix64 (Steele, Lea and Flood (2014), OOPSLA), whose n-th number can be computed alone.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)

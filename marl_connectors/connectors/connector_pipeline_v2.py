@@ -19,7 +19,7 @@ from marl_connectors.connectors.explain import Explanation, PieceReport, Snapsho
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.connectors.piece_order import check_pieces
-from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.typing import AgentID
@@ -404,7 +404,7 @@ class ConnectorPipelineV2(ConnectorV2):
             batch = run(batch=batch, episodes=episodes, shared_data=shared_data, **common)  # type: ignore[operator]
             before.wait_for_gpu()
             seconds = time.perf_counter() - began
-            episodes = shared_data.get(EPISODES_OF_RUN, episodes)  # a piece may have extended them for later pieces
+            episodes = shared_data.get(RUN_EPISODES, episodes)  # a piece may have extended them for later pieces
             after = Snapshot(batch, episodes, keep_values=False)
             form = "items"
             if isinstance(batch, ColumnBatch) and not on_items:

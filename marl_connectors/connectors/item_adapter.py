@@ -23,7 +23,7 @@ from optree import registry
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.piece_errors import progress
-from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, EpisodesOfRun, Phase
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnBatch, ColumnGroup, Phase, RunEpisodes
 from marl_connectors.episodes.bootstrap_view import ExtendedEpisode, originals
 from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownEpisodes, UnknownRows
 from marl_connectors.episodes.items import InfoColumn
@@ -263,7 +263,7 @@ def _share_out(by_key: dict[ItemKey, list], group: ColumnGroup, name: str) -> No
     items, counts = _row_items(group, name)
     begin, held = 0, name in group.holders
     for episode, count in zip(group.rows.episodes, counts, strict=True):
-        if not held or group.is_of(_module_of(episode), name):
+        if not held or group.has_column(_module_of(episode), name):
             by_key.setdefault(item_key(episode), []).extend(items[begin : begin + count])
         begin += count
 
@@ -275,7 +275,7 @@ def _filled_up(name: str, by_key: dict[Any, list], source: ColumnGroup) -> dict[
     blank = tree_map(lambda leaf: leaf * 0, next(items[0] for items in by_key.values() if items))
     found = dict(by_key)
     for episode, count in zip(source.rows.episodes, source.rows.counts, strict=True):
-        if not source.is_of(_module_of(episode), name):
+        if not source.has_column(_module_of(episode), name):
             found.setdefault(item_key(episode), [blank] * count)
     return found
 
@@ -532,7 +532,7 @@ def without_taken_out(batch: ColumnBatch, episodes: Sequence[Any]) -> ColumnBatc
     Raises:
         ConnectorError: If the piece has added other episodes.
     """
-    if not isinstance(episodes, EpisodesOfRun) or not episodes.replaced or batch.phase is not Phase.ITEMS:
+    if not isinstance(episodes, RunEpisodes) or not episodes.replaced or batch.phase is not Phase.ITEMS:
         return batch
     parts = originals(agent_episodes(episodes, stepped_only=False))
     left = {id(part) for part in parts}
@@ -620,8 +620,8 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
     rl_module = common.get("rl_module")
     shared = common["shared_data"] = {} if common.get("shared_data") is None else common["shared_data"]
     given = _ByHand(piece, batch, episodes, rl_module, shared.get(MAPPING, {}))
-    is_alone = EPISODES_OF_RUN not in shared
-    shared.setdefault(EPISODES_OF_RUN, episodes if isinstance(episodes, EpisodesOfRun) else EpisodesOfRun(episodes))
+    is_alone = RUN_EPISODES not in shared
+    shared.setdefault(RUN_EPISODES, episodes if isinstance(episodes, RunEpisodes) else RunEpisodes(episodes))
     try:
         piece.before_columns(given.groups, rl_module)
         for group in given.groups:
@@ -631,7 +631,7 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
     finally:
         if is_alone:
-            del shared[EPISODES_OF_RUN]
+            del shared[RUN_EPISODES]
     return given.with_columns()
 
 

@@ -147,7 +147,7 @@ class ActionNoise:
             known.pick = pick
         self._serve(group_index, rows)
 
-    def keep(self, most: int) -> None:
+    def limit_groups(self, most: int) -> None:
         """Forgets all streams if there are streams of more than ``most`` groups."""
         if len(self._streams) > most:
             self._streams, self._group_of = {}, {}

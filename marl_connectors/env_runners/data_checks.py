@@ -30,7 +30,7 @@ from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, EnvError, EnvWarning, ModuleError
 from marl_connectors.rl_module.calls import check_observations
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.seeding import derived_seed
+from marl_connectors.seeding import episode_seed
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
 
@@ -262,7 +262,7 @@ def _seed_of(vector_env: VectorEnv, env_number: int, episode_number: int) -> str
     """Returns a sentence on the episode's seed. It is ``""`` for batched environments, which have no such seeds."""
     if vector_env.is_batched:
         return ""
-    return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_number, episode_number)}."
+    return f" The episode's seed is {episode_seed(vector_env.seed, env_number, episode_number)}."
 
 
 def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:

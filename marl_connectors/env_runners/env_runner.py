@@ -366,7 +366,7 @@ class EnvRunner:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
-        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.sub_envs)
+        self.num_env_steps += len(actions) if vector_env.has_reset_steps else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
         if self._turn_based:
@@ -415,7 +415,7 @@ class EnvRunner:
         if self._plan.looks_ahead and self._episodes.ended:
             self._episodes.sync()
             began = perf_counter()
-            self._plan.show(self._episodes.ended_rows(), self._episodes.ended)
+            self._plan.process_last_observations(self._episodes.ended_rows(), self._episodes.ended)
             self.times.env_to_module += perf_counter() - began
 
     def _look_ahead(self) -> None:
@@ -457,7 +457,7 @@ class EnvRunner:
     def _end_layout(self) -> None:
         """Counts the steps in the current lane layout, before the layout changes or the counts are read."""
         groups = [group for group, _ in self._episodes.lanes.live]
-        resting = self.vector_env.has_rests  # then each lane that acts is a sub-environment
+        resting = self.vector_env.has_reset_steps  # then each lane that acts is a sub-environment
         num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.sub_envs)
         self._episodes.lanes.counts.end_layout(groups, num_envs)
 

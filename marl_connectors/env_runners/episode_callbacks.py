@@ -114,7 +114,7 @@ class EpisodeCallbacks:
         Sub-environments whose episode has ended and that rest now are left out.
         """
         over = result.over
-        rest = {index for index in over if self._sub_envs[index].rests}
+        rest = {index for index in over if self._sub_envs[index].is_reset_step}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
         if not (begun or self._wants_steps):
             return

@@ -17,7 +17,7 @@ from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
 from marl_connectors.env_runners.forward_batch_state import storable
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
-from marl_connectors.env_runners.lane_table import LanesOfEnvs, LaneTable
+from marl_connectors.env_runners.lane_table import EnvLanes, LaneTable
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, end_together
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.env_failures import FailureCounts
@@ -109,10 +109,12 @@ class EpisodeTracker:
 
     def acting(self) -> list[Episode]:
         """Returns the episodes whose agents act next."""
-        if not (self._vector_env.turn_based or self._vector_env.has_rests):
+        if not (self._vector_env.turn_based or self._vector_env.has_reset_steps):
             return self.ongoing
         sub_envs = self._vector_env.sub_envs
-        return [e for e, sub_env in zip(self.ongoing, sub_envs, strict=True) if sub_env.agents and not sub_env.rests]
+        return [
+            e for e, sub_env in zip(self.ongoing, sub_envs, strict=True) if sub_env.agents and not sub_env.is_reset_step
+        ]
 
     def in_rollouts(self) -> list[tuple[int, Episode]]:
         """Returns all episodes with rows in the rollouts, each with its ``env_index``. Ended episodes come first."""
@@ -321,7 +323,7 @@ class EpisodeTracker:
         for group, (numbers, rewards) in waiting.items():
             group.credit_and_advance(numbers, rewards)
 
-    def take_back(
+    def undo_step(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
     ) -> None:
         """Undoes a step that failed before any agent acted. Then all lanes wait in the rows that they last acted on.
@@ -331,7 +333,7 @@ class EpisodeTracker:
             joined: The ``env_index`` and the agent id of agents that may have joined in the step.
         """
         for group, numbers, rows in moved:
-            group.go_back(numbers, rows)
+            group.rewind(numbers, rows)
         for env_index, agent_id in joined:
             lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
             if lane is None or not isinstance(episode, MultiAgentEpisode):
@@ -373,9 +375,9 @@ class EpisodeTracker:
         for event in result.events:
             if event.is_over:
                 rearranged |= self._begin_after(self._vector_env.sub_envs[event.index])
-        if self._vector_env.has_rests:
+        if self._vector_env.has_reset_steps:
             for index in {*result.over, *(event.index for event in result.events)}:
-                rearranged |= self.lanes.set_rest(index, self._vector_env.sub_envs[index].rests)
+                rearranged |= self.lanes.set_reset_step(index, self._vector_env.sub_envs[index].is_reset_step)
         return rearranged
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
@@ -398,7 +400,7 @@ class EpisodeTracker:
             self._ended[index] = self.ongoing[index], agent_episodes
             self._end_episode(index, self._summaries[index])
 
-    def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
+    def _observe_ends(self, ends: EpisodeEnds, lanes: EnvLanes, result: StepResult) -> None:
         """Records the last observations in the newest rows of the agents' lanes."""
         env_of = np.repeat(np.arange(len(ends.t)), lanes.counts)
         t, given = np.array(ends.t)[env_of], ends.observations
@@ -435,7 +437,7 @@ class EpisodeTracker:
         for index in indices:
             sub_env, lanes = self._vector_env.sub_envs[index], self.lanes
             episode, modules = self._mapped(sub_env)
-            if modules is not known and lanes.know(modules.values()):
+            if modules is not known and lanes.modules_unchanged(modules.values()):
                 known = modules
             begun = self._begun[index]
             is_same = modules is begun or modules == begun
@@ -458,7 +460,7 @@ class EpisodeTracker:
         episode = self.ongoing[index]
         if not isinstance(episode, MultiAgentEpisode) or episode.agent_views is None:
             for lane in self.lanes.by_env[index].values():
-                lane.has_no_view()
+                lane.forget_episode()
 
     def _begin_after(
         self, sub_env: SubEnvironment, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None

@@ -30,7 +30,7 @@ _BY_NUMBER = (
     "t_started",
     "earlier_return",
     "carried",
-    "rests",
+    "is_reset_step",
     "is_live",
     "env_of",
     "rank",
@@ -80,7 +80,7 @@ class Lane:
         """Whether ``episode`` has been created."""
         return self._episode is not None
 
-    def has_no_view(self) -> None:
+    def forget_episode(self) -> None:
         """Forgets ``episode``. A new one is created when it is next read."""
         self._episode = None
 
@@ -204,8 +204,8 @@ class LaneGroup:
         t_started: ``[num_lanes]`` int64, the number of the agent's steps before ``start_row``.
         earlier_return: ``[num_lanes]``, the sum of the agent's rewards in earlier chunks.
         carried: ``[num_lanes]`` bool, whether the first row after the lookback was in the previous fragment, too.
-        rests: ``[num_lanes]`` bool, whether the episode has no first observation yet, because the next step only resets
-            the sub-environment.
+        is_reset_step: ``[num_lanes]`` bool, whether the episode has no first observation yet, because the next step
+            only resets the sub-environment.
         is_live: ``[num_lanes]`` bool, whether an agent has the lane.
         env_of: ``[num_lanes]`` int64, the ``env_index`` of the agent's sub-environment.
         rank: ``[num_lanes]`` int64, the agent's place in its sub-environment.
@@ -249,7 +249,7 @@ class LaneGroup:
         self.t_started = np.zeros(0, np.int64)
         self.earlier_return = np.zeros(0)
         self.carried = np.zeros(0, bool)
-        self.rests = np.zeros(0, bool)
+        self.is_reset_step = np.zeros(0, bool)
         self.is_live = np.zeros(0, bool)
         self.env_of = np.zeros(0, np.int64)
         self.rank = np.zeros(0, np.int64)
@@ -359,7 +359,7 @@ class LaneGroup:
         for number in numbers.tolist():
             heappush(self._free_numbers, number)
             self._lanes[number] = None
-        self.rollout.pending[numbers] = self.rests[numbers] = self.is_live[numbers] = False
+        self.rollout.pending[numbers] = self.is_reset_step[numbers] = self.is_live[numbers] = False
         self.next_row[numbers] = self.rows_of(numbers) + 1
 
     def begin(self, numbers: Any, rows: Any) -> None:
@@ -423,7 +423,7 @@ class LaneGroup:
         """Returns ``[N]`` the newest rows of lanes."""
         return self.rollout.cursor[numbers] // self.rollout.num_lanes
 
-    def go_back(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def rewind(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Moves lanes back to the rows in which they have acted, and lets them wait there.
 
         Observations in later rows are marked as unused.
@@ -476,7 +476,7 @@ class LaneGroup:
             num_ranks: A number greater than any ``rank``.
         """
         order, rollout = self.order, self.rollout
-        idle = rollout.pending[order] | self.rests[order]
+        idle = rollout.pending[order] | self.is_reset_step[order]
         numbers = order[~idle] if idle.any() else order
         is_all = len(numbers) == rollout.num_lanes and bool((numbers == np.arange(len(numbers))).all())
         self.numbers = None if is_all else numbers

@@ -23,7 +23,7 @@ _REMEMBERED_SPACES = 1000
 """The number of pairs of spaces whose group the table remembers, because comparing spaces is slow."""
 
 
-class LanesOfEnvs:
+class EnvLanes:
     """All ``N`` lanes of some sub-environments, in the order of these sub-environments and their agents.
 
     Attributes:
@@ -117,7 +117,7 @@ class LaneTable:
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        self._asked: tuple[Sequence[int], LanesOfEnvs] | None = None
+        self._asked: tuple[Sequence[int], EnvLanes] | None = None
         self._members: dict[int, tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]] = {}
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
@@ -144,7 +144,7 @@ class LaneTable:
             known = self._members[env_index] = tuple(lanes), module_ids
         return known
 
-    def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
+    def of_envs(self, indices: Sequence[int]) -> EnvLanes:
         """Returns the lanes of sub-environments, the same object for the same ``indices`` as in the previous call.
 
         Args:
@@ -164,7 +164,7 @@ class LaneTable:
         begins, counts = bounds[which], bounds[which + 1] - bounds[which]
         ends = np.cumsum(counts)
         which = np.repeat(begins - ends + counts, counts) + np.arange(int(ends[-1]))
-        found = LanesOfEnvs(tuple(self.groups), group[which], number[which], counts)
+        found = EnvLanes(tuple(self.groups), group[which], number[which], counts)
         self._asked = indices, found
         return found
 
@@ -290,7 +290,7 @@ class LaneTable:
         self._known_spaces[key] = group, observation_space, action_space
         return group
 
-    def know(self, module_ids: Collection[ModuleID]) -> bool:
+    def modules_unchanged(self, module_ids: Collection[ModuleID]) -> bool:
         """Whether these modules are the objects that the lanes were opened for."""
         known, modules = self._kinds, self._rl_module
         return all(m in known and m in modules and known[m][0] is modules[m] for m in set(module_ids))
@@ -374,12 +374,12 @@ class LaneTable:
         for group in self.groups:
             group.t = t[group.env_indices].astype(np.int32)
 
-    def set_rest(self, env_index: int, rests: bool) -> bool:
+    def set_reset_step(self, env_index: int, is_reset_step: bool) -> bool:
         """Sets whether a sub-environment's agents rest, and returns whether this is a change."""
         changed = False
         for lane in self.by_env[env_index].values():
-            changed |= bool(lane.group.rests[lane.number]) != rests
-            lane.group.rests[lane.number] = rests
+            changed |= bool(lane.group.is_reset_step[lane.number]) != is_reset_step
+            lane.group.is_reset_step[lane.number] = is_reset_step
         return changed
 
     def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:

@@ -359,8 +359,8 @@ class SamplingPlan:
         module: Any = self._rl_module[columns.module_ids[0]]
         if module.handles_action_masks:
             return inputs
-        forbid = module.get_train_action_dist_cls().without_forbidden
-        return forbid(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
+        apply_mask = module.get_train_action_dist_cls().apply_action_mask
+        return apply_mask(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
     def _run_torch(self, given: list[ColumnGroup], made: list[ColumnGroup]) -> None:
         """Runs the forward passes of the modules themselves, in torch."""
@@ -380,12 +380,12 @@ class SamplingPlan:
     # Steps.
 
     @property
-    def seen(self) -> list[ColumnGroup]:
+    def forward_batch(self) -> list[ColumnGroup]:
         """The forward batch of the newest step, group by group."""
         return [] if self._layout is None else self._layout.given
 
     @property
-    def made(self) -> list[ColumnGroup]:
+    def outputs(self) -> list[ColumnGroup]:
         """The module outputs and actions of the newest step, group by group."""
         return [] if self._layout is None else self._layout.made
 
@@ -489,7 +489,7 @@ class SamplingPlan:
 
     # Running the env-to-module pieces outside of a step.
 
-    def show(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
+    def process_last_observations(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
         """Runs the env-to-module pieces on last observations, on which no agent acts, so that they can record them.
 
         Args:

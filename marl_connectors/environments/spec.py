@@ -10,10 +10,10 @@ import gymnasium as gym
 from gymnasium import Space
 
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrappers import EnvWrapper

@@ -16,8 +16,8 @@ from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ModuleID
 
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
-EPISODES_OF_RUN = "episodes_of_run"
-"""Key in ``shared_data``: the run's EpisodesOfRun."""
+RUN_EPISODES = "episodes_of_run"
+"""Key in ``shared_data``: the run's RunEpisodes."""
 
 
 class Phase(Enum):
@@ -107,15 +107,15 @@ class ColumnGroup(dict[str, Any]):
                 yield module_id, PaddedColumns(self, self.sequences, i)
             return
         for module_id, begin, end in zip(self.module_ids, self.splits, self.splits[1:], strict=False):
-            yield module_id, {n: slice_tree(c, begin, end) for n, c in self.items() if self.is_of(module_id, n)}
+            yield module_id, {n: slice_tree(c, begin, end) for n, c in self.items() if self.has_column(module_id, n)}
 
-    def is_of(self, module_id: ModuleID, name: str) -> bool:
+    def has_column(self, module_id: ModuleID, name: str) -> bool:
         """Whether a module has items in a column."""
         return name in self and (name not in self.holders or module_id in self.holders[name])
 
     def held_rows(self, name: str) -> np.ndarray:
         """Returns ``[B]`` bool, True in the rows of the modules that have items in a column."""
-        has = [self.is_of(module_id, name) for module_id in self.module_ids]
+        has = [self.has_column(module_id, name) for module_id in self.module_ids]
         return np.repeat(has, np.diff(self.splits))
 
     def record_in(self, rollout: Rollout, positions: Positions) -> None:
@@ -142,7 +142,7 @@ class ColumnBatch:
         self.phase = phase
 
 
-class EpisodesOfRun(Sequence[Any]):
+class RunEpisodes(Sequence[Any]):
     """The episodes that a learner pipeline's pieces get in one run, with or without an artificial step each.
 
     A piece on items may replace them, ``episodes[:] = ...``: later pieces get the new ones, the caller keeps the old.

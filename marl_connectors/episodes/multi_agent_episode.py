@@ -13,7 +13,7 @@ from gymnasium.spaces import Dict
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.env_steps import NEVER, EnvSteps, Lives, between, dicts_at, items_at, table
+from marl_connectors.episodes.env_step_index import NEVER, EnvSteps, Lives, between, dicts_at, items_at, table
 from marl_connectors.episodes.episode_base import EpisodeBase, check_item, check_lookback, slice_bounds
 from marl_connectors.episodes.items import count, number, owned, owned_infos
 from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, resolve

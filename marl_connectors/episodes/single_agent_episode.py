@@ -774,7 +774,7 @@ class SingleAgentEpisode(EpisodeBase):
         if start == 0 and (stop > 0 or len(self) == 0):
             part.uncredited_reward = self.uncredited_reward
         elif start == 0:
-            part.take_back(self.uncredited_reward)
+            part.withdraw_reward(self.uncredited_reward)
         return part
 
     def _rows(self, start: int, stop: int, len_lookback_buffer: int | None) -> Self:
@@ -792,7 +792,7 @@ class SingleAgentEpisode(EpisodeBase):
             new.is_terminated, new.is_truncated = self.is_terminated, self.is_truncated
         return new
 
-    def take_back(self, reward: float) -> None:
+    def withdraw_reward(self, reward: float) -> None:
         """Subtracts a late reward, which arrived after these steps, from the last step of the lookback."""
         lookback = self.storage.lookback
         if lookback:

@@ -20,7 +20,7 @@ from marl_connectors.typing import ModuleID
 _TINY = 1e-6
 
 
-class LossAndSlopes(NamedTuple):
+class LossAndGradients(NamedTuple):
     """The losses and gradients of a minibatch of one module, or of ``M`` stacked ones.
 
     Attributes:
@@ -43,7 +43,7 @@ class ClosedLoss(Protocol):
 
     uses_values: bool
 
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndSlopes | None:
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
         """Computes the losses of a minibatch and logs their terms; returns None if autograd must compute them.
 
         Args:

@@ -260,7 +260,7 @@ class Learner(ABC):
                         trained[module_id] += size
         if self._checks_lazily:
             self._loss_statistics.to_host()
-        if not self._check.held():
+        if not self._check.all_finite():
             raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
         rates = {module_id: self.optimizers.learning_rate(module_id) for module_id in trained}
         self.after_gradient_based_update(timesteps=timesteps)

@@ -215,7 +215,7 @@ class FiniteCheck:
         self.skip = bad if self.skip is None else torch.maximum(self.skip, bad)
         return True
 
-    def held(self) -> bool:
+    def all_finite(self) -> bool:
         """Whether all steps of the update were finite. Waits for the device."""
         return self.skip is None or not bool(all_on_host([self.skip])[0])
 

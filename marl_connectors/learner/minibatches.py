@@ -98,7 +98,7 @@ class CountedRows:
         return values.mean(-1) if self.weights is None else (values * self.weights).sum(-1)
 
 
-class EpochOfRows:
+class EpochRows:
     """All columns of some modules in the order of one epoch, of which each minibatch is a slice.
 
     A column is put into that order when it is first read.
@@ -166,7 +166,7 @@ class EpochOfRows:
         return CountedRows(counts / counts.sum(1, keepdim=True))
 
 
-class EpochOfSequences:
+class EpochSequences:
     """All columns of stateful modules in the order of one epoch: their sequences, padded with zeros.
 
     Sequences that pad a stack are copies whose ``loss_mask`` is False throughout.
@@ -244,7 +244,7 @@ class MiniBatchColumns(Mapping[str, Any]):
 
     __slots__ = ("_begin", "_counted", "_end", "_epoch", "_stack")
 
-    def __init__(self, epoch: EpochOfRows | EpochOfSequences, begin: int, end: int, stack: int):
+    def __init__(self, epoch: EpochRows | EpochSequences, begin: int, end: int, stack: int):
         """Selects a slice of an epoch.
 
         Args:
@@ -428,9 +428,9 @@ def _dealt(group: ColumnGroup, shares: Sequence[_Share]) -> Iterator[MiniBatch]:
         )
     )
     if sequences is None:
-        epoch = EpochOfRows(group, order, real)
+        epoch = EpochRows(group, order, real)
     else:
-        epoch = EpochOfSequences(group, sequences, group.module_ids.index(shares[0].module_id), order, real)
+        epoch = EpochSequences(group, sequences, group.module_ids.index(shares[0].module_id), order, real)
     begin = 0
     for (number, stack), piece in zip(stacks, pieces, strict=True):
         end = begin + len(piece)

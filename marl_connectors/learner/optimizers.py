@@ -564,7 +564,7 @@ class Optimizers:
         """Steps the optimizers of only these modules; none if ``check`` says that a step was not finite."""
         self._default.step(module_ids, check)
         own = [o for m in module_ids for o in self._registered.get(m, {}).values()]
-        if own and check.held():
+        if own and check.all_finite():
             for optimizer in own:
                 optimizer.step()
 

@@ -30,7 +30,7 @@ def has_self_supervised_loss(module: RLModule) -> bool:
 def groups_of_episodes(
     module: MultiRLModule, episodes: Sequence[Any], *, is_trained: Callable[[ModuleID], bool]
 ) -> list[ColumnGroup]:
-    """Returns a group of rows, without columns yet, for each family of modules that are trained and have steps.
+    """Returns a group of rows, without columns yet, for each group of modules that are trained and have steps.
 
     Args:
         module: The modules.
@@ -47,14 +47,14 @@ def groups_of_episodes(
         if num_steps and trained[module_id]:
             by_module[module_id].append(chunk)
     groups = []
-    for family in families(module):
-        present = [m for m in family if m in by_module]
+    for module_ids in module_groups(module):
+        present = [m for m in module_ids if m in by_module]
         if present:
             groups.append(ColumnGroup(rows_of_episodes([e for m in present for e in by_module[m]], present)))
     return groups
 
 
-def families(module: MultiRLModule) -> list[list[ModuleID]]:
+def module_groups(module: MultiRLModule) -> list[list[ModuleID]]:
     """Returns lists of modules. The rows of each list form one column group.
 
     A list has the modules of a bucket, or modules that depend on one another and have like spaces. Every other module
@@ -66,7 +66,7 @@ def families(module: MultiRLModule) -> list[list[ModuleID]]:
         member = module[module_id]
         joint.setdefault((str(member.observation_space), str(member.action_space)), []).append(module_id)
     found += joint.values()
-    return found + [[m] for m in module if not any(m in family for family in found)]
+    return found + [[m] for m in module if not any(m in group for group in found)]
 
 
 class Step(NamedTuple):

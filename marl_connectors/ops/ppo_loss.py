@@ -100,13 +100,13 @@ def _with_row_axis(setting: Any) -> Any:
     return setting if isinstance(setting, float | int) else setting[:, None]
 
 
-def _of_each_row(slopes: Any, rows: np.ndarray) -> np.ndarray:
+def _of_each_row(value: Any, rows: np.ndarray) -> np.ndarray:
     found = np.empty_like(rows)
-    found[...] = slopes
+    found[...] = value
     return found
 
 
-class PPOSlopes(NamedTuple):
+class PPOGradients(NamedTuple):
     """The derivatives of the loss for each row, ``[B]`` or ``[M, B]``; None for absent terms."""
 
     by_logp: np.ndarray
@@ -115,7 +115,7 @@ class PPOSlopes(NamedTuple):
     by_values: np.ndarray | None
 
 
-def ppo_loss_and_slopes(
+def ppo_loss_and_gradients(
     coefficients: PPOCoefficients,
     *,
     logp: np.ndarray,
@@ -126,7 +126,7 @@ def ppo_loss_and_slopes(
     value_targets: np.ndarray | None = None,
     kl: np.ndarray | None = None,
     weights: np.ndarray | None = None,
-) -> tuple[list[np.ndarray], PPOSlopes]:
+) -> tuple[list[np.ndarray], PPOGradients]:
     """Computes ``ppo_loss`` and its gradients in numpy.
 
     The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
@@ -171,4 +171,4 @@ def ppo_loss_and_slopes(
         by_kl = _of_each_row(_with_row_axis(kl_coeff) * weight, kl)
     by_entropy = _of_each_row(-_with_row_axis(entropy_coeff) * weight, entropy)
     terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl]
-    return [np.array(term, logp.dtype) for term in terms], PPOSlopes(by_logp, by_entropy, by_kl, by_values)
+    return [np.array(term, logp.dtype) for term in terms], PPOGradients(by_logp, by_entropy, by_kl, by_values)

@@ -25,7 +25,7 @@ from marl_connectors.typing import ModuleID
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
 
-def called(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
+def call_module(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
     """Calls a user's method with a batch; errors name the module and the input shapes.
 
     Args:
@@ -43,15 +43,15 @@ def called(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **
         _fail(module, method, batch, error)
 
 
-def called_for_columns(
+def call_for_columns(
     module: Any, method: Callable[..., Any], batch: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Calls a forward pass as ``called`` does, and checks that it returns columns.
+    """Calls a forward pass as ``call_module`` does, and checks that it returns columns.
 
     Raises:
         ModuleError: If the method raises, or returns anything but columns.
     """
-    outputs = called(module, method, batch, **kwargs)
+    outputs = call_module(module, method, batch, **kwargs)
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
         raise ModuleError(
             f"{_who(module)}: its {method.__name__} returned {type(outputs).__name__}, expected a dict of columns. "
@@ -60,7 +60,7 @@ def called_for_columns(
     return outputs  # type: ignore[return-value]
 
 
-def called_for_modules(
+def call_multi_module(
     module: Any, purpose: str, batch: Mapping[ModuleID, Mapping[str, Any]], kwargs: Mapping[str, Any]
 ) -> dict[ModuleID, Any]:
     """Calls a forward pass of a MultiRLModule that a user has written.

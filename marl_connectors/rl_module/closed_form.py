@@ -18,7 +18,7 @@ from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, o
 from marl_connectors.rl_module.array_layers import is_recorded
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP
-from marl_connectors.rl_module.rl_module import RLModule, without_forbidden_actions
+from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
 
 _CHAINS = (MLP, Encoder)
 _PARTS = (FlatPart, OneHotPart)
@@ -293,7 +293,7 @@ class ClosedForward:
                     wanted.append(log_std.requires_grad_())
                 inputs = self._to_inputs(inputs, log_std)
             if mask is not None:
-                inputs = without_forbidden_actions(self._module, inputs, mask)
+                inputs = apply_mask_of_module(self._module, inputs, mask)
         self._between = wanted, inputs
         return inputs.detach()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from marl_connectors.errors import ModuleError
 
 
-def without_forbidden(inputs: Tensor, mask: Any) -> Tensor:
+def apply_action_mask(inputs: Tensor, mask: Any) -> Tensor:
     """Returns inputs of a categorical distribution that gives forbidden actions the probability 0, exactly.
 
     Their logits become the most negative finite number, without a gradient. The log-probabilities of forbidden actions,

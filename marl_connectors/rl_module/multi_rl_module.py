@@ -20,7 +20,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.architecture import Structure, is_stackable, modules_that_share
-from marl_connectors.rl_module.calls import called_for_modules, recorded_inputs, with_inputs
+from marl_connectors.rl_module.calls import call_multi_module, recorded_inputs, with_inputs
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
     concatenate,
@@ -208,9 +208,9 @@ class MultiRLModule(nn.Module):
             return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
         own = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
         if purpose != "train":
-            return called_for_modules(self, purpose, own, kwargs)
+            return call_multi_module(self, purpose, own, kwargs)
         with recorded_inputs(self.values()) as inputs:
-            outputs = called_for_modules(self, purpose, own, kwargs)
+            outputs = call_multi_module(self, purpose, own, kwargs)
         return with_inputs(outputs, inputs, own)
 
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:

@@ -18,9 +18,9 @@ import marl_connectors
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
-from marl_connectors.rl_module.calls import called_for_columns
+from marl_connectors.rl_module.calls import call_for_columns
 from marl_connectors.rl_module.distributions import Distribution, default_distribution
-from marl_connectors.rl_module.masked_logits import without_forbidden
+from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
@@ -194,18 +194,18 @@ class RLModule(nn.Module):
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Returns the columns for acting greedily, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, called_for_columns(self, self._forward_inference, batch, kwargs))
+            return _with_mask(self, batch, call_for_columns(self, self._forward_inference, batch, kwargs))
 
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Returns the columns for acting while exploring, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, called_for_columns(self, self._forward_exploration, batch, kwargs))
+            return _with_mask(self, batch, call_for_columns(self, self._forward_exploration, batch, kwargs))
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Returns the columns for computing a loss."""
         if self._recorded_inputs is not None and self.known_as is not None:
             self._recorded_inputs[self.known_as] = batch
-        outputs = called_for_columns(self, self._forward_train, batch, kwargs)
+        outputs = call_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
     def is_stateful(self) -> bool:
@@ -266,14 +266,14 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     """Returns the outputs with ``action_dist_inputs`` that make forbidden actions impossible."""
     if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
         return outputs
-    inputs = without_forbidden_actions(module, outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
+    inputs = apply_mask_of_module(module, outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 
-def without_forbidden_actions(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
+def apply_mask_of_module(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
     """Applies an action mask to ``action_dist_inputs``: forbidden actions get probability 0."""
     dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
-    return getattr(dist_cls, "without_forbidden", without_forbidden)(inputs, mask)
+    return getattr(dist_cls, "apply_action_mask", apply_action_mask)(inputs, mask)
 
 
 def _model_config(given: Any) -> Any:

@@ -292,18 +292,18 @@ def sort_into_buckets(modules: Mapping[ModuleID, RLModule]) -> list[Bucket]:
 
     Modules that share parameters with another module, or whose parameters have several dtypes or devices, are in none.
     """
-    families: list[dict[ModuleID, RLModule]] = []
+    module_groups: list[dict[ModuleID, RLModule]] = []
     sharing = modules_that_share(modules)
     for module_id, module in modules.items():
         if not is_stackable(module) or module_id in sharing or not fits_a_row(module):
             continue
-        for family in families:
-            if same_architecture(next(iter(family.values())), module):
-                family[module_id] = module
+        for members in module_groups:
+            if same_architecture(next(iter(members.values())), module):
+                members[module_id] = module
                 break
         else:
-            families.append({module_id: module})
-    return [Bucket(family) for family in families]
+            module_groups.append({module_id: module})
+    return [Bucket(members) for members in module_groups]
 
 
 class Stacking:

@@ -24,7 +24,7 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError, ModuleError
-from marl_connectors.rl_module.distributions import TorchCategorical, without_forbidden
+from marl_connectors.rl_module.distributions import TorchCategorical, apply_action_mask
 
 MASK, INPUTS = Columns.ACTION_MASK, Columns.ACTION_DIST_INPUTS
 
@@ -33,7 +33,7 @@ MASK, INPUTS = Columns.ACTION_MASK, Columns.ACTION_DIST_INPUTS
 
 
 def masked(logits, mask):
-    return TorchCategorical.from_logits(without_forbidden(torch.as_tensor(logits), torch.as_tensor(mask)))
+    return TorchCategorical.from_logits(apply_action_mask(torch.as_tensor(logits), torch.as_tensor(mask)))
 
 
 @pytest.mark.parametrize("favourite", [0.0, 1e4, 1e30])
@@ -60,7 +60,7 @@ def test_the_rest_is_the_distribution_over_the_allowed_actions_alone(numbers):
 
     def values(keep, mask):
         logits = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (one, other)]
-        given = [x[keep] if mask is None else without_forbidden(x, torch.tensor(mask)) for x in logits]
+        given = [x[keep] if mask is None else apply_action_mask(x, torch.tensor(mask)) for x in logits]
         p, q = map(TorchCategorical.from_logits, given)
         action = torch.tensor(0 if mask is None else int(allowed[0]))
         found = torch.stack([p.logp(action), p.entropy(), p.kl(q)])
@@ -74,7 +74,7 @@ def test_the_rest_is_the_distribution_over_the_allowed_actions_alone(numbers):
 
 def test_one_allowed_action_leaves_no_choice_and_no_gradient():
     logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    distribution = TorchCategorical.from_logits(without_forbidden(logits, torch.eye(4, dtype=torch.int8)[:3]))
+    distribution = TorchCategorical.from_logits(apply_action_mask(logits, torch.eye(4, dtype=torch.int8)[:3]))
     assert distribution.entropy().tolist() == [0, 0, 0]
     assert distribution.logp(torch.arange(3)).tolist() == [0, 0, 0]
     (distribution.entropy() + distribution.logp(torch.arange(3)) + distribution.kl(distribution)).sum().backward()

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec
 
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 # The three accounts: agent to its lives, a life being (observation, action, reward, next observation, terminated,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 from helpers.examples import examples
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_envs import last_stone_v0
 
 

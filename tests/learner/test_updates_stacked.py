@@ -15,7 +15,7 @@ from marl_connectors import ColumnConnector, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.learner.minibatches import minibatches_of_epoch
-from marl_connectors.rl_module.distributions import without_forbidden
+from marl_connectors.rl_module.distributions import apply_action_mask
 from marl_connectors.seeding import stream
 from marl_connectors.trees import tree_map
 
@@ -122,7 +122,7 @@ def plain_loss(module, config, batch, kl_coeff):
     mask = batch["loss_mask"] if "loss_mask" in batch else torch.ones_like(batch["advantages"], dtype=torch.bool)
     logits = module.forward_train(batch)["action_dist_inputs"]
     if "action_mask" in batch:
-        logits = without_forbidden(logits, batch["action_mask"])
+        logits = apply_action_mask(logits, batch["action_mask"])
     now, then = (torch.distributions.Categorical(logits=x[mask]) for x in (logits, batch["action_dist_inputs"]))
     ratio = (now.log_prob(batch["actions"][mask]) - batch["action_logp"][mask]).exp()
     gains = batch["advantages"][mask]

@@ -49,7 +49,7 @@ class JointCallCheck:
         self.is_needless = is_needless or not (self._who or self._unknown)
         self.forget()
 
-    def know(self, other: JointCallCheck) -> None:
+    def copy_findings(self, other: JointCallCheck) -> None:
         """Copies what another object has found out about the same pieces."""
         self._who, self._unknown, self._was_tried = other._who, other._unknown, other._was_tried
         self.is_needless = other.is_needless

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.algorithms.inference.caller import Caller
+from marl_connectors.algorithms.inference.external_vector_env import ExternalVectorEnv
 from marl_connectors.algorithms.inference.joint_calls import JointCallCheck
 from marl_connectors.algorithms.inference.observation_batches import num_in_batch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -118,8 +118,8 @@ class Policy:
         self._call = _OneCall()
         self._num_sessions = 0
         self._explore = explore
-        self._caller = Caller(agent_spaces)
-        self._noise = ActionNoise(seed, self._caller.torch_stream_of)
+        self._vector_env = ExternalVectorEnv(agent_spaces)
+        self._noise = ActionNoise(seed, self._vector_env.torch_stream_of)
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self._times = SamplingTimes()
@@ -159,7 +159,7 @@ class Policy:
         shared = {id(self.rl_module): self.rl_module}
         pieces = copy.deepcopy((self.env_to_module, self.module_to_env), shared)
         made = type(self)(self.rl_module, *pieces, explore=explore, seed=seed, **self._built_with)
-        made._joint_calls.know(self._joint_calls)
+        made._joint_calls.copy_findings(self._joint_calls)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -245,7 +245,7 @@ class Policy:
         if not agents:
             return {}
         with self._call:
-            mark, episodes = self._caller.mark(), self._episodes
+            mark, episodes = self._vector_env.mark(), self._episodes
             try:
                 size = self._batch_size(agents, observations)
                 if not self._joint_calls.is_needless:
@@ -255,7 +255,7 @@ class Policy:
                 explore = self._explore if explore is None else bool(explore)
                 actions = self._act(tuple(agents), observations, rewards, infos, size is not None, explore)
             except BaseException:
-                self._take_back(mark, episodes)
+                self._undo_call(mark, episodes)
                 raise
             self._joint_calls.acted(agents, observations)
             return actions
@@ -274,14 +274,14 @@ class Policy:
             self._reset(ended, agent_ids)
 
     def _reset(self, ended: Any, agent_ids: Collection[AgentID] | None) -> None:
-        caller, episodes = self._caller, self._episodes
+        vector_env, episodes = self._vector_env, self._episodes
         if ended is None and agent_ids is None:
             for explore in self._plans:
                 self._begin(explore)
-            caller.restart(len(caller.sub_envs))
+            vector_env.restart(len(vector_env.sub_envs))
             self._joint_calls.forget()
             return
-        size = len(caller.sub_envs)
+        size = len(vector_env.sub_envs)
         which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
         if which.shape != (size,):
             raise EpisodeError(
@@ -290,16 +290,16 @@ class Policy:
             )
         indices = np.flatnonzero(which).tolist()
         if agent_ids is None:
-            caller.end(indices)
+            vector_env.end(indices)
         elif self._single_agent:
-            caller.end([index for index in indices if any(a in agent_ids for a in episodes.lanes.by_env[index])])
-        elif caller.calls:
+            vector_env.end([index for index in indices if any(a in agent_ids for a in episodes.lanes.by_env[index])])
+        elif vector_env.calls:
             episodes.acted()
-            caller.sync()
+            vector_env.sync()
             for index in indices:
-                if index not in caller.over:
-                    episodes.apply(caller.leaving(agent_ids, index, episodes.lanes), _nobody)
-            caller.forget_layout()
+                if index not in vector_env.over:
+                    episodes.apply(vector_env.leaving(agent_ids, index, episodes.lanes), _nobody)
+            vector_env.forget_layout()
             episodes.lanes.arrange()
         self._joint_calls.forget(agent_ids)
 
@@ -337,14 +337,14 @@ class Policy:
 
     @property
     def _spaces(self) -> dict[AgentID, tuple[Space, Space]]:
-        return self._caller.agent_spaces
+        return self._vector_env.agent_spaces
 
     def _restart(self, num_envs: int) -> None:
         """Forgets all steps, and sets the number of environments."""
-        self._caller.restart(num_envs)
+        self._vector_env.restart(num_envs)
         self._episodes = EpisodeTracker(
-            self._caller,  # type: ignore[arg-type]
-            self._caller.spaces_of,
+            self._vector_env,  # type: ignore[arg-type]
+            self._vector_env.spaces_of,
             self._built_with["policy_mapping_fn"],
             self.rl_module,
             single_agent=self._single_agent,
@@ -359,10 +359,10 @@ class Policy:
         Raises:
             EpisodeError: If steps of other environments would be forgotten that pieces need.
         """
-        size = len(self._caller.sub_envs)
+        size = len(self._vector_env.sub_envs)
         if size == num_envs:
             return
-        if self._caller.calls and self._remembers:
+        if self._vector_env.calls and self._remembers:
             raise EpisodeError(
                 f"policy: got observations of {num_envs} environments, but of {size} in the last call, whose earlier "
                 f"steps it remembers. Call reset() when other episodes begin."
@@ -379,11 +379,11 @@ class Policy:
         explore: bool,
     ) -> dict[AgentID, Any]:
         """Computes the result of ``actions``, as a step of a runner."""
-        caller, episodes = self._caller, self._episodes
-        all_begin, is_same = caller.all_begin, agents == caller.agents
+        vector_env, episodes = self._vector_env, self._episodes
+        all_begin, is_same = vector_env.all_begin, agents == vector_env.agents
         if not is_same:
             episodes.acted()
-        result = caller.step(agents, rewards, episodes.lanes)
+        result = vector_env.step(agents, rewards, episodes.lanes)
         if all_begin:
             for plan in self._plans.values():
                 plan.forget()
@@ -394,27 +394,27 @@ class Policy:
             self._lay_out()
         elif result.events:
             episodes.set_clocks()
-        caller.observe(result, observations, infos, is_batch)
+        vector_env.observe(result, observations, infos, is_batch)
         episodes.observe(result)
         plan = self._plan(explore)
         if explore and not self._is_placed:
-            caller.place(self._noise)
+            vector_env.place(self._noise)
             self._is_placed = True
-        actions = caller.by_agent(plan.act(self._times), is_batch)
-        caller.acted()
-        self._noise.step = caller.num_acted[agents[0]]
+        actions = vector_env.by_agent(plan.act(self._times), is_batch)
+        vector_env.acted()
+        self._noise.step = vector_env.num_acted[agents[0]]
         if self._has_pieces:
             for logger in self._metrics.values():
                 logger.set_state([])
         if max([group.last_row for group, _ in episodes.lanes.live]) - episodes.lookback >= self._cut_after:
-            caller.sync()
+            vector_env.sync()
             episodes.cut(self._cut_after)
         return actions
 
     def _lay_out(self) -> None:
         """Works out everything that depends on which lanes act."""
         self._is_placed = False
-        self._caller.lay_out(self._episodes.lanes)
+        self._vector_env.lay_out(self._episodes.lanes)
         lanes = max([group.rollout.num_lanes for group in self._episodes.lanes.groups])
         self._cut_after = min(_CUT_AFTER, max(_CUT_AFTER_STEPS // lanes, 16))
         for plan in self._plans.values():
@@ -443,20 +443,20 @@ class Policy:
 
     def _acting_episodes(self) -> list[Any]:
         """Returns the episodes of the agents that act, for pieces that look at episodes."""
-        self._caller.sync()
+        self._vector_env.sync()
         self._episodes.sync()
         return self._episodes.acting()
 
-    def _take_back(self, mark: Any, episodes: EpisodeTracker) -> None:
+    def _undo_call(self, mark: Any, episodes: EpisodeTracker) -> None:
         """Forgets a call that failed. The policy then remembers what it remembered before the call, of all agents."""
-        caller = self._caller
-        moved, joined, is_other = caller.moved, caller.joined, self._episodes is not episodes
-        caller.go_back(mark)
+        vector_env = self._vector_env
+        moved, joined, is_other = vector_env.moved, vector_env.joined, self._episodes is not episodes
+        vector_env.restore(mark)
         self._episodes = episodes
         for plan in self._plans.values():
             plan.forget()
-        if not caller.all_begin:
-            episodes.take_back([] if is_other else moved, [] if is_other else joined)
+        if not vector_env.all_begin:
+            episodes.undo_step([] if is_other else moved, [] if is_other else joined)
 
     def _act_alike_alone(self, infos: Mapping[AgentID, Any]) -> bool:
         """Whether agents see and do the same one by one and together, tested with sampled observations."""
@@ -489,8 +489,8 @@ class Policy:
         self._make_room(1)
         self._act(tuple(agents), observations, rewards, infos, False, False)
         plan, found = self._plans[False], {agent_id: {} for agent_id in agents}
-        for when, columns_of_groups in (("seen", plan.seen), ("chosen", plan.made)):
-            for own, columns in zip(self._caller.rows_of_agents(), columns_of_groups, strict=True):
+        for when, columns_of_groups in (("seen", plan.forward_batch), ("chosen", plan.outputs)):
+            for own, columns in zip(self._vector_env.rows_of_agents(), columns_of_groups, strict=True):
                 for agent_id, rows in own:
                     for name, column in columns.items():
                         values = [np.asarray(leaf[rows[0]]).copy() for leaf in leaves(column) if hasattr(leaf, "shape")]

@@ -13,12 +13,12 @@ from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.gradients import ClosedLoss, LossAndSlopes
+from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
-from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
+from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_gradients
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.calls import called, checked_inputs, checked_values, in_full, values_batch
+from marl_connectors.rl_module.calls import call_module, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.rl_module import RLModule
@@ -142,7 +142,7 @@ class PPOLearner(Learner):
         values = None
         if config.use_critic:
             given = values_batch(fwd_out, batch)
-            found = called(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            found = call_module(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
             values = checked_values(module_ids[0], found, lead)
         picked = PPORows.of(config, in_full(inputs), values, batch, rows)
         loss = loss_of_rows(dist_cls, coefficients, picked)
@@ -186,16 +186,16 @@ class _ClosedLoss:
         self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
         self.uses_values = self._config.use_critic
 
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndSlopes | None:
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
         rows = PPORows.of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
         closed = None
         if rows.inputs is inputs:
-            closed = slopes_of_rows(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
+            closed = loss_and_gradients_of_rows(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
         if closed is None:
             return None
         terms = [torch.from_numpy(term) for term in closed.terms]
         self._learner.log_terms(self._module_ids, dict(zip(_TERMS, terms, strict=True)))
-        return LossAndSlopes(terms[0], closed.by_inputs, closed.by_values)
+        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
 
 
 def _advantage_settings(config: Any) -> dict[str, float]:
@@ -273,7 +273,7 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
     )
 
 
-class Slopes(NamedTuple):
+class PPOLossAndGradients(NamedTuple):
     """The terms of a loss, and the gradients of the total for the outputs of modules.
 
     Attributes:
@@ -287,7 +287,9 @@ class Slopes(NamedTuple):
     by_values: Tensor | None
 
 
-def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> Slopes | None:
+def loss_and_gradients_of_rows(
+    dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows
+) -> PPOLossAndGradients | None:
     """Computes ``loss_of_rows`` and its gradients in numpy; returns None if there is no closed form."""
     if not _may_be_closed(dist_cls, coefficients, rows):
         return None
@@ -301,7 +303,7 @@ def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) 
         optional = (rows.values, rows.value_targets, rows.weights)
         values, targets, weights = (None if x is None else x.detach().numpy() for x in optional)
         settings = PPOCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
-        terms, slopes = ppo_loss_and_slopes(
+        terms, gradients = ppo_loss_and_gradients(
             settings,
             logp=closed.logp.reshape(lead),
             old_logp=rows.old_logp.numpy(),
@@ -312,10 +314,10 @@ def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) 
             kl=None if closed.kl is None else closed.kl.reshape(lead),
             weights=weights,
         )
-        by_kl = None if slopes.by_kl is None else slopes.by_kl.reshape(-1)
-        by_inputs = closed.gradient(slopes.by_logp.reshape(-1), slopes.by_entropy.reshape(-1), by_kl)
-    by_values = None if slopes.by_values is None else torch.from_numpy(slopes.by_values)
-    return Slopes(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
+        by_kl = None if gradients.by_kl is None else gradients.by_kl.reshape(-1)
+        by_inputs = closed.gradient(gradients.by_logp.reshape(-1), gradients.by_entropy.reshape(-1), by_kl)
+    by_values = None if gradients.by_values is None else torch.from_numpy(gradients.by_values)
+    return PPOLossAndGradients(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
 
 
 def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:

@@ -12,7 +12,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnGroup
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.episodes.bootstrap_view import original
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rows import Rows
@@ -86,7 +86,7 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
         """Adds the vectors of all rows of a group at once."""
         if Columns.CRITIC_OBS not in columns:
-            joint = self._of_episodes(shared_data[EPISODES_OF_RUN].unextended, shared_data)
+            joint = self._of_episodes(shared_data[RUN_EPISODES].unextended, shared_data)
             columns[Columns.CRITIC_OBS] = joint.at(columns.rows)
 
 

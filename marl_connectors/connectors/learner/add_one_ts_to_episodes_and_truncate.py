@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnGroup, EpisodesOfRun
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup, RunEpisodes
 from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.errors import ConnectorError
 
@@ -33,8 +33,8 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
         rows = columns.rows
         if Columns.LOSS_MASK not in columns:
             columns[Columns.LOSS_MASK] = np.ones(len(rows), bool) if rows.acted is None else rows.acted.copy()
-        if shared_data and EPISODES_OF_RUN in shared_data:
-            shared_data[EPISODES_OF_RUN].extend()
+        if shared_data and RUN_EPISODES in shared_data:
+            shared_data[RUN_EPISODES].extend()
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
         """Replaces the episodes in a list by views that are one step longer, if the piece is called by hand.
@@ -42,7 +42,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
         Raises:
             ConnectorError: If the episodes are not in a list.
         """
-        if isinstance(episodes, EpisodesOfRun):
+        if isinstance(episodes, RunEpisodes):
             episodes.extend()
         elif isinstance(episodes, list):
             episodes[:] = [extended(episode) for episode in episodes]

@@ -16,7 +16,7 @@ from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.discounting import compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.calls import called, check_observations, checked_values, values_batch
+from marl_connectors.rl_module.calls import call_module, check_observations, checked_values, values_batch
 from marl_connectors.rl_module.stacking import StackedRows
 from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
@@ -146,7 +146,7 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
             rows = StackedRows(bucket, columns)
             values = checked_values(
                 columns.module_ids[0],
-                called(bucket.stacked_module, bucket.stacked_module.compute_values, rows),
+                call_module(bucket.stacked_module, bucket.stacked_module.compute_values, rows),
                 _lead(rows),
             )
             values = rows.unstacked(values)
@@ -175,9 +175,11 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
     """Returns a module's values, computed from its embeddings if ``outputs`` has some."""
     module = _with_values(rl_module, module_id)
     if module_id not in outputs:
-        return called(module, module.compute_values, columns)
+        return call_module(module, module.compute_values, columns)
     own = outputs[module_id]
-    return called(module, module.compute_values, values_batch(own, columns), embeddings=own.get(Columns.EMBEDDINGS))
+    return call_module(
+        module, module.compute_values, values_batch(own, columns), embeddings=own.get(Columns.EMBEDDINGS)
+    )
 
 
 def _with_values(rl_module: Any, module_id: str) -> Any:

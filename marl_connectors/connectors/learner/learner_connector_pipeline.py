@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import LEARNER
-from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, EpisodesOfRun
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnBatch, RunEpisodes
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
@@ -34,8 +34,8 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
 
 def _of_run(episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(episodes, EpisodesOfRun):  # an inner pipeline gets the episodes of the outer one
-        episodes = EpisodesOfRun(episodes)
+    if not isinstance(episodes, RunEpisodes):  # an inner pipeline gets the episodes of the outer one
+        episodes = RunEpisodes(episodes)
     shared_data = {} if shared_data is None else shared_data
-    shared_data[EPISODES_OF_RUN] = episodes
+    shared_data[RUN_EPISODES] = episodes
     return {"episodes": episodes, "shared_data": shared_data}

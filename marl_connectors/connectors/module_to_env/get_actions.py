@@ -131,11 +131,11 @@ class GetActions(ConnectorV2):
         """Returns the common distribution class of a group's modules, or None if they differ; cached by rows."""
         asked = (columns.rows, explore, columns.holders)
         if self._asked is None or self._asked[0] is not asked[0] or self._asked[1:] != asked[1:]:
-            choosing = [m for m in columns.module_ids if not columns.is_of(m, Columns.ACTIONS)]
+            choosing = [m for m in columns.module_ids if not columns.has_column(m, Columns.ACTIONS)]
             classes = {_dist_cls(m, rl_module[m], explore) for m in choosing}
             for module_id in choosing:
-                if not columns.is_of(module_id, Columns.ACTION_DIST_INPUTS):
-                    raise _no_actions(module_id, [name for name in columns if columns.is_of(module_id, name)])
+                if not columns.has_column(module_id, Columns.ACTION_DIST_INPUTS):
+                    raise _no_actions(module_id, [name for name in columns if columns.has_column(module_id, name)])
             _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
             self._asked = asked
             self._common = classes.pop() if len(classes) == 1 else None

@@ -343,7 +343,7 @@ def _structure(tree: Any) -> str:
     return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
 
 
-class BatchOfOne(ParallelEnv):
+class BatchedParallelEnv(ParallelEnv):
     """A natively batched environment with ``num_envs=1`` as a PettingZoo parallel environment."""
 
     def __init__(self, env: BatchedEnv, name: str):

@@ -19,10 +19,10 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
     GYMNASIUM_KEYS,
     GYMNASIUM_NAMESPACES,

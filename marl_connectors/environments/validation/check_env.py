@@ -13,9 +13,9 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
-from marl_connectors.environments.adapters.batched import BatchOfOne, is_batched
+from marl_connectors.environments.adapters.batched import BatchedParallelEnv, is_batched
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
 from marl_connectors.environments.validation.calls import (
     CallFailed,
@@ -24,17 +24,17 @@ from marl_connectors.environments.validation.calls import (
     collected_warnings,
     global_random_state,
 )
-from marl_connectors.environments.validation.checks import state_violation
-from marl_connectors.environments.validation.conformance import run_conformance_tests
-from marl_connectors.environments.validation.players import (
+from marl_connectors.environments.validation.checked_episodes import (
+    CheckedAECEnv,
+    CheckedEnv,
+    CheckedParallelEnv,
     GivenData,
     Outcome,
-    ParallelPlayer,
     Played,
-    Player,
     Session,
-    TurnPlayer,
 )
+from marl_connectors.environments.validation.checks import state_violation
+from marl_connectors.environments.validation.conformance import run_conformance_tests
 from marl_connectors.environments.validation.report import EnvMeasurements, EnvReport, Findings
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
@@ -149,7 +149,7 @@ class _Check:
         self._by_convention = action_mask_key == "auto"
         key = ACTION_MASK if self._by_convention else action_mask_key
         self.session = Session(self._name(), findings, calls, book, key, GivenData(findings))
-        self.player = self._player(self.env)
+        self.checked_env = self._checked_env(self.env)
         self._begun = 0
         self._measurements: EnvMeasurements | None = None
 
@@ -160,12 +160,12 @@ class _Check:
 
     def _make(self, render_mode: str | None = None) -> Any:
         env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
-        return BatchOfOne(env, self._name()) if is_batched(env) else env
+        return BatchedParallelEnv(env, self._name()) if is_batched(env) else env
 
-    def _player(self, env: Any) -> Player:
+    def _checked_env(self, env: Any) -> CheckedEnv:
         if isinstance(env, AECEnv):
-            return TurnPlayer(env, self.session)
-        return ParallelPlayer(SingleAgentEnv(env) if isinstance(env, gym.Env) else env, self.session)
+            return CheckedAECEnv(env, self.session)
+        return CheckedParallelEnv(SingleAgentEnv(env) if isinstance(env, gym.Env) else env, self.session)
 
     @contextlib.contextmanager
     def _part(self, what: str) -> Iterator[None]:
@@ -189,7 +189,7 @@ class _Check:
             check_metadata(self.env, self.session)
         with self._part("spaces"):
             self._check_spaces()
-        if self.player.takes_turns:
+        if self.checked_env.takes_turns:
             max_steps *= max(len(self._possible()), 1)
         played = self._play(episodes, seed, max_steps)
         self._measurements = self.session.totals.measurements(self._begun)
@@ -198,9 +198,9 @@ class _Check:
         if played:
             check_agents_seen(self.env, self._possible(), self.session)
             with self._part("seeds"):
-                fresh = (lambda: self._player(self._make())) if self.can_make else None
+                fresh = (lambda: self._checked_env(self._make())) if self.can_make else None
                 seeds = SeedChecks(self.findings, fresh, seed=seed, nondeterministic=is_nondeterministic(self.env))
-                seeds.run(self.player, played[0], stream(seed, "check", "seeds"), max_steps)
+                seeds.run(self.checked_env, played[0], stream(seed, "check", "seeds"), max_steps)
             with self._part("state()"):
                 self.session.calls("reset()", lambda: self.env.reset(seed=seed))
                 check_state(self.env, self.session)
@@ -244,10 +244,10 @@ class _Check:
             self._begun += 1
             rng = stream(seed, "check", number)
             with self._part("an episode"), global_random_state(0):
-                episode = play_and_watch(self.player, seed + number, rng, max_steps, self.findings)
+                episode = play_and_watch(self.checked_env, seed + number, rng, max_steps, self.findings)
                 played.append(episode)
-                if episode.is_over and number == episodes - 1 and isinstance(self.player, ParallelPlayer):
-                    self.player.step_after_the_end()
+                if episode.is_over and number == episodes - 1 and isinstance(self.checked_env, CheckedParallelEnv):
+                    self.checked_env.step_after_the_end()
             if len(played) <= number:
                 break
         return played
@@ -267,7 +267,7 @@ class _Check:
 
     def _check_sub_envs(self, seed: int) -> None:
         """Plays several sub-environments of a natively batched environment together."""
-        if not isinstance(self.env, BatchOfOne) or self.findings.has_errors:
+        if not isinstance(self.env, BatchedParallelEnv) or self.findings.has_errors:
             return
         env: Any = make_env(self._given, self._config, num_envs=NUM_ENVS)
         rng = stream(seed, "check", "copies")
@@ -304,7 +304,7 @@ class _Check:
     def report(self) -> EnvReport:
         """Returns a report of everything that was found so far."""
         agents = self._possible() or list(self.session.seen)
-        kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
+        kind = "single agent" if self.single_agent else "turn-based" if self.checked_env.takes_turns else "parallel"
         measurements = self._measurements or self.session.totals.measurements(self._begun)
         masks = tuple(place for place in ("observations", "infos") if place in self.session.masks_in)
         return EnvReport(self.session.name, kind, tuple(agents), tuple(self.findings.in_order()), measurements, masks)

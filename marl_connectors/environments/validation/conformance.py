@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from pettingzoo import AECEnv
 
 from marl_connectors.environments.validation.calls import CallFailed, warning_text
-from marl_connectors.environments.validation.players import Session
+from marl_connectors.environments.validation.checked_episodes import Session
 
 _SECONDS = 5.0
 """The approximate number of seconds that one of these tests may play."""

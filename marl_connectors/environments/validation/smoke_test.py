@@ -11,8 +11,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK, mask_of
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -216,7 +216,7 @@ class SmokeTest:
             self._judge_rewards(acting, agent, np.asarray(step.rewards), t)
             if step.ends is not None:
                 self._judge_observations(step.ends.indices, agent, step.ends.observations, t)
-            acting = [sub_env.index for sub_env in vector_env.sub_envs if not sub_env.rests]
+            acting = [sub_env.index for sub_env in vector_env.sub_envs if not sub_env.is_reset_step]
             observations = step.observations
             self._judge_observations(acting, agent, observations, t)
             infos = {index: own[agent] for index, own in step.infos}

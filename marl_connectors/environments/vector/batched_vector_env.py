@@ -16,7 +16,7 @@ from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, 
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
-from marl_connectors.seeding import derived_seeds
+from marl_connectors.seeding import episode_seeds
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
@@ -68,7 +68,7 @@ class BatchedVectorEnv(VectorEnv):
             sub_env.episode_number += 1
             sub_env.t = 0
         numbers, episodes = np.array([(sub_env.number, sub_env.episode_number) for sub_env in sub_envs]).T
-        for sub_env, seed in zip(sub_envs, derived_seeds(self.seed, "env", numbers, episodes).tolist(), strict=True):
+        for sub_env, seed in zip(sub_envs, episode_seeds(self.seed, numbers, episodes).tolist(), strict=True):
             seeds[sub_env.index] = seed  # the same as reset_seed(sub_env)
         try:
             with Watched(lambda: f"{next(iter(sub_envs))} and others: reset()"):
@@ -168,8 +168,8 @@ class BatchedVectorEnv(VectorEnv):
 
 def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int, first_number: int = 0) -> GymnasiumVectorEnv:
     """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
-    rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
-    return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed, first_number=first_number)
+    has_reset_steps = env.autoreset_mode == NEXT_STEP and not env.resets_alone
+    return (NextStepVectorEnv if has_reset_steps else GymnasiumVectorEnv)(env, seed=seed, first_number=first_number)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):
@@ -221,7 +221,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
     step is made at once.
     """
 
-    has_rests = True
+    has_reset_steps = True
 
     def step(self, actions: Any) -> StepResult:
         """Steps all sub-environments; those whose episode ended rest in the next step.
@@ -230,16 +230,16 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             actions: ``[B, ...]`` of the sub-environments that do not rest.
         """
         actions = np.asarray(actions)
-        rested = np.array([sub_env.rests for sub_env in self.sub_envs])
+        rested = np.array([sub_env.is_reset_step for sub_env in self.sub_envs])
         given = self._calls.step(_for_all(actions, rested))
         for sub_env in self.sub_envs:
-            sub_env.t += not sub_env.rests
+            sub_env.t += not sub_env.is_reset_step
         ended, observations = given.over, given.observations
         self._check_rested(rested, ended)
         rewards, infos = given.rewards[~rested, 0], self._infos_of(given, ~(ended | rested))
         result = StepResult(rewards, [], infos)
         for index in np.flatnonzero(rested).tolist():
-            self.sub_envs[index].rests = False
+            self.sub_envs[index].is_reset_step = False
             result.events.append(Event(index, 0, begins=True))
             self._add_info(result, index, self._info(given, index))
         if ended.any():
@@ -265,7 +265,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             sub_env = self.sub_envs[index]
             sub_env.episode_number += 1
             sub_env.t = 0
-            sub_env.rests = True
+            sub_env.is_reset_step = True
 
     def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
         """Resets all sub-environments, which have all ended, by a step, and returns their first observations."""
@@ -273,13 +273,13 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)
         for sub_env in self.sub_envs:
-            sub_env.rests = False
+            sub_env.is_reset_step = False
             self._add_info(result, sub_env.index, self._info(given, sub_env.index))
         return given.observations
 
     def _reset_sub_envs(self, sub_envs: Collection[SubEnvironment], mask: np.ndarray | None) -> Tree:
         for sub_env in sub_envs:
-            sub_env.rests = False
+            sub_env.is_reset_step = False
         return super()._reset_sub_envs(sub_envs, mask)
 
 

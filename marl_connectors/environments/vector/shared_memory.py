@@ -90,7 +90,7 @@ class StepMemory:
     space) is sent with the step's message instead.
 
     Attributes:
-        at: ``[4]`` int64, the worker's ``VectorEnv.at``.
+        current_call: ``[4]`` int64, the worker's ``VectorEnv.current_call``.
         env_states: The states of the environments, ``[num_envs, ...]``; None if states are not used.
     """
 
@@ -117,7 +117,7 @@ class StepMemory:
         templates.append(None if state_space is None else space_tools.zeros(state_space, num_envs))
         for kind, widened in enumerate((lambda tree: tree, _widened)):
             templates += [widened(space_tools.zeros(pair[kind], n)) for pair, n in zip(pairs, rooms, strict=True)]
-        self.at, self._rewards, self.env_states, *columns = block.arrays(templates)
+        self.current_call, self._rewards, self.env_states, *columns = block.arrays(templates)
         self._observations, self._actions = columns[: len(pairs)], columns[len(pairs) :]
 
     def write_actions(self, agents: list[AgentID], actions: list[Any]) -> list[Any] | None:

@@ -28,13 +28,17 @@ _MANY_AGENTS = 1000
 """The observation spaces of at least this many agents are cached."""
 
 
-class Doing(IntEnum):
+class EnvCall(IntEnum):
     """The environment method that is running or ran last, as an int in shared memory."""
 
     STEP = 0
     RESET = 1
     CLOSE = 2
     MAKE = 3
+
+
+CALLED_ENV, RESET_ENV, RESET_EPISODE, CALL = range(4)
+"""The indices of the numbers in ``VectorEnv.current_call``."""
 
 
 class SubEnvironment:
@@ -53,7 +57,7 @@ class SubEnvironment:
         num_failures: The number of failures since an episode was last finished.
         settable: The environment with RLlib's ``get_task`` and ``set_task``: the given one or the one that it wraps;
             None if neither has these methods.
-        rests: Whether its next step only resets it, so that no agent acts in it; see NextStepVectorEnv.
+        is_reset_step: Whether its next step only resets it, so that no agent acts in it; see NextStepVectorEnv.
         task: The task that ``get_task()`` of an environment with a curriculum returned before the newest reset; None
             for other environments.
         state: The environment's ``state()`` after the newest reset or step, ``[1, ...]``; None if states are not used.
@@ -66,10 +70,10 @@ class SubEnvironment:
         "expected",
         "history",
         "index",
+        "is_reset_step",
         "newest_actions",
         "num_failures",
         "number",
-        "rests",
         "settable",
         "state",
         "step",
@@ -92,7 +96,7 @@ class SubEnvironment:
         self.agents: list[AgentID] = []
         self.episode_number = -1
         self.t = 0
-        self.rests = False
+        self.is_reset_step = False
         self.state: Tree | None = None
         self.task: Any = None
         self.newest_actions: list[list[Any]] = []

@@ -6,10 +6,10 @@ import copy as copying
 from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.environments.vector.step_result import Event, StepResult
-from marl_connectors.environments.vector.sub_environment import SubEnvironment, copied_infos, finite_reward
+from marl_connectors.environments.vector.sub_environment import CALLED_ENV, SubEnvironment, copied_infos, finite_reward
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
@@ -48,7 +48,7 @@ class TurnBasedVectorEnv(VectorEnv):
         result, end = StepResult([], [], rewarded=[]), 0
         for sub_env in sub_envs:
             begin, end = end, end + len(sub_env.agents)
-            t, self.at[0] = sub_env.t, sub_env.index
+            t, self.current_call[CALLED_ENV] = sub_env.t, sub_env.index
             try:
                 self._take_turn(sub_env, actions[begin:end], result)
             except ENV_ERRORS as error:

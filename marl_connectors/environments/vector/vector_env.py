@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
     left_without_flag,
     no_live_agents,
@@ -39,7 +39,9 @@ from marl_connectors.environments.vector.env_failures import (
 )
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
-    Doing,
+    CALL,
+    CALLED_ENV,
+    EnvCall,
     InvalidDataCheck,
     SubEnvironment,
     copied_infos,
@@ -47,7 +49,7 @@ from marl_connectors.environments.vector.sub_environment import (
     uncredited_rewards,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
-from marl_connectors.seeding import derived_seed
+from marl_connectors.seeding import episode_seed
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, Tree
 
@@ -64,20 +66,20 @@ class VectorEnv:
     Attributes:
         sub_envs: The sub-environments.
         seed: The run's seed.
-        at: Four numbers, in an array where processes share them: the index of the sub-environment that is being called,
-            the index of the one that was reset last, the number of its episode, and the call as a ``Doing``. The first
-            one is -1 once all sub-environments are closed.
+        current_call: Four numbers, in an array where processes share them: the index of the sub-environment that is
+            being called, the index of the one that was reset last, the number of its episode, and the call as an
+            ``EnvCall``. The first one is -1 once all sub-environments are closed.
         failures: The failures of sub-environments that continued with another episode, since ``take_failures``.
         turn_based: Whether agents act one after another: an agent that has acted waits for its next turn.
         is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
-        has_rests: Whether there are steps in which some sub-environments do not act.
+        has_reset_steps: Whether there are steps in which some sub-environments do not act.
         close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
         resets_late: Whether sub-environments whose episode ended wait for ``reset_over``, where that is possible.
     """
 
     turn_based = False
     is_batched = False
-    has_rests = False
+    has_reset_steps = False
     resets_late = False
     close_timeout_s: float | None = CLOSE_TIMEOUT_S
 
@@ -105,7 +107,7 @@ class VectorEnv:
         offset = 0 if first_number is None else first_number - first_index
         self.sub_envs = [SubEnvironment(env, index, index + offset) for index, env in enumerate(envs, first_index)]
         self.seed = seed
-        self.at: Any = [-1, -1, -1, Doing.STEP]
+        self.current_call: Any = [-1, -1, -1, EnvCall.STEP]
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that exceeded the tolerance
@@ -140,7 +142,7 @@ class VectorEnv:
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
         """Returns the seed of the sub-environment's current episode."""
-        return derived_seed(self.seed, "env", sub_env.number, sub_env.episode_number)
+        return episode_seed(self.seed, sub_env.number, sub_env.episode_number)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every sub-environment, and returns the observations and infos of each."""
@@ -172,7 +174,7 @@ class VectorEnv:
     def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         sub_env.episode_number += 1
         sub_env.task = None if sub_env.settable is None else sub_env.settable.get_task()
-        self.at[:] = sub_env.index, sub_env.index, sub_env.episode_number, Doing.RESET
+        self.current_call[:] = sub_env.index, sub_env.index, sub_env.episode_number, EnvCall.RESET
         sub_env.t = 0
         sub_env.newest_actions, sub_env.history = [], ActionHistory()
         try:
@@ -184,7 +186,7 @@ class VectorEnv:
             raise EnvError(
                 f"{sub_env}: reset(seed={self.reset_seed(sub_env)}) raised {describe_error(error)}"
             ) from error
-        self.at[3] = Doing.STEP
+        self.current_call[CALL] = EnvCall.STEP
         raise_first(sub_env, [reset_violation(given)])
         if not sub_env.env.agents:
             raise_first(sub_env, [no_live_agents()])
@@ -231,10 +233,10 @@ class VectorEnv:
         assert self._restarts is not None
         while True:
             try:
-                self.at[3] = Doing.CLOSE
+                self.current_call[CALL] = EnvCall.CLOSE
                 with contextlib.suppress(*ENV_ERRORS, Hang), alarm(CLOSE_TIMEOUT_S):  # it is broken already
                     sub_env.env.close()
-                self.at[3] = Doing.MAKE
+                self.current_call[CALL] = EnvCall.MAKE
                 with Watched(lambda: f"{sub_env}: making its new environment"):
                     sub_env.use(self._restarts.make_env())
                 return self._begin(sub_env)
@@ -257,14 +259,14 @@ class VectorEnv:
         rewards: list[Any] = []
         observations: list[Any] = []
         result = StepResult(rewards, observations)
-        end, at, data_check, states = 0, self.at, self._data_check, self._states
+        end, current_call, data_check, states = 0, self.current_call, self._data_check, self._states
         for sub_env in sub_envs:
             agents, t = sub_env.agents, sub_env.t
             begin = end
             end += len(agents)
             chosen = actions[begin:end]
             sub_env.newest_actions.append(chosen)
-            at[0], given = sub_env.index, _NOTHING
+            current_call[CALLED_ENV], given = sub_env.index, _NOTHING
             try:
                 given = sub_env.step(dict(zip(agents, chosen)))  # noqa: B905
                 sub_env.t = t + 1
@@ -419,12 +421,12 @@ class VectorEnv:
         """Closes all sub-environments. After ``close_timeout_s``, each of the rest has ``MOMENT_S`` seconds."""
         begin = time.monotonic()
         for sub_env in self.sub_envs:
-            self.at[0], self.at[3] = sub_env.index, Doing.CLOSE
+            self.current_call[CALLED_ENV], self.current_call[CALL] = sub_env.index, EnvCall.CLOSE
             left = self.close_timeout_s
             if left is not None:
                 left = max(left - (time.monotonic() - begin), MOMENT_S)
             close_env(sub_env.env, f"sub-environment {sub_env.number}", timeout_s=left)
-        self.at[0] = -1
+        self.current_call[CALLED_ENV] = -1
 
 
 def add_observed(

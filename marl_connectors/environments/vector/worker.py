@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
+from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
@@ -235,13 +235,13 @@ class EnvServer:
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
         self._memory = StepMemory(task.block, spaces_of(make_env), task.num_envs, task.state_space)
-        at = self._memory.at
-        at[3] = Doing.MAKE
+        current_call = self._memory.current_call
+        current_call[CALL] = EnvCall.MAKE
         envs = []
         for index in range(task.first_index, task.first_index + task.num_envs):
-            at[0] = index
+            current_call[CALLED_ENV] = index
             envs.append(make_env())
-        at[0], at[3] = task.first_index, Doing.STEP
+        current_call[CALLED_ENV], current_call[CALL] = task.first_index, EnvCall.STEP
         self.turn_based = isinstance(envs[0], TurnBasedEnv)
         restarts = None
         if task.tolerance is not None:
@@ -255,7 +255,7 @@ class EnvServer:
             restarts=restarts,
             state_space=task.state_space,
         )
-        self.vector_env.at = at
+        self.vector_env.current_call = current_call
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs
         self._first_index = task.first_index
 

@@ -12,18 +12,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
 from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.vector.process_handle import ProcessHandle, WorkerLost
 from marl_connectors.environments.vector.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
+from marl_connectors.environments.vector.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -152,7 +152,7 @@ class WorkerVectorEnv(VectorEnv):
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            ProcessHandle(maker, spaces_of(make_env), self.sub_envs[begin:end], restarts, timeout_s, state_space)
+            WorkerProcess(maker, spaces_of(make_env), self.sub_envs[begin:end], restarts, timeout_s, state_space)
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
@@ -197,7 +197,7 @@ class WorkerVectorEnv(VectorEnv):
                 first += self._restart(worker, loss)
         return first
 
-    def _send_reset(self, worker: ProcessHandle) -> None:
+    def _send_reset(self, worker: WorkerProcess) -> None:
         worker.send("reset", self.seed, [(sub_env.episode_number, sub_env.num_failures) for sub_env in worker.sub_envs])
 
     @_or_end_all
@@ -246,7 +246,7 @@ class WorkerVectorEnv(VectorEnv):
 
     # Lost workers.
 
-    def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
+    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost) -> StepResult:
         """Begins other episodes in all sub-environments of a lost worker."""
         result = StepResult([], [], rewarded=[])
         if not self.turn_based:
@@ -256,15 +256,15 @@ class WorkerVectorEnv(VectorEnv):
             add_observed(result, sub_env, *first)
         return result
 
-    def _restart(self, worker: ProcessHandle, loss: WorkerLost) -> _First:
+    def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its sub-environments, if the run may continue after a loss."""
         while True:
-            index, last_reset, episode_number, _ = worker.at
+            index, last_reset, episode_number, _ = worker.current_call
             sub_env = self.sub_envs[index]
             if last_reset == index:
                 _begin_episode(sub_env, episode_number)
             self._failed(sub_env, self._loss(sub_env, loss))
-            self._start_anew(worker, sub_env)
+            self._start_until_ready(worker, sub_env)
             self._send_reset(worker)
             try:
                 return self._take(worker.receive()).result
@@ -277,7 +277,7 @@ class WorkerVectorEnv(VectorEnv):
             advice = " With restart_failed_sub_environments=True, the run would continue with a new environment."
         return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
-    def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
+    def _start_until_ready(self, worker: WorkerProcess, sub_env: SubEnvironment) -> None:
         """Starts a worker, repeatedly until its environments are made. Errors count as failures of ``sub_env``."""
         while True:
             worker.start()
@@ -340,6 +340,6 @@ def _begin_episode(sub_env: SubEnvironment, episode_number: int) -> None:
         sub_env.newest_actions, sub_env.history = [], ActionHistory()
 
 
-def _kill(workers: list[ProcessHandle]) -> None:
+def _kill(workers: list[WorkerProcess]) -> None:
     for worker in workers:
         worker.kill()

@@ -6,7 +6,7 @@ from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, d
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
-from marl_connectors.rl_module.masked_logits import without_forbidden
+from marl_connectors.rl_module.masked_logits import apply_action_mask
 
 __all__ = [
     "BOX_DISTRIBUTIONS",
@@ -18,6 +18,10 @@ __all__ = [
     "TorchMultiCategorical",
     "TorchMultiDistribution",
     "TorchSquashedGaussian",
+    "apply_action_mask",
     "default_distribution",
     "without_forbidden",
 ]
+
+without_forbidden = apply_action_mask
+"""The name of ``apply_action_mask`` in earlier versions."""

@@ -170,7 +170,7 @@ class TorchMultiCategorical(Distribution):
         return TorchCategorical.noise(rng, shape, num_inputs)
 
     @classmethod
-    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Applies a mask to each choice. The mask of a choice whose values are all forbidden is ignored."""
         mask = fitting_mask(inputs, mask)
         some = cls._by_choice(mask, False).any(-1)  # [..., choices]
@@ -251,7 +251,7 @@ class TorchBernoulli(Distribution):
         return rng.logistic(size=(*shape, num_inputs)).astype(np.float32)
 
     @classmethod
-    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Sets the logits of bits with one forbidden value. The mask of a bit that forbids both values is ignored."""
         may_be_0, may_be_1 = fitting_mask(inputs, mask, 2).unflatten(-1, (-1, 2)).unbind(-1)
         largest = torch.finfo(inputs.dtype).max

@@ -14,7 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from marl_connectors.rl_module.masked_logits import without_forbidden
+from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -114,9 +114,19 @@ class Distribution(metaclass=_DistributionKind):
         return None
 
     @classmethod
-    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``without_forbidden``."""
-        return without_forbidden(inputs, mask)
+    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
+        """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``apply_action_mask``."""
+        return apply_action_mask(inputs, mask)
+
+    without_forbidden = apply_action_mask
+    """The name of ``apply_action_mask`` in earlier versions. Subclasses may use and override it, too."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        names = "apply_action_mask", "without_forbidden"
+        for name, other in (names, names[::-1]):
+            if name in vars(cls) and other not in vars(cls):
+                setattr(cls, other, vars(cls)[name])
 
     @abstractmethod
     def sample(self, noise: Tensor | None = None) -> Any:

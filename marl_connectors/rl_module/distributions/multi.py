@@ -94,7 +94,7 @@ class TorchMultiDistribution(Distribution):
         return np.concatenate(known, -1) if len(known) == len(found) else None
 
     @classmethod
-    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Applies the masks of the parts, which stand one after another. Parts without choices have none."""
         lens = [part.num_mask for part in cls.parts]
         mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
@@ -107,7 +107,7 @@ class TorchMultiDistribution(Distribution):
             )
         own = inputs.split([part.num_inputs for part in cls.parts], -1)
         found = [
-            part.dist_cls.without_forbidden(x, allowed) if part.num_mask else x
+            part.dist_cls.apply_action_mask(x, allowed) if part.num_mask else x
             for part, x, allowed in zip(cls.parts, own, mask.split(lens, -1), strict=True)
         ]
         return torch.cat(found, -1)

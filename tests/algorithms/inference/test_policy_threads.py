@@ -355,7 +355,7 @@ def test_copies_that_are_made_while_others_act_are_whole(saved, switching, copie
     assert made
     for own in made[:: max(len(made) // 4, 1)]:
         for agent_id, steps in given.items():
-            step = own._caller.num_acted.get(agent_id, 0)
+            step = own._vector_env.num_acted.get(agent_id, 0)
             found = acts(own, agent_id, steps[step:])
             np.testing.assert_array_equal(found, expected[agent_id][step:])
 

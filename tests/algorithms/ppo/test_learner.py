@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from marl_connectors.algorithms.ppo.learner import PPORows, loss_of_rows, slopes_of_rows
+from marl_connectors.algorithms.ppo.learner import PPORows, loss_and_gradients_of_rows, loss_of_rows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss
 from marl_connectors.rl_module.distributions import (
     TorchCategorical,
@@ -110,19 +110,19 @@ def gradients_of(loss, rows: PPORows):
 def check_case(rng: np.random.Generator) -> None:
     cls, coefficients, rows = random_case(rng)
     expected, loss = by_autograd(cls, coefficients, rows), loss_of_rows(cls, coefficients, rows)
-    found = slopes_of_rows(cls, coefficients, rows)
+    found = loss_and_gradients_of_rows(cls, coefficients, rows)
     assert found is not None
     for name, one, plain, other in zip(PPOLoss._fields, found.terms, loss, expected, strict=True):
         assert_near(torch.from_numpy(one), other, name)
         assert_near(plain, other, name)
-    slopes = [slope for slope in (found.by_inputs, found.by_values) if slope is not None]
+    gradients = [gradient for gradient in (found.by_inputs, found.by_values) if gradient is not None]
     wanted = gradients_of(expected.total, rows)
     for name, one, plain, other in zip(
-        ("inputs", "values"), slopes, gradients_of(loss.total, rows), wanted, strict=False
+        ("inputs", "values"), gradients, gradients_of(loss.total, rows), wanted, strict=False
     ):
         assert_near(one, other, name)
         assert_near(plain, other, name)
-    assert len(slopes) == len(wanted)
+    assert len(gradients) == len(wanted)
 
 
 def assert_near(one: torch.Tensor, other: torch.Tensor, name: str) -> None:
@@ -166,7 +166,7 @@ def six_rows(inputs: torch.Tensor, **others) -> PPORows:
 def test_a_distribution_that_computes_something_else_has_no_closed_form(dist_cls):
     actions = torch.rand(6, 2) if dist_cls is TorchSquashedGaussian else torch.tensor([0, 1, 2, 0, 1, 2])
     rows = six_rows(torch.randn(6, 4), actions=actions)
-    assert slopes_of_rows(dist_cls, PPOCoefficients(0.2, 0.1), rows) is None
+    assert loss_and_gradients_of_rows(dist_cls, PPOCoefficients(0.2, 0.1), rows) is None
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,14 @@ def test_a_distribution_that_computes_something_else_has_no_closed_form(dist_cls
     ],
 )
 def test_rows_that_do_not_fit_are_left_to_autograd(others):
-    assert slopes_of_rows(TorchCategorical, PPOCoefficients(0.2, 0.1), six_rows(torch.randn(6, 3), **others)) is None
+    assert (
+        loss_and_gradients_of_rows(TorchCategorical, PPOCoefficients(0.2, 0.1), six_rows(torch.randn(6, 3), **others))
+        is None
+    )
 
 
 def test_an_action_that_there_is_not_is_an_error():
     rows = six_rows(torch.randn(2, 3), actions=torch.tensor([0, 3]), old_logp=-torch.ones(2), advantages=torch.ones(2))
-    for compute in (loss_of_rows, slopes_of_rows):
+    for compute in (loss_of_rows, loss_and_gradients_of_rows):
         with pytest.raises(RuntimeError, match="out of bounds"):
             compute(TorchCategorical, PPOCoefficients(0.2, 0.1), rows)

@@ -223,7 +223,7 @@ def test_a_filter_counts_every_observation_once():
     for runner in runners:
         for _ in range(5):
             runner.sample(num_timesteps=20)
-            acted_on, newest = runner.num_env_steps, sum(not copy.rests for copy in runner.vector_env.sub_envs)
+            acted_on, newest = runner.num_env_steps, sum(not copy.is_reset_step for copy in runner.vector_env.sub_envs)
             (state,) = runner.env_to_module.get_state()["MeanStdFilter"].values()
             assert state["own"]["count"] == acted_on + newest
 

@@ -19,7 +19,7 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, lives_of_chunks, small_config
 from helpers.modules.recurrent_modules import CounterModule
 from marl_connectors import Callbacks, Columns, RLModuleSpec
-from marl_connectors.environments.vector import process_handle
+from marl_connectors.environments.vector import worker_process
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
@@ -368,7 +368,7 @@ def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch,
     runner = runner_of(partial(HardToMake, str(file)), workers=1, num_envs=2, timeout_s=1)
     runner.sample(num_timesteps=4)
     if way == "hang":
-        monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
     file.write_text(way)
     os.kill(runner.vector_env.workers[0].pid, signal.SIGKILL)
     with caplog.at_level(logging.WARNING, LOG):
@@ -380,7 +380,7 @@ def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch,
 
 
 def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(monkeypatch, tmp_path):
-    monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 1.0)
     (tmp_path / "way").write_text("hang")
     maker = partial(HardToMake, str(tmp_path / "way"))
     with pytest.raises(EnvError, match=r"did not answer for 1\.5 s while it started .*sample_timeout_s above 1\.5"):

@@ -17,7 +17,7 @@ import pytest
 from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments.vector import env_failures, process_handle
+from marl_connectors.environments.vector import env_failures, worker_process
 from marl_connectors.environments.vector.env_failures import EnvRestarts, Watched, alarm, close_env
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
@@ -68,7 +68,7 @@ def messages_of(caplog):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch, way):
-    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
     vector_env = reset_copies(partial(HangingEnv, where="close", way=way), num_envs=3, workers=2)
     pids = pids_of(vector_env)
     with caplog.at_level(logging.WARNING, LOG):
@@ -102,7 +102,7 @@ def test_a_close_that_ends_its_process_is_named(caplog):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_a_worker_that_hangs_has_started_is_ended_with_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 2.0)
     file = tmp_path / "child"
     vector_env = reset_copies(partial(HangingEnv, where="close", way="fork", file=str(file)))
     vector_env.close()
@@ -201,7 +201,7 @@ def test_a_class_that_has_hung_is_not_waited_for_again(caplog):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, workers):
-    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(VectorEnv, "close_timeout_s", 0.2)
     monkeypatch.setattr(algorithm, "close_env", partial(close_env, timeout_s=0.2))
     config = small_config(HangingEnv, env_config={"where": "close"})
@@ -320,7 +320,7 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
 
 
 def test_a_constructor_that_hangs_is_named(monkeypatch):
-    monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
     restarts = EnvRestarts(partial(HangingEnv, where="make"))
     with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making sub-environment 0\."):
         make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=1.0, restarts=restarts)

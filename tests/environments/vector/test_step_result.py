@@ -50,7 +50,7 @@ def test_a_reset_has_the_seed_of_its_run_copy_and_episode():
 
 
 def acting(vector_env):
-    return [(copy.index, agent) for copy in vector_env.sub_envs if not copy.rests for agent in copy.agents]
+    return [(copy.index, agent) for copy in vector_env.sub_envs if not copy.is_reset_step for agent in copy.agents]
 
 
 def number_of(items):

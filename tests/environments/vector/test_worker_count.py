@@ -22,8 +22,8 @@ from marl_connectors.cli.values import number_or_auto
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.validation import smoke_test
 from marl_connectors.environments.vector import worker_count
-from marl_connectors.environments.vector.process_handle import ProcessHandle
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.vector.worker_process import WorkerProcess
 from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv
 
 COUNT_CORES = worker_count.num_cores
@@ -208,10 +208,10 @@ def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
 @pytest.mark.usefixtures("slow_steps")
 def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_get_none(monkeypatch):
     """A step takes 10 ms; episodes are taken to have 100 steps before the first one has ended, and 4 after it has."""
-    started, start = [], ProcessHandle.start
+    started, start = [], WorkerProcess.start
     config = small_config(LIFE, env_config={"max_steps": 4}).multi_agent(policies="shared")
     algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers="auto").build_algo()
-    monkeypatch.setattr(ProcessHandle, "start", lambda self: started.append(self) or start(self))
+    monkeypatch.setattr(WorkerProcess, "start", lambda self: started.append(self) or start(self))
 
     def num_started(play):
         started.clear()

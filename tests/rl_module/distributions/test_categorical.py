@@ -11,6 +11,7 @@ from torch import distributions as reference
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import (
     TorchBernoulli,
+    TorchCategorical,
     TorchMultiCategorical,
     default_distribution,
 )
@@ -89,7 +90,7 @@ def test_samples_follow_the_probabilities(from_noise):
 
 def forbidding(dist_cls, mask, logits=LOGITS):
     inputs = logits.clone().requires_grad_()
-    return inputs, dist_cls.from_logits(dist_cls.without_forbidden(inputs, mask.expand(len(logits), -1)))
+    return inputs, dist_cls.from_logits(dist_cls.apply_action_mask(inputs, mask.expand(len(logits), -1)))
 
 
 def test_a_mask_over_several_choices_forbids_in_each():
@@ -140,6 +141,25 @@ def test_a_mask_over_bits_says_what_each_may_be():
 
 def test_masks_that_do_not_fit_are_errors():
     with pytest.raises(ModuleError, match=r"shape is \(4, 7\).*should be \(4, 14\): 2 numbers for each"):
-        TorchBernoulli.without_forbidden(LOGITS, torch.ones(4, 7))
+        TorchBernoulli.apply_action_mask(LOGITS, torch.ones(4, 7))
     with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
-        default_distribution(UNEQUAL).without_forbidden(LOGITS, torch.ones(4, 6))
+        default_distribution(UNEQUAL).apply_action_mask(LOGITS, torch.ones(4, 6))
+
+
+def test_masks_are_applied_by_an_override_under_the_earlier_name():
+    class ForbidsNothing(TorchCategorical):
+        @classmethod
+        def without_forbidden(cls, inputs, mask):
+            del mask
+            return inputs
+
+    class Shifted(TorchCategorical):
+        @classmethod
+        def without_forbidden(cls, inputs, mask):
+            return super().without_forbidden(inputs, mask) + 1.0
+
+    logits, mask = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[True, False, True]])
+    assert torch.equal(ForbidsNothing.apply_action_mask(logits, mask), logits)
+    lowest = torch.finfo(torch.float32).min
+    assert torch.equal(Shifted.apply_action_mask(logits, mask), torch.tensor([[2.0, lowest + 1.0, 4.0]]))
+    assert torch.equal(TorchBernoulli.without_forbidden(logits, torch.ones(1, 6)), logits)

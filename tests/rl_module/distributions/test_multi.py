@@ -63,19 +63,19 @@ def test_a_mask_over_parts_forbids_in_each_that_has_choices():
     allowed = np.random.default_rng(0).integers(0, 2, (6, 7 + 2 * 3 + 4)).astype(bool)
     allowed[0] = False  # forbids all, so nothing
     mask = torch.from_numpy(allowed)
-    found = dist_cls.without_forbidden(inputs, mask)
+    found = dist_cls.apply_action_mask(inputs, mask)
     many = default_distribution(UNEQUAL)
     expected = [
-        many.without_forbidden(inputs[:, :7], mask[:, :7]),
+        many.apply_action_mask(inputs[:, :7], mask[:, :7]),
         inputs[:, 7:11],
-        TorchBernoulli.without_forbidden(inputs[:, 11:14], mask[:, 7:13]),
-        TorchCategorical.without_forbidden(inputs[:, 14:], mask[:, 13:]),
+        TorchBernoulli.apply_action_mask(inputs[:, 11:14], mask[:, 7:13]),
+        TorchCategorical.apply_action_mask(inputs[:, 14:], mask[:, 13:]),
     ]
     assert torch.equal(found, torch.cat(expected, -1))
-    assert torch.equal(dist_cls.without_forbidden(inputs.expand(3, 6, 18), mask.expand(3, 6, 17))[1], found)
+    assert torch.equal(dist_cls.apply_action_mask(inputs.expand(3, 6, 18), mask.expand(3, 6, 17))[1], found)
     assert torch.equal(found[0], inputs[0])
     with pytest.raises(ModuleError, match=r"its shape is \(6, 16\), but should be \(6, 17\).*'move': 6"):
-        dist_cls.without_forbidden(inputs, mask[:, 1:])
+        dist_cls.apply_action_mask(inputs, mask[:, 1:])
 
 
 def test_where_masks_leave_one_action_in_each_part_nothing_is_random():
@@ -83,7 +83,7 @@ def test_where_masks_leave_one_action_in_each_part_nothing_is_random():
     dist_cls = default_distribution(space)
     only = torch.tensor([[1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0]] * 4, dtype=torch.bool)
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).mul(50).requires_grad_()
-    ours = dist_cls.from_logits(dist_cls.without_forbidden(logits, only))
+    ours = dist_cls.from_logits(dist_cls.apply_action_mask(logits, only))
     noise = torch.from_numpy(dist_cls.noise(np.random.default_rng(0), (4,), 9))
     for action in (ours.sample(noise), ours.to_deterministic()):
         assert (action["bits"] == torch.tensor([0, 1])).all()

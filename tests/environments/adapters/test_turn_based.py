@@ -11,7 +11,7 @@ from pettingzoo.utils.env import ParallelEnv
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, OrderEnforcingWrapper
 
 from helpers.envs.scripted_aec import Beat, ReusingAEC, ScriptedAEC
-from marl_connectors.environments.adapters.aec import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EnvError
 

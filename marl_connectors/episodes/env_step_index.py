@@ -237,7 +237,7 @@ def between(
     if joined_here:
         piece.uncredited_reward = episode.uncredited_reward
     elif begin == env_t_started:
-        piece.take_back(episode.uncredited_reward)
+        piece.withdraw_reward(episode.uncredited_reward)
     pending = storage.pending()
     if last < len(times) - 1:
         names = (ACTIONS, REWARDS, *storage.extra_keys())

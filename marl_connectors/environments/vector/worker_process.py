@@ -22,7 +22,7 @@ from marl_connectors.environments.vector.channel import Channel, channel
 from marl_connectors.environments.vector.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
+from marl_connectors.environments.vector.sub_environment import EnvCall, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
     Reply,
@@ -95,7 +95,7 @@ def _started_by(pid: int) -> list[int]:
     return found[1:]
 
 
-class ProcessHandle:
+class WorkerProcess:
     """Starts a worker process, exchanges messages with it, and ends it.
 
     Attributes:
@@ -144,9 +144,9 @@ class ProcessHandle:
         return None if self._process is None else self._process.pid
 
     @property
-    def at(self) -> list[int]:
-        """The worker's ``VectorEnv.at``, also after its end. The second number is -1 if nothing was reset yet."""
-        return self.memory.at.tolist()
+    def current_call(self) -> list[int]:
+        """The worker's ``VectorEnv.current_call``, also after its end. The second number is -1 before a reset."""
+        return self.memory.current_call.tolist()
 
     def _number_of(self, index: int) -> int:
         """Returns the number in the run of a sub-environment with this index."""
@@ -158,7 +158,7 @@ class ProcessHandle:
         restarts, first = self._restarts, self.sub_envs[0].index
         self._block = SharedBlock()
         self.memory = StepMemory(self._block, self._agent_spaces, len(self.sub_envs), self._state_space)
-        self.memory.at[:] = first, -1, -1, Doing.STEP
+        self.memory.current_call[:] = first, -1, -1, EnvCall.STEP
         task = WorkerTask(
             self._maker,
             first,
@@ -227,9 +227,9 @@ class ProcessHandle:
         try:
             message = self._channel.receive(timeout_s)
         except TimeoutError:
-            index, _, _, doing = self.at
-            where = f" in {Doing(doing).name.lower()}()" if doing != Doing.MAKE and not during else during
-            making = f" It was making sub-environment {self._number_of(index)}." if doing == Doing.MAKE else ""
+            index, _, _, call = self.current_call
+            where = f" in {EnvCall(call).name.lower()}()" if call != EnvCall.MAKE and not during else during
+            making = f" It was making sub-environment {self._number_of(index)}." if call == EnvCall.MAKE else ""
             self.kill()
             raise WorkerLost(
                 f"did not answer for {timeout_s:g} s{where} and was ended.{making} If the environment may take that "
@@ -278,8 +278,8 @@ class ProcessHandle:
         if self._process is None or os.getpid() != self._owner:
             return
         self._process.join(timeout_s)
-        index, _, _, doing = self.at
-        in_close = index >= 0 and doing == Doing.CLOSE
+        index, _, _, call = self.current_call
+        in_close = index >= 0 and call == EnvCall.CLOSE
         number = self._number_of(index)
         others = [sub_env.number for sub_env in self.sub_envs if sub_env.index > index]
         rest = f" Sub-environments {others} of that process were not closed." if in_close and others else ""

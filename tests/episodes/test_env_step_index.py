@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marl_connectors.episodes.env_steps import AgentColumn, dicts_at, first_row_from, items_at, table
+from marl_connectors.episodes.env_step_index import AgentColumn, dicts_at, first_row_from, items_at, table
 from marl_connectors.episodes.lookback import OUTSIDE, Padded
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.storage import NOTHING

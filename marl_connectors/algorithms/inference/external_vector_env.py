@@ -31,11 +31,11 @@ class _AgentRows(NamedTuple):
 
     Attributes:
         group: The group.
-        agents: The agents with rows in the group, as indices of ``Caller.agents``.
+        agents: The agents with rows in the group, as indices of ``ExternalVectorEnv.agents``.
         rows: ``[len(agents), num_envs]`` the row of each agent in each sub-environment; -1 where its row is in another
             group, because it acts with a module of another kind there.
         order: ``[B]`` the index of each row in the flattened ``rows``; None if both have the same order.
-        agent_of: ``[B]`` the agent of each row, as an index of ``Caller.agents``.
+        agent_of: ``[B]`` the agent of each row, as an index of ``ExternalVectorEnv.agents``.
     """
 
     group: LaneGroup
@@ -60,7 +60,7 @@ class _Mark(NamedTuple):
     numbers: dict[int, int]
 
 
-class Caller:
+class ExternalVectorEnv:
     """Stands in for the VectorEnv when the user steps the environments.
 
     A call with observations is a step. Agents that act in it and have acted before get the results of their last
@@ -77,12 +77,12 @@ class Caller:
         num_acted: The number of actions of each agent so far.
     """
 
-    turn_based = has_rests = False
+    turn_based = has_reset_steps = False
     is_batched = True
     seed = 0
 
     def __init__(self, agent_spaces: Mapping[AgentID, tuple[Space, Space]]):
-        """Makes a caller without sub-environments, from the observation and action space of each agent."""
+        """Creates it without sub-environments, from the observation and action space of each agent."""
         self.agent_spaces = dict(agent_spaces)
         self.num_acted: dict[AgentID, int] = {}
         self._numbers: dict[int, int] = {}
@@ -127,11 +127,11 @@ class Caller:
     # Calls that fail.
 
     def mark(self) -> _Mark:
-        """Returns the present state, for ``go_back``."""
+        """Returns the present state, for ``restore``."""
         self.moved, self.joined = [], []
         return _Mark(self.sub_envs, self.calls, self.over, self._begun_at, self._numbers)
 
-    def go_back(self, mark: _Mark) -> None:
+    def restore(self, mark: _Mark) -> None:
         """Restores the state that ``mark`` returned."""
         self.sub_envs, self.calls, self.over, self._begun_at, self._numbers = mark
         for sub_env in self.sub_envs:
@@ -235,7 +235,7 @@ class Caller:
         """
         counts = np.array([self.num_acted.get(agent_id, 0) for agent_id in self.agents])
         noise.step = int(counts[0])
-        noise.keep(_REMEMBERED)
+        noise.limit_groups(_REMEMBERED)
         for own in self._rows:
             group = own.group
             if group.words is None:

@@ -88,7 +88,7 @@ class PlayTotals:
 
 @dataclass(slots=True)
 class Session:
-    """The objects that all players of one environment share.
+    """The objects that all CheckedEnvs of one environment share.
 
     Attributes:
         name: The name of the environment.
@@ -113,8 +113,10 @@ class Session:
     masks_in: set[str] = field(default_factory=set)
 
 
-class Player(ABC):
-    """Plays one environment. The methods are the same for parallel and for turn-based environments.
+class CheckedEnv(ABC):
+    """Plays one environment, and checks what it returns.
+
+    The methods are the same for parallel and for turn-based environments.
 
     Attributes:
         env: The environment.
@@ -277,7 +279,7 @@ class Player(ABC):
             raise CallFailed
 
 
-class ParallelPlayer(Player):
+class CheckedParallelEnv(CheckedEnv):
     """Plays a parallel environment."""
 
     def __init__(self, env: Any, session: Session):
@@ -374,7 +376,7 @@ class ParallelPlayer(Player):
             self.session.findings.note("step-after-end", f"step({{}}) after the end of an episode {came}", level=level)
 
 
-class TurnPlayer(Player):
+class CheckedAECEnv(CheckedEnv):
     """Plays an AEC environment, and adds up every agent's rewards to check ``last()``."""
 
     takes_turns = True
@@ -494,11 +496,11 @@ def _some(agents: list[AgentID]) -> str:
     return f"[{', '.join(map(repr, agents[:5]))}, ...]" if len(agents) > 5 else str(agents)
 
 
-def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: int) -> Played:
+def play(checked_env: CheckedEnv, seed: int | None, rng: np.random.Generator, max_steps: int) -> Played:
     """Plays an episode with random actions that the masks allow.
 
     Args:
-        player: The player of the environment.
+        checked_env: The environment.
         seed: The seed of the reset; None for a reset without a seed.
         rng: Draws the actions.
         max_steps: The number of steps after which the episode is stopped.
@@ -507,9 +509,9 @@ def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: 
         CallFailed: If the environment fails.
         OutOfTime: If there is no time left.
     """
-    session = player.session
+    session = checked_env.session
     session.spaces.forget_samplers()
-    outcome = player.reset(seed)
+    outcome = checked_env.reset(seed)
     episode = Played(seed, outcome)
     while outcome.to_act and len(episode.steps) < max_steps:
         session.calls.check_time()
@@ -517,13 +519,13 @@ def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: 
             agent: session.spaces.sample(agent, outcome.masks.get(agent), rng) if lives else None
             for agent, lives in outcome.to_act.items()
         }
-        player.ended_as = set()
-        outcome = player.step(actions)
+        checked_env.ended_as = set()
+        outcome = checked_env.step(actions)
         episode.steps.append((actions, outcome))
-        episode.flags = player.ended_as or episode.flags
+        episode.flags = checked_env.ended_as or episode.flags
     episode.is_over = not outcome.to_act
     if episode.is_over:
-        session.totals.lengths.append(player.t)
+        session.totals.lengths.append(checked_env.t)
     return episode
 
 
@@ -544,11 +546,11 @@ class Mismatch:
     apart: float | None = None
 
 
-def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch | None, Mismatch | None]:
+def replay(checked_env: CheckedEnv, seed: int | None, episode: Played) -> tuple[Mismatch | None, Mismatch | None]:
     """Plays the actions of an episode again, and compares.
 
     Args:
-        player: The player of the environment.
+        checked_env: The environment.
         seed: The seed of the reset.
         episode: The episode.
 
@@ -557,23 +559,23 @@ def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch 
         None if there is none.
     """
     in_infos = None
-    for mismatch in replay_by_steps(player, seed, episode):
+    for mismatch in replay_by_steps(checked_env, seed, episode):
         if mismatch is not None and mismatch.what != "info":
             return mismatch, in_infos
         in_infos = in_infos or mismatch
     return None, in_infos
 
 
-def replay_by_steps(player: Player, seed: int | None, episode: Played) -> Iterator[Mismatch | None]:
+def replay_by_steps(checked_env: CheckedEnv, seed: int | None, episode: Played) -> Iterator[Mismatch | None]:
     """Replays an episode step by step, and yields the difference in each reset or step, or None."""
-    expected, outcome = episode.first, player.reset(seed)
+    expected, outcome = episode.first, checked_env.reset(seed)
     for number, (actions, after) in enumerate(episode.steps):
-        player.session.calls.check_time()
+        checked_env.session.calls.check_time()
         yield _first_mismatch(number, expected, outcome)
         if list(outcome.to_act) != list(actions):
             yield Mismatch(number, "agents", None)
             return
-        expected, outcome = after, player.step(actions)
+        expected, outcome = after, checked_env.step(actions)
     yield _first_mismatch(len(episode.steps), expected, outcome)
 
 
