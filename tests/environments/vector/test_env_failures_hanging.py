@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
 from marl_connectors.environments.vector import env_failures, worker_process
+from marl_connectors.environments.vector import vector_env as vector_env_module
 from marl_connectors.environments.vector.env_failures import EnvRestarts, Watched, alarm, close_env
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
@@ -174,11 +177,16 @@ def test_a_close_that_hangs_in_this_process_is_interrupted(caplog, way):
     ]
 
 
-def seconds_to_close(caplog, envs, timeout_s):
-    """What each copy that hangs was given, as the log has it."""
+def seconds_to_close(caplog, monkeypatch, envs, timeout_s):
+    """The seconds that each sub-environment that hangs was given, as the log has them.
+
+    By the clock, the first one is closed at once and uses up all the time.
+    """
     vector_env = VectorEnv(envs, seed=0)
     vector_env.close_timeout_s = timeout_s
-    with caplog.at_level(logging.WARNING, LOG):
+    clock = itertools.chain([0.0, 0.0], itertools.repeat(timeout_s))
+    with caplog.at_level(logging.WARNING, LOG), monkeypatch.context() as patched:
+        patched.setattr(vector_env_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         caplog.clear()
         vector_env.close()
     return [float(message.split("within ")[1].split(" s ")[0]) for message in messages_of(caplog)]
@@ -189,14 +197,14 @@ def stuck():
     return type("Stuck", (HangingEnv,), {})(where="close")
 
 
-def test_copies_share_the_time_for_closing(caplog):
-    assert seconds_to_close(caplog, [stuck(), stuck(), stuck()], 0.5) == [0.5, 0.2, 0.2]
+def test_sub_environments_share_the_time_for_closing(caplog, monkeypatch):
+    assert seconds_to_close(caplog, monkeypatch, [stuck(), stuck(), stuck()], 0.5) == [0.5, 0.2, 0.2]
 
 
-def test_a_class_that_has_hung_is_not_waited_for_again(caplog):
+def test_a_class_that_has_hung_is_not_waited_for_again(caplog, monkeypatch):
     env = stuck()
-    assert seconds_to_close(caplog, [env], 0.3) == [0.3]
-    assert seconds_to_close(caplog, [env, type(env)(where="close")], 30.0) == [0.2, 0.2]
+    assert seconds_to_close(caplog, monkeypatch, [env], 0.3) == [0.3]
+    assert seconds_to_close(caplog, monkeypatch, [env, type(env)(where="close")], 30.0) == [0.2, 0.2]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
