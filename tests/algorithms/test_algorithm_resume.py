@@ -44,7 +44,7 @@ def check_resume(seed, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(seed, tmp_path):
     check_resume(seed, tmp_path)
 
