@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marl_connectors.cluster.host import HEALTH, Host
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
 
@@ -130,7 +129,7 @@ class ActorPool:
         return sorted(set(replaced))
 
     def _start(self, index: int) -> None:
-        actor = self._cluster.start(Host, self._resources, concurrency_groups={HEALTH: 1})
+        actor = self._cluster.start(self._who(index), self._resources)
         self._actors[index] = actor
         self._beginning[index] = actor.begin.remote(*self._begin(index))
 

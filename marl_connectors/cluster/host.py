@@ -45,10 +45,19 @@ class Host:
     it on without fetching it.
     """
 
-    def __init__(self, paths: Sequence[str]):
-        """Makes the process import modules from where the user's process does."""
+    def __init__(self, label: str, paths: Sequence[str]):
+        """Makes the process import modules from where the user's process does.
+
+        Args:
+            label: The name of the actor. Ray prints it before each line that the process prints.
+            paths: ``sys.path`` of the user's process.
+        """
+        self._label = label
         sys.path += [path for path in paths if path not in sys.path]
         self._object: Any = None
+
+    def __repr__(self) -> str:
+        return self._label
 
     def begin(self, make: bytes, arguments: tuple[Any, ...]) -> Outcome:
         """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from marl_connectors.cluster.host import HEALTH, Host
 from marl_connectors.errors import ConfigError
 
 
@@ -115,7 +116,7 @@ class RayCluster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="WARNING", **settings)
+                self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one with "
@@ -133,10 +134,10 @@ class RayCluster:
                     f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
                 )
 
-    def start(self, cls: type, resources: Resources, **options: Any) -> Any:
-        """Starts an actor that is never restarted by Ray itself, and returns its handle at once."""
-        remote = self.ray.remote(max_restarts=0, max_task_retries=0, **resources.as_options(), **options)(cls)
-        return remote.remote(self.paths)
+    def start(self, label: str, resources: Resources) -> Any:
+        """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
+        options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}}
+        return self.ray.remote(**options, **resources.as_options())(Host).remote(label, self.paths)
 
     def kill(self, actor: Any) -> None:
         """Kills an actor, even one that does not answer."""

@@ -5,14 +5,18 @@ The group of env runners in the user's process sends ``SampleRequest``s and gets
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
 from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import tree_map
 
 
 class EnvRunnerBlueprint(Protocol):
@@ -175,7 +179,6 @@ class HostedEnvRunner:
         """
         self._blueprint_version, self._blueprint = blueprint[0], _fetched(blueprint[1])
         self._weights_version = -1
-        self._parameters: Any = None
         self._runner: EnvRunner | None = None
         self._playing: EnvRunner | None = None
         if num_envs:
@@ -255,7 +258,7 @@ class HostedEnvRunner:
             return None, None
         runner = self._playing = self._blueprint.build_for_evaluation(request)
         try:
-            runner.rl_module.set_state(_fetched(request.weights.ref))
+            runner.rl_module.set_state(_parameters(request.weights))
             _set_connector_states(runner, request.connector_states)
             end = None if request.max_seconds is None else time.monotonic() + request.max_seconds
             runner.sample(
@@ -291,7 +294,7 @@ class HostedEnvRunner:
 
     def _load(self, weights: Weights, runner: EnvRunner) -> None:
         if weights.version != self._weights_version:
-            runner.rl_module.set_state(_fetched(weights.ref))
+            runner.rl_module.set_state(_parameters(weights))
             self._weights_version = weights.version
 
     def _state(self, runner: EnvRunner) -> bytes | None:
@@ -312,6 +315,11 @@ def _set_connector_states(runner: EnvRunner, states: Mapping[str, Any]) -> None:
     runner.module_to_env.set_state(states["module_to_env"])
 
 
+def _parameters(weights: Weights) -> Any:
+    """Returns the parameters in arrays that torch may write to; those in Ray's store are read-only."""
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, _fetched(weights.ref))
+
+
 def _fetched(ref: list[Any]) -> Any:
     import ray
 
@@ -325,8 +333,6 @@ def _pickled(value: Any) -> bytes:
 
 
 def _unpickled(value: bytes) -> Any:
-    import pickle
-
     return pickle.loads(value)
 
 
