@@ -13,6 +13,7 @@ from typing import Any
 
 from marl_connectors.cluster.host import HEALTH, Host
 from marl_connectors.errors import ConfigError
+from marl_connectors.seeding import global_generators_kept
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class RayCluster:
             settings["num_cpus"] = max(os.cpu_count() or 1, math.ceil(needed.get("CPU", 0.0)))
         else:
             settings = {"address": address}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), global_generators_kept():
             warnings.simplefilter("ignore")
             try:
                 self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)

@@ -122,8 +122,8 @@ class AlgorithmConfig:
     # env_runners
     num_env_runners: Annotated[int, integer(min=0)] = 0
     num_envs_per_env_runner: Annotated[int, integer(min=1)] = 1
-    num_cpus_per_env_runner: Annotated[float, number(min=0)] = 1
-    num_gpus_per_env_runner: Annotated[float, number(min=0)] = 0
+    num_cpus_per_env_runner: Annotated[float, number(min=0)] = 1.0
+    num_gpus_per_env_runner: Annotated[float, number(min=0)] = 0.0
     custom_resources_per_env_runner: Annotated[dict[str, float], CUSTOM_RESOURCES] = {}
     max_requests_in_flight_per_env_runner: Annotated[int, integer(min=1)] = 1
     merge_env_runner_states: Annotated[bool | str, either(one_of("training_only"), boolean())] = "training_only"
