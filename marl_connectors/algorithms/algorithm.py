@@ -405,7 +405,7 @@ class Algorithm:
     ) -> Callable[[], dict[str, Any]]:
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         seed = integer(min=0).check(seed, type(self).__name__, "seed")
-        num_envs = min(num_episodes, config.num_envs_per_env_runner * max(1, config.evaluation_num_env_runners))
+        num_envs = min(num_episodes, config.num_envs)
         group = self.eval_env_runner_group
         if group is None:
             return lambda: self._play(config, num_episodes, num_envs, seed, at_random, max_seconds, on_progress)
