@@ -1,3 +1,0 @@
-def merged_runner_state(states,*a):
-    raise NotImplementedError
-divided_runner_state=merged_runner_state
