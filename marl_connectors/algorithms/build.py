@@ -366,6 +366,7 @@ def build_env_runner(
     for_training: bool = True,
     warned_of_bounds: dict[Any, set[int]] | None = None,
     first_env_number: int = 0,
+    merges_connector_states: bool = True,
 ) -> EnvRunner:
     """Builds a runner with its own sub-environments. It keeps the earlier steps that two pipelines look at.
 
@@ -397,6 +398,7 @@ def build_env_runner(
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
         first_env_number=first_env_number,
+        merges_connector_states=merges_connector_states,
     )
 
 
