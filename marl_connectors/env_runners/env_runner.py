@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +17,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
@@ -92,6 +93,7 @@ class EnvRunner:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
         first_env_number: int = 0,
+        merges_connector_states: bool = True,
     ):
         """Creates the sub-environments. They are not reset before the first ``sample``.
 
@@ -127,6 +129,9 @@ class EnvRunner:
                 to record no state.
             first_env_number: The number of the first sub-environment among all sub-environments of the run, if other
                 runners step others. What a sub-environment plays depends on its number, and not on the runner.
+            merges_connector_states: Whether ``sample`` ends with merging what the connector pieces have learned in it
+                into what they apply. False if the caller merges the states of several runners:
+                ``merge_connector_states``, then ``set_connector_states`` of each runner.
         """
         self.vector_env = make_vector_env(
             make_env,
@@ -161,7 +166,9 @@ class EnvRunner:
             lookback=lookback,
             action_spaces=env_to_module.action_space,
         )
+        self._fragment = Fragment()
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
+        self._merges_connector_states = merges_connector_states
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
@@ -259,6 +266,7 @@ class EnvRunner:
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._begin(explore)
+        self._fragment = self._shared_data[FRAGMENT] = Fragment()
         sub_envs = len(self.vector_env.sub_envs)
         callbacks = self._episodes.callbacks
         if callbacks is not None:
@@ -272,11 +280,15 @@ class EnvRunner:
             def must_stop() -> bool:
                 return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted)))
 
+            num_done = -1
             while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
                 if must_stop():
                     done = first_rounds(self._episodes.done, sub_envs)
                     break
+                if num_done != (num_done := len(self._episodes.done)):
+                    self._note_finished(wanted)
                 self._take_step(random_actions)
+            self._note_finished(wanted)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
@@ -296,8 +308,15 @@ class EnvRunner:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
+        if self._merges_connector_states:
+            self._merge_own_connector_states()
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
+
+    def _note_finished(self, num_episodes: int) -> None:
+        """Notes which sub-environments have finished all of their episodes of a sample of ``num_episodes``."""
+        lacking = missing(self._episodes.done, len(self._env_numbers), num_episodes)
+        self._fragment.finished = frozenset(self._env_numbers[np.array(lacking) == 0].tolist())
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
         """Sets the episode number of each sub-environment back to its last episode that the sample returned.
@@ -366,6 +385,7 @@ class EnvRunner:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
+        self._fragment.step += 1
         self.num_env_steps += len(actions) if vector_env.has_reset_steps else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
@@ -566,6 +586,39 @@ class EnvRunner:
     def close(self) -> None:
         """Closes the sub-environments."""
         self.vector_env.close()
+
+    # Merging what connector pieces have learned.
+
+    def _merge_own_connector_states(self) -> None:
+        self.env_to_module.merge_own_state()
+        self.module_to_env.merge_own_state()
+        before = self._plan.states_before_batch
+        if before is not None:
+            self._plan.states_before_batch = self.env_to_module.merge_states([before])
+
+    def merge_connector_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Merges the states that the connector pieces have in several runners. This runner stays as it is.
+
+        Args:
+            states: What ``get_state`` returned in each runner after the same sample, in the order of the runners.
+
+        Returns:
+            The states for ``set_connector_states`` of each runner: ``env_to_module``, ``module_to_env``, and
+            ``before_batch``, which is None if no runner has prepared its next forward batch.
+        """
+        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
+        return {
+            "env_to_module": self.env_to_module.merge_states([state["env_to_module"] for state in states]),
+            "module_to_env": self.module_to_env.merge_states([state["module_to_env"] for state in states]),
+            "before_batch": {"pieces": self.env_to_module.merge_states(before)} if before else None,
+        }
+
+    def set_connector_states(self, states: Mapping[str, Any]) -> None:
+        """Sets states that ``merge_connector_states`` has returned."""
+        self.env_to_module.set_state(states["env_to_module"])
+        self.module_to_env.set_state(states["module_to_env"])
+        if states["before_batch"] is not None:
+            self._plan.states_before_batch = states["before_batch"]["pieces"]
 
     # For checkpoints.
 

@@ -27,6 +27,7 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
     RemoveSingleTsTimeRankFromBatch,
 )
 from marl_connectors.connectors.piece_errors import progress
+from marl_connectors.connectors.running_stats import FRAGMENT
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
 from marl_connectors.env_runners.action_noise import ActionNoise, random_columns
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
@@ -526,6 +527,20 @@ class SamplingPlan:
         self._prepared = None
         self._without_logp.clear()
 
+    # Merging what the pieces have learned.
+
+    @property
+    def states_before_batch(self) -> dict[str, Any] | None:
+        """The states of the pieces before they computed the prepared forward batch; None if there is no such batch."""
+        before = None if self._prepared is None else self._prepared.before
+        return None if before is None else before["pieces"]
+
+    @states_before_batch.setter
+    def states_before_batch(self, states: dict[str, Any]) -> None:
+        prepared = self._prepared
+        if prepared is not None and prepared.before is not None:
+            self._prepared = prepared._replace(before={**prepared.before, "pieces": states})
+
     # For checkpoints.
 
     def get_state(self, *, with_batch: bool) -> dict[str, Any]:
@@ -534,7 +549,8 @@ class SamplingPlan:
         Args:
             with_batch: Whether to include the prepared forward batch and the shared data.
         """
-        prepared, own = self._prepared, {k: v for k, v in self._shared_data.items() if k != ACTION_NOISE}
+        prepared = self._prepared
+        own = {k: v for k, v in self._shared_data.items() if k not in (ACTION_NOISE, FRAGMENT)}
         batch = ColumnBatch([]) if prepared is None else prepared.batch
         return {
             "batch": batch_to_state(batch, own) if with_batch else None,

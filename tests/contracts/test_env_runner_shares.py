@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.envs.echo_games import on_items as as_items
 from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.gymnasium_envs import Walk
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from helpers.runs.random_runs import AddsCount, described, random_config, rows_of
-from marl_connectors import EnvError, EnvRunner, MeanStdFilter, PPOConfig
+from helpers.runs.random_runs import AddsCount, described, plain, random_config, rows_of
+from marl_connectors import EnvError, EnvRunner, FlattenObservations, MeanStdFilter, PPOConfig
 from marl_connectors.algorithms import build
 
 
-def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRunner:
-    """An env runner with some of a run's sub-environments."""
+def runner_of(config: PPOConfig, num_envs: int, first_env_number: int, is_alone: bool = True) -> EnvRunner:
+    """An env runner with some of a run's sub-environments. One that is not alone leaves merging to ``played``."""
     algo = config.copy().build_algo()
     return build.build_env_runner(
         algo.config,
@@ -30,26 +33,44 @@ def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRun
         explore=algo.config.explore,
         rollout_fragment_length=algo.config.rollout_fragment_length,
         first_env_number=first_env_number,
+        merges_connector_states=is_alone,
     )
 
 
-def played(config: PPOConfig, shares: list[int], lengths: list[int]) -> dict[int, list[Any]]:
-    """Maps the numbers of sub-environments to all that their episodes hold, when runners have these shares of them."""
+def played(
+    config: PPOConfig, shares: list[int], lengths: list[int], episodes: bool = False, explore: tuple = (None,)
+) -> tuple[dict[int, list[Any]], Any]:
+    """What runners with these shares of the sub-environments play and learn.
+
+    Args:
+        config: The configuration.
+        shares: The number of sub-environments of each runner.
+        lengths: How many steps, or episodes, of each sub-environment each sample has.
+        episodes: Whether samples consist of whole episodes.
+        explore: Whether the samples explore, in turn.
+
+    Returns:
+        The numbers of sub-environments to all that their episodes hold, and the states of the env-to-module pieces.
+    """
     found: dict[int, list[Any]] = {}
-    first = 0
-    for share in shares:
-        runner = runner_of(config, share, first)
-        try:
-            for length in lengths:
-                episodes = runner.sample(num_timesteps=length * share)
-                for episode in episodes:
+    firsts = [sum(shares[:i]) for i in range(len(shares))]
+    runners = [runner_of(config, n, first, len(shares) == 1) for n, first in zip(shares, firsts, strict=True)]
+    try:
+        for i, length in enumerate(lengths):
+            for runner, share, first in zip(runners, shares, firsts, strict=True):
+                size = {"num_episodes" if episodes else "num_timesteps": length * share}
+                for episode in runner.sample(**size, explore=explore[i % len(explore)]):
                     number = int(str(episode.id_).split("-")[0])
                     assert first <= number < first + share
                     found.setdefault(number, []).extend(map(without_empty_data, rows_of([episode])))
-        finally:
+            if len(runners) > 1:
+                states = runners[0].merge_connector_states([runner.get_state() for runner in runners])
+                for runner in runners:
+                    runner.set_connector_states(copy.deepcopy(states))
+        return found, plain(runners[-1].env_to_module.get_state())
+    finally:
+        for runner in runners:
             runner.close()
-        first += share
-    return found
 
 
 def without_empty_data(agent: dict[str, Any]) -> dict[str, Any]:
@@ -57,23 +78,22 @@ def without_empty_data(agent: dict[str, Any]) -> dict[str, Any]:
     return agent | {"data": agent["data"] if len(agent["rewards"][2]) else None}
 
 
-def depends_on_others(config: PPOConfig) -> bool:
-    """Whether a piece of the config counts the steps of all sub-environments that it sees."""
-    pipeline = config.env_to_module_connector
-    return pipeline is not None and isinstance(pipeline(), (MeanStdFilter, AddsCount))
-
-
-def check_shares(seed: int) -> None:
+def check_shares(seed: int, change: Callable[[PPOConfig], Any] = lambda config: None) -> None:
     rng = np.random.default_rng(seed)
     while True:
         config = random_config(int(rng.integers(2**31)))
-        if not depends_on_others(config):
+        change(config)
+        pieces = config.env_to_module_connector
+        if pieces is None or not isinstance(pieces(), AddsCount):  # it counts calls, which are of all sub-environments
             break
     shares = [int(share) for share in rng.integers(1, 4, size=rng.integers(2, 4))]
     lengths = [int(length) for length in rng.integers(1, 12, size=3)]
-    whole = played(config, [sum(shares)], lengths)
-    assert sorted(whole) == list(range(sum(shares)))
-    assert played(config, shares, lengths) == whole, f"seed {seed}, shares {shares}: {described(config)}"
+    how = {"explore": [(None,), (True, True, False)][rng.integers(2)], "episodes": bool(rng.random() < 0.3)}
+    if how["episodes"]:
+        lengths = [1 + length % 3 for length in lengths]
+    whole = played(config, [sum(shares)], lengths, **how)
+    assert sorted(whole[0]) == list(range(sum(shares)))
+    assert played(config, shares, lengths, **how) == whole, f"seed {seed}, shares {shares}, {how}: {described(config)}"
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -81,11 +101,28 @@ def test_shares_of_a_run_play_what_the_whole_plays(seed):
     check_shares(seed)
 
 
+def filtered(config: PPOConfig) -> PPOConfig:
+    """The config with a filter of its observations, in one of the forms that filters may have."""
+    shared, on_items = config.seed % 2, config.seed % 3 == 0
+
+    def pieces() -> list[Any]:
+        piece = MeanStdFilter(share_between_agents=bool(shared))
+        return [FlattenObservations(), as_items(piece) if on_items else piece]
+
+    return config.env_runners(env_to_module_connector=pieces).learners(learner_connector=None)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_shares_of_a_run_with_a_filter_play_and_learn_what_the_whole_does(seed):
+    check_shares(seed, filtered)
+
+
 @pytest.mark.slow
 def test_shares_of_300_random_runs_play_what_the_whole_plays():
     first = secrets.randbits(31)
     for seed in range(first, first + 300):
         check_shares(seed)
+        check_shares(seed, filtered)
 
 
 def make_walks(num_envs=1):
