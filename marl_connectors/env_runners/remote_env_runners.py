@@ -66,7 +66,6 @@ class RemoteEnvRunners:
         rollout_fragment_length: int,
         complete_episodes: bool,
         merges_states: bool = True,
-        broadcasts_states: bool = True,
         fetches_episodes: bool = True,
         for_evaluation: bool = False,
     ):
@@ -85,8 +84,9 @@ class RemoteEnvRunners:
             lookback: As for EnvRunner.
             rollout_fragment_length: As for EnvRunner.
             complete_episodes: As for EnvRunner.
-            merges_states: Whether the states of connector pieces are merged after each sample.
-            broadcasts_states: Whether env runners continue with the merged states.
+            merges_states: Whether the states of connector pieces are merged after each sample, and all env runners
+                continue with the merged ones. Otherwise each continues with its own, and the pipelines of this process
+                get those of the first env runner.
             fetches_episodes: Whether episodes are fetched to this process at once. Otherwise learners fetch them.
             for_evaluation: Whether the actors only ``play``.
         """
@@ -110,7 +110,6 @@ class RemoteEnvRunners:
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
-        self._broadcasts_states = broadcasts_states
         self._for_evaluation = for_evaluation
         self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
         self._new_episodes = False
@@ -289,7 +288,7 @@ class RemoteEnvRunners:
         for name, pipeline in (("env_to_module", self.env_to_module), ("module_to_env", self.module_to_env)):
             own = [state[name] for state in states]
             pipeline.set_state(pipeline.merge_states(own) if self._merges_states else own[0])
-        if self._merges_states and self._broadcasts_states:
+        if self._merges_states:
             self.send_connector_states()
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
