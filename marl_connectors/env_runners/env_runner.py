@@ -596,6 +596,15 @@ class EnvRunner:
         if before is not None:
             self._plan.states_before_batch = self.env_to_module.merge_states([before])
 
+    def get_connector_states(self) -> dict[str, Any]:
+        """Returns the states of the connector pieces, as ``set_connector_states`` expects them."""
+        before = self._plan.states_before_batch
+        return {
+            "env_to_module": self.env_to_module.get_state(),
+            "module_to_env": self.module_to_env.get_state(),
+            "before_batch": None if before is None else {"pieces": before},
+        }
+
     def merge_connector_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Merges the states that the connector pieces have in several runners. This runner stays as it is.
 

@@ -55,7 +55,8 @@ class SampleRequest:
     Attributes:
         weights: The parameters to act with.
         blueprint: The version of the run's blueprint, and its reference in a list.
-        connector_states: The states of ``env_to_module`` and ``module_to_env`` to begin with; None to keep them.
+        connector_states: The states of the connector pieces to begin with, for ``EnvRunner.set_connector_states``; None
+            to keep them.
         num_timesteps: As for ``EnvRunner.sample``.
         num_episodes: As for ``EnvRunner.sample``.
         options: Other arguments of ``EnvRunner.sample``.
@@ -89,7 +90,8 @@ class SampleReply:
         finished: ``EnvRunner.take_finished()``.
         times: ``EnvRunner.take_times()``.
         metrics: The states of the loggers of ``env_to_module``, ``module_to_env`` and ``callbacks``.
-        connector_states: The states of ``env_to_module`` and ``module_to_env``; None if their pieces have no state.
+        connector_states: The states of the connector pieces, with what they have learned in the sample; None if they
+            have no state.
         state: ``EnvRunner.get_state()``, pickled; None if it cannot be saved.
         why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
         seconds: The duration of the call.
@@ -118,7 +120,7 @@ class PlayRequest:
     Attributes:
         weights: The parameters to act with.
         blueprint: The version of the run's blueprint, and its reference in a list.
-        connector_states: The states of ``env_to_module`` and ``module_to_env``.
+        connector_states: The states of the connector pieces, for ``EnvRunner.set_connector_states``.
         settings: The settings of the evaluation's config that differ from those of training.
         seed: The seed of the episodes.
         first_env_number: The number of the first sub-environment.
@@ -200,7 +202,7 @@ class HostedEnvRunner:
         self._follow(request.blueprint, runner)
         self._load(request.weights, runner)
         if request.connector_states is not None:
-            _set_connector_states(runner, request.connector_states)
+            runner.set_connector_states(request.connector_states)
         loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
         if request.begins_iteration:
             for logger in loggers.values():
@@ -224,7 +226,7 @@ class HostedEnvRunner:
             finished=finished,
             times=times,
             metrics={name: logger.get_state() for name, logger in loggers.items()},
-            connector_states=connector_states(runner.env_to_module, runner.module_to_env),
+            connector_states=known_states(runner.get_connector_states()),
             state=self._state(runner),
             why_not_kept=runner.why_episodes_are_not_kept(),
             seconds=time.perf_counter() - began,
@@ -259,7 +261,7 @@ class HostedEnvRunner:
         runner = self._playing = self._blueprint.build_for_evaluation(request)
         try:
             runner.rl_module.set_state(_parameters(request.weights))
-            _set_connector_states(runner, request.connector_states)
+            runner.set_connector_states(request.connector_states)
             end = None if request.max_seconds is None else time.monotonic() + request.max_seconds
             runner.sample(
                 num_episodes=request.num_episodes,
@@ -304,15 +306,10 @@ class HostedEnvRunner:
             return None  # the custom data of an episode cannot be saved
 
 
-def connector_states(env_to_module: Any, module_to_env: Any) -> dict[str, Any] | None:
-    """Returns the states of two pipelines; None if no piece has a state."""
-    states = {"env_to_module": env_to_module.get_state(), "module_to_env": module_to_env.get_state()}
-    return states if any(own for pieces in states.values() for own in pieces.values()) else None
-
-
-def _set_connector_states(runner: EnvRunner, states: Mapping[str, Any]) -> None:
-    runner.env_to_module.set_state(states["env_to_module"])
-    runner.module_to_env.set_state(states["module_to_env"])
+def known_states(states: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the states of connector pieces; None if no piece has a state."""
+    pipelines = states["env_to_module"], states["module_to_env"]
+    return states if any(own for pieces in pipelines for own in pieces.values()) else None
 
 
 def _parameters(weights: Weights) -> Any:

@@ -24,7 +24,7 @@ from marl_connectors.env_runners.hosted_env_runner import (
     SampleReply,
     SampleRequest,
     Weights,
-    connector_states,
+    known_states,
 )
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sample import Fragment, Sample, merged_order
@@ -170,9 +170,10 @@ class RemoteEnvRunners:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         self._weights = Weights(self._weights.version + 1, [self._put(_arrays(self.rl_module.get_state()))])
 
-    def send_connector_states(self) -> None:
-        """Lets all env runners continue with the states of the pipelines of this process."""
-        self._next_states = connector_states(self.env_to_module, self.module_to_env)
+    def get_connector_states(self) -> dict[str, Any]:
+        """Returns the states of the pipelines of this process, for ``EnvRunner.set_connector_states``."""
+        states = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        return {**states, "before_batch": None}
 
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
@@ -183,7 +184,7 @@ class RemoteEnvRunners:
     @property
     def can_sample_ahead(self) -> bool:
         """Whether a sample does not depend on what the env runners have learned in the sample before."""
-        return not self._merges_states or connector_states(self.env_to_module, self.module_to_env) is None
+        return not self._merges_states or known_states(self.get_connector_states()) is None
 
     def sample(
         self, *, num_timesteps: int | None = None, num_episodes: int | None = None, times: int = 1, **options: Any
@@ -285,11 +286,16 @@ class RemoteEnvRunners:
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
             return
+        if not self._merges_states:
+            self.env_to_module.set_state(states[0]["env_to_module"])
+            self.module_to_env.set_state(states[0]["module_to_env"])
+            return
         for name, pipeline in (("env_to_module", self.env_to_module), ("module_to_env", self.module_to_env)):
-            own = [state[name] for state in states]
-            pipeline.set_state(pipeline.merge_states(own) if self._merges_states else own[0])
-        if self._merges_states:
-            self.send_connector_states()
+            pipeline.set_state(pipeline.merge_states([state[name] for state in states]))
+        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
+        self._next_states = known_states(self.get_connector_states())
+        if before and self._next_states is not None:
+            self._next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns."""
@@ -314,7 +320,7 @@ class RemoteEnvRunners:
         """
         quotas, indices = shares(num_envs, num_episodes), self._pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
-        states = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        states = self.get_connector_states()
         calls = {}
         for index, (begin, end) in zip(indices, pairwise([0, *ends]), strict=True):
             request = PlayRequest(
