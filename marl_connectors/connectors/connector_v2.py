@@ -186,21 +186,22 @@ class ConnectorV2:
     def merge_own_state(self) -> None:
         """Merges what the piece has learned since the last merge into what it applies.
 
-        An env runner calls this at the end of each sample, unless it is one of several whose states are merged with one
-        another. The result is that of ``set_state(merge_states([get_state()]))``, which this method calls if the class
-        overrides ``merge_states``. Override it if there is a faster way to the same result.
+        An env runner calls this at the end of each sample, and a learner when it has made a train batch, unless it is
+        one of several whose states are merged with one another. The result is that of
+        ``set_state(merge_states([get_state()]))``, which this method calls if the class overrides ``merge_states``.
+        Override it if there is a faster way to the same result.
         """
         if type(self).merge_states is not ConnectorV2.merge_states:
             self.set_state(self.merge_states([self.get_state()]))
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the states that the piece has in several runners into one. Override it if they can differ.
+        """Merges the states that the piece has in several runners or learners into one. Override it if they can differ.
 
-        Env runners continue with the result after each sample, also a runner that is alone. So what was learned before
-        the last merge, which is in all of the states, must not count more than once.
+        Runners and learners continue with the result after each sample or batch, also one that is alone. So what was
+        learned before the last merge, which is in all of the states, must not count more than once.
 
         Args:
-            states: The states of the piece in all runners, in the order of the runners.
+            states: The states of the piece in all runners or learners, in their order.
 
         Raises:
             ConnectorError: If the states differ and the class does not override this method.

@@ -47,6 +47,8 @@ class Learner(ABC):
         metrics: The metrics of the pieces of ``pipeline``.
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
+        merges_connector_states: Whether an update merges what the pieces of ``pipeline`` have learned from its batch.
+            False if the states of several learners are merged with one another.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -58,6 +60,7 @@ class Learner(ABC):
         self.metrics = MetricsLogger()
         self.pipeline_seconds = 0.0
         self.num_updates = 0
+        self.merges_connector_states = True
         self._seed = seed
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=False)
@@ -244,6 +247,8 @@ class Learner(ABC):
         self._closed_updates = {}
         began = perf_counter()
         batch = self.make_batch(episodes)
+        if self.merges_connector_states:
+            self.pipeline.merge_own_state()
         if not all(batch.groups):
             raise LearnerError(
                 f"{type(self).__name__}: expected columns from the learner pipeline, but it made none. "
