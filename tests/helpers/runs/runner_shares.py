@@ -1,0 +1,100 @@
+"""Env runners with shares of a run's sub-environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from helpers.runs.random_runs import AddsCount, plain, rows_of
+from marl_connectors import EnvRunner, MeanStdFilter, PPOConfig
+from marl_connectors.algorithms import build
+from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order, shares
+from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
+
+
+def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRunner:
+    """An env runner with some of a run's sub-environments."""
+    algo = config.copy().build_algo()
+    return build.build_env_runner(
+        algo.config,
+        algo._setup,
+        algo.rl_module,
+        algo._env_to_module,
+        algo.learner.pipeline,
+        seed=algo.seed,
+        num_envs=num_envs,
+        explore=algo.config.explore,
+        rollout_fragment_length=algo.config.rollout_fragment_length,
+        first_env_number=first_env_number,
+    )
+
+
+def depends_on_others(config: PPOConfig) -> bool:
+    """Whether a piece of the config counts the steps of all sub-environments that it sees."""
+    pipeline = config.env_to_module_connector
+    return pipeline is not None and isinstance(pipeline(), (MeanStdFilter, AddsCount))
+
+
+class DividedRun:
+    """The env runners of one run.
+
+    Attributes:
+        runners: The runners, in the order of their sub-environments.
+        places: The places of the newest sample's episodes.
+    """
+
+    def __init__(self, config: PPOConfig, sizes: Sequence[int], state: dict[str, Any] | None = None):
+        """Builds a runner for each number of sub-environments; ``state`` is that of one runner with all of them."""
+        self._sizes = list(sizes)
+        self.runners = [runner_of(config, n, end - n) for n, end in zip(sizes, accumulate(sizes), strict=True)]
+        self.places: list[SamplePlace] = []
+        if state is not None:
+            for runner, own in zip(self.runners, divided_runner_state(state, sizes), strict=True):
+                runner.set_state(own)
+
+    def sample(self, *, steps: int | None = None, num_episodes: int | None = None, **options: Any) -> list[Any]:
+        """The episodes of ``steps`` steps of each sub-environment, or ``num_episodes`` episodes, in the order of one."""
+        found, first, envs = [], 0, sum(self._sizes)
+        for runner, size in zip(self.runners, self._sizes, strict=True):
+            if num_episodes is None:
+                found.append(runner.sample(num_timesteps=steps * size, **options))
+            else:
+                own = shares(envs, num_episodes)[first : first + size]
+                found.append(runner.sample(num_episodes=sum(own), **options))
+            first += size
+        places = [runner.places for runner in self.runners]
+        order = merged_order(places)
+        self.places = [places[i][j] for i, j in order]
+        return [found[i][j] for i, j in order]
+
+    def state(self) -> dict[str, Any]:
+        """The state of one runner with all sub-environments."""
+        states = [runner.get_state() for runner in self.runners]
+        if len(states) == 1:
+            return states[0]
+        runner = self.runners[0]
+        return merged_runner_state(
+            states,
+            agent_spaces=runner._episodes.lanes._agent_spaces,
+            rl_module=runner.rl_module,
+            env_to_module=runner.env_to_module,
+            module_to_env=runner.module_to_env,
+        )
+
+    def close(self) -> None:
+        """Closes all runners."""
+        for runner in self.runners:
+            runner.close()
+
+
+def contents(episodes: Sequence[Any]) -> list[Any]:
+    """All that episodes hold, in their order. Agents without a step have no data: their columns are empty."""
+    found = []
+    for episode in episodes:
+        agents = [own | {"data": own["data"] if len(own["rewards"][2]) else None} for own in rows_of([episode])]
+        parts = getattr(episode, "agent_episodes", {"": episode}).values()
+        times = [getattr(episode, name, None) for name in ("env_t_started", "env_t", "is_terminated", "is_truncated")]
+        infos = [(plain(part.get_infos(slice(None))), part.uncredited_reward) for part in parts]
+        found.append([str(episode.id_), times, plain(episode.custom_data), infos, episode.uncredited_reward, agents])
+    return found
