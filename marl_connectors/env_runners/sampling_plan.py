@@ -482,6 +482,8 @@ class SamplingPlan:
             new = slice(group.lookback * rollout.num_lanes, (group.last_row + 1) * rollout.num_lanes)
             actions = tree_map(lambda leaf, rows=new: leaf[rows], rollout.columns[Columns.ACTIONS])
             logp = dist_cls.logp_of_rows(rollout.columns[Columns.ACTION_DIST_INPUTS][new], actions)
+            waiting_for_actions = rollout.cursor[~rollout.pending] - new.start
+            logp[waiting_for_actions[waiting_for_actions >= 0]] = 0.0
             rollout.record(new, {Columns.ACTION_LOGP: logp})
             if Columns.ACTION_DIST_INPUTS in rollout.given:  # some other modules output actions themselves
                 rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()

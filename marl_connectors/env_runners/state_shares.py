@@ -11,8 +11,8 @@ The merged state equals the state of one runner to the last bit, with these exce
 * In samples of whole episodes, a runner steps its sub-environments until its slowest one has finished. So the counts of
   steps depend on how many sub-environments a runner has.
 * A runner that remembers as many agents as it may (``REMEMBERED_AGENTS``) counts only the steps of these.
-* Columns that only some modules of a group output, or that a piece adds to some episodes only, are marked as given in
-  all rows that have them. One runner may also mark rows that are not in use.
+* A column that some agents of a group lack is marked as given in the rows that have it. One runner may have zeros in
+  the rows of these agents instead, for example if their actions were random, so that no module output anything.
 """
 
 from __future__ import annotations

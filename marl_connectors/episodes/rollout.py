@@ -403,12 +403,8 @@ class Rollout:
         newest = self.cursor[lanes]
         rows = int(newest[0]) // self.num_lanes + 1 if len(lanes) else 0
         positions = (np.arange(rows)[:, None] * self.num_lanes + lanes).ravel()
-        columns = {name: take(column, positions) for name, column in self.columns.items()}
-        logp = columns.get(Columns.ACTION_LOGP)
-        if isinstance(logp, np.ndarray):  # the runner also computes it for rows in which no action was chosen yet
-            logp[len(positions) - len(lanes) :][~self.pending[lanes]] = 0.0
         return {
-            "columns": columns,
+            "columns": {name: take(column, positions) for name, column in self.columns.items()},
             "layers": {name: [take(layer, positions) for layer in layers] for name, layers in self._layers.items()},
             "level": {name: level[positions] for name, level in self.layered.items()},
             "given": {name: given[positions] for name, given in self.given.items()},

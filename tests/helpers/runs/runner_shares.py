@@ -88,13 +88,32 @@ class DividedRun:
             runner.close()
 
 
-def contents(episodes: Sequence[Any]) -> list[Any]:
-    """All that episodes hold, in their order. Agents without a step have no data: their columns are empty."""
+def contents(episodes: Sequence[Any], at_random: bool = False) -> list[Any]:
+    """All that episodes hold, in their order.
+
+    Which columns an agent has depends on the other agents of its group in two cases, in which they hold nothing: the
+    agent has no step, or all its actions are random (``at_random``), so that no module has output anything for it.
+    """
     found = []
     for episode in episodes:
-        agents = [own | {"data": own["data"] if len(own["rewards"][2]) else None} for own in rows_of([episode])]
+        agents = []
+        for own in rows_of([episode]):
+            data = own["data"] if len(own["rewards"][2]) else {}
+            if at_random:
+                data = {name: column for name, column in data.items() if name in _OF_STEPS or not _is_zero(column)}
+            agents.append(own | {"data": data})
         parts = getattr(episode, "agent_episodes", {"": episode}).values()
         times = [getattr(episode, name, None) for name in ("env_t_started", "env_t", "is_terminated", "is_truncated")]
         infos = [(plain(part.get_infos(slice(None))), part.uncredited_reward) for part in parts]
         found.append([str(episode.id_), times, plain(episode.custom_data), infos, episode.uncredited_reward, agents])
     return found
+
+
+_OF_STEPS = {"obs", "infos", "actions", "rewards", "terminateds", "truncateds", "t", "eps_id"}
+
+
+def _is_zero(column: Any) -> bool:
+    """Whether a column, as ``plain`` returns it, has zeros only."""
+    if isinstance(column, dict):
+        return all(map(_is_zero, column.values()))
+    return not any(column[2]) if isinstance(column, tuple) else all(map(_is_zero, column))
