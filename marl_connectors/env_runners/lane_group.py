@@ -515,7 +515,7 @@ class LaneGroup:
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
         if len(numbers) < rollout.num_lanes or (numbers[1:] - numbers[:-1] != 1).any():
-            rewards = rewards[:, numbers]
+            rewards = rewards.take(numbers, axis=1)
         if int(first_rows.max()) == low and int(last_rows.min()) == high:
             return _sums(rewards)
         rows = np.arange(low, high)[:, None]

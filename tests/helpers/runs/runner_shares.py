@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from helpers.runs.random_runs import AddsCount, plain, rows_of
-from marl_connectors import EnvRunner, MeanStdFilter, PPOConfig
+from marl_connectors import Algorithm, EnvRunner, MeanStdFilter, PPOConfig
 from marl_connectors.algorithms import build
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order, shares
 from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
@@ -15,7 +15,10 @@ from marl_connectors.env_runners.state_shares import divided_runner_state, merge
 
 def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRunner:
     """An env runner with some of a run's sub-environments."""
-    algo = config.copy().build_algo()
+    return _runner_of(config.copy().build_algo(), num_envs, first_env_number)
+
+
+def _runner_of(algo: Algorithm, num_envs: int, first_env_number: int) -> EnvRunner:
     return build.build_env_runner(
         algo.config,
         algo._setup,
@@ -40,23 +43,28 @@ class DividedRun:
     """The env runners of one run.
 
     Attributes:
+        sizes: The number of sub-environments of each runner.
+        algos: An algorithm for each runner, from which it has its modules and pieces.
         runners: The runners, in the order of their sub-environments.
         places: The places of the newest sample's episodes.
     """
 
     def __init__(self, config: PPOConfig, sizes: Sequence[int], state: dict[str, Any] | None = None):
         """Builds a runner for each number of sub-environments; ``state`` is that of one runner with all of them."""
-        self._sizes = list(sizes)
-        self.runners = [runner_of(config, n, end - n) for n, end in zip(sizes, accumulate(sizes), strict=True)]
+        self.sizes = list(sizes)
+        self.algos = [config.copy().build_algo() for _ in sizes]
+        firsts = [0, *accumulate(sizes)][:-1]
+        self.runners = [_runner_of(*own) for own in zip(self.algos, sizes, firsts, strict=True)]
         self.places: list[SamplePlace] = []
         if state is not None:
             for runner, own in zip(self.runners, divided_runner_state(state, sizes), strict=True):
                 runner.set_state(own)
 
-    def sample(self, *, steps: int | None = None, num_episodes: int | None = None, **options: Any) -> list[Any]:
-        """The episodes of ``steps`` steps of each sub-environment, or ``num_episodes`` episodes, in the order of one."""
-        found, first, envs = [], 0, sum(self._sizes)
-        for runner, size in zip(self.runners, self._sizes, strict=True):
+    def sample(self, *, steps: int = 0, num_episodes: int | None = None, **options: Any) -> list[Any]:
+        """Returns the episodes of ``steps`` steps of each sub-environment, or ``num_episodes`` episodes, in order."""
+        found: list[list[Any]] = []
+        first, envs = 0, sum(self.sizes)
+        for runner, size in zip(self.runners, self.sizes, strict=True):
             if num_episodes is None:
                 found.append(runner.sample(num_timesteps=steps * size, **options))
             else:
@@ -76,7 +84,7 @@ class DividedRun:
         runner = self.runners[0]
         return merged_runner_state(
             states,
-            agent_spaces=runner._episodes.lanes._agent_spaces,
+            agent_spaces=self.algos[0]._setup.agent_spaces,
             rl_module=runner.rl_module,
             env_to_module=runner.env_to_module,
             module_to_env=runner.module_to_env,
@@ -84,8 +92,9 @@ class DividedRun:
 
     def close(self) -> None:
         """Closes all runners."""
-        for runner in self.runners:
+        for runner, algo in zip(self.runners, self.algos, strict=True):
             runner.close()
+            algo.stop()
 
 
 def contents(episodes: Sequence[Any], at_random: bool = False) -> list[Any]:
@@ -104,7 +113,7 @@ def contents(episodes: Sequence[Any], at_random: bool = False) -> list[Any]:
             agents.append(own | {"data": data})
         parts = getattr(episode, "agent_episodes", {"": episode}).values()
         times = [getattr(episode, name, None) for name in ("env_t_started", "env_t", "is_terminated", "is_truncated")]
-        infos = [(plain(part.get_infos(slice(None))), part.uncredited_reward) for part in parts]
+        infos = [[plain(part.get_infos(slice(None))), part.uncredited_reward] for part in parts]
         found.append([str(episode.id_), times, plain(episode.custom_data), infos, episode.uncredited_reward, agents])
     return found
 
