@@ -1,8 +1,10 @@
-"""What a sub-environment plays depends on its number in the run, and not on the env runner that steps it."""
+"""What a sub-environment plays depends on its number in the run, and not on the env runner that steps it.
+
+The episodes of several runners have an order, which is that of one runner with all sub-environments.
+"""
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -14,32 +16,14 @@ from helpers.envs.echo_games import on_items as as_items
 from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.gymnasium_envs import Walk
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from helpers.runs.random_runs import AddsCount, described, plain, random_config, rows_of
-from marl_connectors import EnvError, EnvRunner, FlattenObservations, MeanStdFilter, PPOConfig
-from marl_connectors.algorithms import build
-
-
-def runner_of(config: PPOConfig, num_envs: int, first_env_number: int, is_alone: bool = True) -> EnvRunner:
-    """An env runner with some of a run's sub-environments. One that is not alone leaves merging to ``played``."""
-    algo = config.copy().build_algo()
-    return build.build_env_runner(
-        algo.config,
-        algo._setup,
-        algo.rl_module,
-        algo._env_to_module,
-        algo.learner.pipeline,
-        seed=algo.seed,
-        num_envs=num_envs,
-        explore=algo.config.explore,
-        rollout_fragment_length=algo.config.rollout_fragment_length,
-        first_env_number=first_env_number,
-        merges_connector_states=is_alone,
-    )
+from helpers.runs.random_runs import described, plain, random_config
+from helpers.runs.runner_shares import DividedRun, contents, depends_on_others, runner_of
+from marl_connectors import EnvError, FlattenObservations, MeanStdFilter, PPOConfig
 
 
 def played(
     config: PPOConfig, shares: list[int], lengths: list[int], episodes: bool = False, explore: tuple = (None,)
-) -> tuple[dict[int, list[Any]], Any]:
+) -> tuple[list[Any], Any]:
     """What runners with these shares of the sub-environments play and learn.
 
     Args:
@@ -50,32 +34,22 @@ def played(
         explore: Whether the samples explore, in turn.
 
     Returns:
-        The numbers of sub-environments to all that their episodes hold, and the states of the env-to-module pieces.
+        For each sample, the sub-environments of the episodes, the times of their ends and all that they hold; and the
+        states of the env-to-module pieces.
     """
-    found: dict[int, list[Any]] = {}
-    firsts = [sum(shares[:i]) for i in range(len(shares))]
-    runners = [runner_of(config, n, first, len(shares) == 1) for n, first in zip(shares, firsts, strict=True)]
+    run = DividedRun(config, shares)
+    found = []
     try:
         for i, length in enumerate(lengths):
-            for runner, share, first in zip(runners, shares, firsts, strict=True):
-                size = {"num_episodes" if episodes else "num_timesteps": length * share}
-                for episode in runner.sample(**size, explore=explore[i % len(explore)]):
-                    number = int(str(episode.id_).split("-")[0])
-                    assert first <= number < first + share
-                    found.setdefault(number, []).extend(map(without_empty_data, rows_of([episode])))
-            if len(runners) > 1:
-                states = runners[0].merge_connector_states([runner.get_state() for runner in runners])
-                for runner in runners:
-                    runner.set_connector_states(copy.deepcopy(states))
-        return found, plain(runners[-1].env_to_module.get_state())
+            size = {"num_episodes": length * sum(shares)} if episodes else {"steps": length}
+            sampled = run.sample(**size, explore=explore[i % len(explore)])
+            for place, episode in zip(run.places, sampled, strict=True):
+                assert place.env_number == int(str(episode.id_).split("-")[0])
+                assert episode.is_done == (place.vector_step is not None)
+            found.append((run.places, contents(sampled)))
+        return found, plain(run.runners[-1].env_to_module.get_state())
     finally:
-        for runner in runners:
-            runner.close()
-
-
-def without_empty_data(agent: dict[str, Any]) -> dict[str, Any]:
-    """An agent's part of an episode. Before its first step, it has empty columns for what others have output."""
-    return agent | {"data": agent["data"] if len(agent["rewards"][2]) else None}
+        run.close()
 
 
 def check_shares(seed: int, change: Callable[[PPOConfig], Any] = lambda config: None) -> None:
@@ -83,16 +57,15 @@ def check_shares(seed: int, change: Callable[[PPOConfig], Any] = lambda config: 
     while True:
         config = random_config(int(rng.integers(2**31)))
         change(config)
-        pieces = config.env_to_module_connector
-        if pieces is None or not isinstance(pieces(), AddsCount):  # it counts calls, which are of all sub-environments
+        if not depends_on_others(config):
             break
     shares = [int(share) for share in rng.integers(1, 4, size=rng.integers(2, 4))]
     lengths = [int(length) for length in rng.integers(1, 12, size=3)]
-    how = {"explore": [(None,), (True, True, False)][rng.integers(2)], "episodes": bool(rng.random() < 0.3)}
+    how: dict[str, Any] = {"explore": [(None,), (True, True, False)][rng.integers(2)], "episodes": rng.random() < 0.3}
     if how["episodes"]:
         lengths = [1 + length % 3 for length in lengths]
     whole = played(config, [sum(shares)], lengths, **how)
-    assert sorted(whole[0]) == list(range(sum(shares)))
+    assert {place.env_number for places, _ in whole[0] for place in places} == set(range(sum(shares)))
     assert played(config, shares, lengths, **how) == whole, f"seed {seed}, shares {shares}, {how}: {described(config)}"
 
 
