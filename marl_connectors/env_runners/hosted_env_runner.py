@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
 from marl_connectors.errors import EpisodeError
@@ -79,8 +80,7 @@ class SampleReply:
     """What a sample has changed, without its episodes.
 
     Attributes:
-        order: For each episode, the vector step of the sample in which it ended (None for a chunk of an episode that
-            continues), and the number of its sub-environment.
+        places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
         uncredited: The uncredited reward of each episode.
@@ -97,7 +97,7 @@ class SampleReply:
         seconds: The duration of the call.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     env_steps: list[int]
     agent_steps: list[int]
     uncredited: list[float]
@@ -147,13 +147,13 @@ class PlayReply:
     """What an evaluation of some sub-environments has found.
 
     Attributes:
-        order: As in ``SampleReply``.
+        places: As in ``SampleReply``.
         finished: ``EnvRunner.take_finished()``.
         counts: ``EnvRunner.take_counts()``.
         metrics: As in ``SampleReply``.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     finished: list[EpisodeSummary]
     counts: dict[str, Any]
     metrics: dict[str, Any]
@@ -216,7 +216,7 @@ class HostedEnvRunner:
         payload, uncredited = _pickled(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
         reply = SampleReply(
-            order=list(runner.sample_order),
+            places=list(runner.places),
             env_steps=[episode.env_steps() for episode in episodes],
             agent_steps=[episode.agent_steps() for episode in episodes],
             uncredited=uncredited,
@@ -270,7 +270,7 @@ class HostedEnvRunner:
             )
             loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
             reply = PlayReply(
-                order=list(runner.sample_order),
+                places=list(runner.places),
                 finished=runner.take_finished(),
                 counts=runner.take_counts(),
                 metrics={name: logger.get_state() for name, logger in loggers.items()},
