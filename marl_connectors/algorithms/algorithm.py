@@ -658,7 +658,7 @@ class Algorithm:
             self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
-        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
+        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
     def save_to_path(self, path: str | Path) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.

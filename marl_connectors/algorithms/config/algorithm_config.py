@@ -556,6 +556,11 @@ class AlgorithmConfig:
         return CallbackCalls(self.callbacks_class, functions)
 
     @property
+    def num_envs(self) -> int:
+        """The number of sub-environments of all env runners together."""
+        return self.num_envs_per_env_runner * max(1, self.num_env_runners)
+
+    @property
     def device(self) -> torch.device:
         """The device of modules and batches. Runners use it too, because they act with the learner's modules."""
         wanted = self.num_gpus_per_learner
