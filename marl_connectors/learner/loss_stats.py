@@ -27,6 +27,8 @@ GRADIENT_NORM = "gradients_global_norm"
 _MAY_BE_INFINITE = (Columns.ACTION_DIST_INPUTS,)
 """Columns that may be infinite: the logits of impossible actions are -inf."""
 _OF_MODULES = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+_DERIVED = (Columns.ADVANTAGES, Columns.VALUE_TARGETS)
+"""Columns that are computed from other columns."""
 
 
 class MinibatchTerms(NamedTuple):
@@ -304,33 +306,34 @@ def not_finite_error(
     bad = statistics.first_not_finite()
     if bad is None:
         own = f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
-        return LearnerError(own if gather is None else min(gather((9, 0, own)))[2])
-    cause = _bad_numbers(bad, module, batch)
+        return LearnerError(own if gather is None else min(gather((9, 9, own)))[2])
+    order, cause = _cause(bad, module, batch)
     rule = "That step was not taken, and the last checkpoint is intact."
     who = "the shared layers" if bad.module_id == SHARED else f"module {bad.module_id!r}"
     own = (
         f"Learner: {bad.name} of {who} is {bad.value} in update {num_updates + 1}, epoch "
-        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {cause or _advice(bad)}"
+        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {cause}"
     )
-    return LearnerError(own if gather is None else min(gather((_rank(bad), cause is None, own)))[2])
+    return LearnerError(own if gather is None else min(gather((order, _rank(bad), own)))[2])
 
 
-def _bad_numbers(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str | None:
-    """Describes a parameter or a column that is not finite; returns None if there is none."""
+def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> tuple[int, str]:
+    """Returns the probable cause, and a number that is smaller the more is known of it."""
     whole = module if bad.module_id == SHARED else module[bad.module_id]
     for name, parameter in whole.named_parameters():
         if not parameter.isfinite().all():
-            return f"The parameter {name!r} is not finite itself: something has written to it."
+            return 0, f"The parameter {name!r} is not finite itself: something has written to it."
     for group in batch.groups:
         if bad.module_id in group.module_ids:
             i = group.module_ids.index(bad.module_id)
             for name, number, rows in _bad_columns(group, group.splits[i], group.splits[i + 1]):
                 of_module = "the module when it acted" if name in _OF_MODULES else "the environment"
                 return (
+                    1 + (name in _DERIVED),
                     f"The column {name!r} is not finite in {number} of the module's {rows} rows: look at what makes "
-                    f"it, {of_module} or a connector piece."
+                    f"it, {of_module} or a connector piece.",
                 )
-    return None
+    return 3, _advice(bad)
 
 
 def _advice(bad: NotFinite) -> str:
@@ -345,9 +348,7 @@ def _advice(bad: NotFinite) -> str:
 
 
 def _bad_columns(group: ColumnGroup, begin: int, end: int) -> Iterable[tuple[str, int, int]]:
-    for name in sorted(
-        group, key=lambda name: (name != Columns.OBS, name in (Columns.ADVANTAGES, Columns.VALUE_TARGETS))
-    ):
+    for name in sorted(group, key=lambda name: (name != Columns.OBS, name in _DERIVED)):
         for leaf in leaves(slice_tree(group[name], begin, end)):
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 continue
