@@ -323,3 +323,7 @@ def _number(path: tuple[Any, ...], value: Any) -> float:
 
 def _text(path: tuple[Any, ...]) -> str:
     return repr("/".join(map(str, path)))
+
+
+def merged_metrics(states):
+    return states[0]

@@ -14,20 +14,26 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import Space
+
 from marl_connectors.algorithms import build, checkpoint_restore
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
-from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
+from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
+from marl_connectors.algorithms.remote_parts import RemoteParts
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
+from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
@@ -56,7 +62,8 @@ class Algorithm:
         seed: The seed from which all random streams of the run follow.
         rl_module: The modules. Env runners act with them, and the learner updates them.
         learner: The learner, with its pipeline.
-        env_runner: The env runner that samples the episodes for training.
+        env_runner_group: The env runners that sample the episodes for training.
+        eval_env_runner_group: The remote env runners for evaluations; None if evaluations play in this process.
         masking: The action masks that are applied. ``str(masking)`` describes them.
         callbacks: The callbacks of the config.
         metrics: The metrics that callbacks have logged.
@@ -95,12 +102,13 @@ class Algorithm:
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
-        self.env_runner = self._runner(
-            self.config,
-            self.seed,
-            self.config.num_envs_per_env_runner,
-            first_render_mode=human_render_mode(self.config, self._setup),
-        )
+        self._remote = RemoteParts(self.config)
+        try:
+            self.env_runner_group = self._build_env_runner_group()
+            self.eval_env_runner_group = self._build_eval_env_runner_group()
+        except BaseException:
+            self._remote.stop()
+            raise
         self.callbacks = self.config.make_callbacks()
         self.metrics = MetricsLogger()
         self.iteration = 0
@@ -108,6 +116,65 @@ class Algorithm:
         self._num_evaluations = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+
+    @property
+    def env_runner(self) -> EnvRunner:
+        """The env runner in this process.
+
+        Raises:
+            ConfigError: If the env runners are remote.
+        """
+        local = self.env_runner_group.local_env_runner
+        if local is None:
+            raise ConfigError(
+                f"Algorithm.env_runner: with num_env_runners={self.config.num_env_runners} there is no env runner in "
+                f"this process. Use env_runner_group, whose foreach_env_runner(fn) calls a function with each of them."
+            )
+        return local
+
+    def _build_env_runner_group(self) -> EnvRunnerGroup:
+        config = self.config
+        if not config.num_env_runners:
+            render_mode = human_render_mode(config, self._setup)
+            return EnvRunnerGroup(
+                self._runner(config, self.seed, config.num_envs_per_env_runner, first_render_mode=render_mode)
+            )
+        remote = self._remote.env_runners(
+            self._blueprint(),
+            [config.num_envs_per_env_runner] * config.num_env_runners,
+            rl_module=self.rl_module,
+            agent_spaces=self._setup.agent_spaces,
+            env_to_module=self._env_to_module,
+            module_to_env=build.build_module_to_env(config, self._setup, stateful=self.rl_module.is_stateful()),
+        )
+        return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
+
+    def _build_eval_env_runner_group(self) -> EnvRunnerGroup | None:
+        if not self.config.evaluation_num_env_runners:
+            return None
+        remote = self._remote.env_runners(
+            self._blueprint(),
+            [1] * self.config.evaluation_num_env_runners,
+            for_evaluation=True,
+            rl_module=self.rl_module,
+            agent_spaces=self._setup.agent_spaces,
+            env_to_module=self._env_to_module,
+            module_to_env=self.env_runner_group.module_to_env,
+        )
+        return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
+
+    def _blueprint(self) -> RunBlueprint:
+        """Returns how remote env runners are made now."""
+        specs: Any = MultiRLModuleSpec.from_module(self.rl_module).rl_module_specs
+        return RunBlueprint.of(
+            self.config,
+            seed=self.seed,
+            masking=self.masking,
+            rl_module_specs=specs,
+            lookback=self._lookback(),
+            rollout_fragment_length=self._fragment_length(),
+            state_space=self._state_space(),
+        )
 
     def _runner(
         self,
@@ -119,6 +186,7 @@ class Algorithm:
         for_training: bool = True,
         is_long: bool = True,
     ) -> EnvRunner:
+        """Builds an env runner in this process."""
         if config.num_env_workers == "auto" and not is_long:
             config = config.copy()
             config.num_env_workers = 0
@@ -127,23 +195,30 @@ class Algorithm:
             self._setup,
             self.rl_module,
             self._env_to_module,
-            self.learner.pipeline,
             seed=seed,
             num_envs=num_envs,
             explore=config.explore,
             rollout_fragment_length=1 if render_mode else self._fragment_length(),
+            lookback=self._lookback(),
+            state_space=self._state_space() if for_training else None,
             render_mode=render_mode,
             first_render_mode=first_render_mode,
-            for_training=for_training,
             warned_of_bounds=self._warned_of_bounds,
         )
+
+    def _lookback(self) -> int:
+        return build.lookback_of_run(self.config, self._env_to_module, self.learner.pipeline)
+
+    def _state_space(self) -> Space | None:
+        """Returns the space of the environment's ``state()`` if the learner pipeline reads states, else None."""
+        return self._setup.state_space if build.reads_env_states(self.learner.pipeline) else None
 
     def _fragment_length(self) -> int:
         config = self.config
         if config.rollout_fragment_length != "auto":
             return int(config.rollout_fragment_length)
         at_once = self._setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
-        return max(1, math.ceil(config.train_batch_size_per_learner / config.num_envs_per_env_runner / at_once))
+        return max(1, math.ceil(config.total_train_batch_size / config.num_envs / at_once))
 
     @property
     def agent_ids(self) -> list[AgentID]:
@@ -151,8 +226,11 @@ class Algorithm:
         return list(self._setup.agent_ids)
 
     def stop(self) -> None:
-        """Closes the environments."""
-        self.env_runner.close()
+        """Closes the environments, and ends remote env runners and learners."""
+        self.env_runner_group.stop()
+        if self.eval_env_runner_group is not None:
+            self.eval_env_runner_group.stop()
+        self._remote.stop()
         close_env(self._setup.sample_env, self._setup.name)
 
     # Training.
@@ -166,50 +244,69 @@ class Algorithm:
             of steps and iterations.
         """
         began = time.perf_counter()
-        episodes = self._sample()
+        interval = self.config.evaluation_interval
+        is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
+        evaluation = self._begin_evaluation() if is_evaluated and self.config.evaluation_parallel_to_training else None
+        sample = self._sample()
         if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-            warn_of_late_masks(episodes)
+            warn_of_late_masks(sample.episodes())
         sampled = time.perf_counter()
-        runner = self.env_runner
+        runners = self.env_runner_group
         learned = self.learner.update(
-            episodes=episodes,
+            episodes=sample.episodes(),
             timesteps={
-                "num_env_steps_sampled_lifetime": runner.num_env_steps,
-                "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
+                "num_env_steps_sampled_lifetime": runners.num_env_steps,
+                "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
             },
         )
         ended = time.perf_counter()
         self.iteration += 1
         self.time_total_s += ended - began
-        self._recent.extend(runner.take_finished())
+        self._recent.extend(runners.take_finished())
         result = {
             "training_iteration": self.iteration,
             "time_total_s": self.time_total_s,
             **iteration_results(
-                runner, self.learner, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
+                runners, self.learner, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
             ),
         }
-        if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
-            result["evaluation"] = self.evaluate()
+        if is_evaluated:
+            result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
-    def _sample(self) -> list[Any]:
+    def _sample(self) -> Sample:
         """Samples the episodes of one train batch."""
-        config, runner = self.config, self.env_runner
-        size, by_agents = config.train_batch_size_per_learner, config.count_steps_by == "agent_steps"
-        episodes: list[Any] = []
-        collected, before = 0, runner.num_env_steps
+        config, runners = self.config, self.env_runner_group
+        size, by_agents = config.total_train_batch_size, config.count_steps_by == "agent_steps"
+        most = self._fragment_length() * config.num_envs
+        samples: list[Sample] = []
+        collected, before = 0, runners.num_env_steps
+        runners.begin_iteration()
         while collected < size:
-            if collected and config.rollout_fragment_length == "auto" and config.batch_mode == "truncate_episodes":
-                steps = math.ceil((runner.num_env_steps - before) / collected * (size - collected))
-                most = runner.rollout_fragment_length * config.num_envs_per_env_runner
-                new = runner.sample(num_timesteps=min(steps, most))
+            if config.batch_mode == "complete_episodes":
+                new = runners.sample()
+            elif config.rollout_fragment_length == "auto":
+                steps = math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                new = runners.sample(num_timesteps=min(steps, most))
             else:
-                new = runner.sample()
-            episodes += new
-            collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
-        return episodes
+                ahead = 1 if by_agents else math.ceil((size - collected) / most)
+                new = runners.sample(times=min(ahead, config.max_requests_in_flight_per_env_runner))
+            samples.append(new)
+            collected += new.agent_steps if by_agents else new.env_steps
+        self._report_recreated(runners)
+        return joined(samples)
+
+    def _report_recreated(self, runners: EnvRunnerGroup) -> None:
+        recreated = runners.take_recreated()
+        if recreated:
+            self.callbacks.call(
+                "on_env_runners_recreated",
+                algorithm=self,
+                env_runner_group=runners,
+                env_runner_indices=recreated,
+                is_evaluation=runners is self.eval_env_runner_group,
+            )
 
     # Evaluation.
 
@@ -240,6 +337,23 @@ class Algorithm:
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``.
         """
+        return self._end_evaluation(
+            self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, max_seconds, on_progress)
+        )
+
+    def _begin_evaluation(
+        self,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        seed: int | None = None,
+        policy_mapping_fn: str | PolicyMappingFn | None = None,
+        max_seconds: float | None = None,
+        on_progress: Callable[[int], Any] | None = None,
+    ) -> Callable[[], dict[str, Any]]:
+        """Begins an evaluation, and returns a function that waits for its results. Only remote env runners play ahead.
+
+        The arguments are those of ``evaluate``.
+        """
         self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
@@ -249,7 +363,10 @@ class Algorithm:
         number = config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
-        results = self._play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
+        return self._begin_play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
+
+    def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        results = begun()
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
@@ -272,9 +389,11 @@ class Algorithm:
         seed = derived_seed(self.seed, "random play") if seed is None else seed
         config = self.config.get_evaluation_config()
         config.explore = True
-        return self._play(config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress)
+        return self._begin_play(
+            config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress
+        )()
 
-    def _play(
+    def _begin_play(
         self,
         config: AlgorithmConfig,
         num_episodes: int,
@@ -283,11 +402,43 @@ class Algorithm:
         at_random: bool = False,
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Callable[[], dict[str, Any]]:
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         seed = integer(min=0).check(seed, type(self).__name__, "seed")
+        num_envs = min(num_episodes, config.num_envs)
+        group = self.eval_env_runner_group
+        if group is None:
+            return lambda: self._play(config, num_episodes, num_envs, seed, at_random, max_seconds, on_progress)
+        begun = group.begin_playing(
+            num_episodes,
+            num_envs,
+            settings=evaluation_settings(config),
+            seed=seed,
+            at_random=at_random,
+            max_seconds=max_seconds,
+        )
+
+        def play() -> dict[str, Any]:
+            results = begun()
+            self._report_recreated(group)
+            if on_progress is not None:
+                on_progress(results["num_episodes"])
+            return results
+
+        return play
+
+    def _play(
+        self,
+        config: AlgorithmConfig,
+        num_episodes: int,
+        num_envs: int,
+        seed: int,
+        at_random: bool,
+        max_seconds: float | None,
+        on_progress: Callable[[int], Any] | None,
+    ) -> dict[str, Any]:
+        """Plays episodes in this process."""
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
-        num_envs = min(num_episodes, config.num_envs_per_env_runner)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
         with self._borrowed(runner):
             end = math.inf if max_seconds is None else time.monotonic() + max_seconds
@@ -309,7 +460,7 @@ class Algorithm:
         """
         learned = self._env_to_module.get_state()
         counting = [] if filters_count else build.stop_counting(self._env_to_module)
-        runner.module_to_env.set_state(self.env_runner.module_to_env.get_state())
+        runner.module_to_env.set_state(self.env_runner_group.module_to_env.get_state())
         try:
             with global_generators_kept():
                 yield
@@ -427,11 +578,12 @@ class Algorithm:
                 module.set_state(module_state)
             self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
             if module.is_stateful():
-                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self.learner)
         policies = self.config.policies
         if policies is not None:
             added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
             self.config.change(policies=added)
+        self.env_runner_group.modules_changed()
         self._remap(mapping, new_should_module_be_updated)
         return module
 
@@ -515,7 +667,8 @@ class Algorithm:
         if module_id in overrides:
             self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
         self._remap(mapping, new_should_module_be_updated)
-        self.env_runner.restart_episodes()
+        self.env_runner_group.modules_changed()
+        self.env_runner_group.restart_episodes()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
         """Sets the mapping of all episodes that begin from now on, also in evaluations. Checkpoints include it.
@@ -547,7 +700,7 @@ class Algorithm:
     def _remap(self, mapping: PolicyMappingFn | None, to_update: ModulesToUpdate | None) -> None:
         if mapping is not None:
             self._set(policy_mapping_fn=mapping)
-            self.env_runner.set_policy_mapping_fn(mapping)
+            self.env_runner_group.set_policy_mapping_fn(mapping)
         if to_update is not None:
             self._set(policies_to_train=to_update)
 
@@ -577,7 +730,7 @@ class Algorithm:
             "multi_rl_module": to_state(multi),
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
             "learner": self.learner.get_state(),
-            "env_runner": self.env_runner.get_state(),
+            "env_runner": self.env_runner_group.get_state(),
             "metrics": self.metrics.get_state(),
         }
 
@@ -626,7 +779,7 @@ class Algorithm:
                 raise before
             self.config.change(**settings)
             self._changed_settings = changed
-            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._apply(before)
 
         return undo
@@ -643,10 +796,10 @@ class Algorithm:
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
-                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self.learner)
             self.learner.set_state(state["learner"])
         with taking_over("env_runner"):
-            self.env_runner.set_state(state["env_runner"], new_episodes)
+            self.env_runner_group.set_state(state["env_runner"], new_episodes)
 
     def _restore_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
         """Restores the settings that changed during the run of the state or during this run."""
@@ -654,18 +807,18 @@ class Algorithm:
             for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
                 if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
                     self._set(**{name: checkpoint_restore.changed_setting(state, name, names)})
-            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
-        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
+        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
     def save_to_path(self, path: str | Path) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
 
         Warns once if the ongoing episodes cannot be saved, so that a resumed run will begin new ones.
         """
-        why = self.env_runner.why_episodes_are_not_kept()
+        why = self.env_runner_group.why_episodes_are_not_kept()
         if why and not self._has_warned_of_episodes:
             self._has_warned_of_episodes = True
             warnings.warn(

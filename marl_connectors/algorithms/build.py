@@ -31,6 +31,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.vector.env_failures import EnvRestarts
@@ -330,14 +331,14 @@ def build_learner(
 
 
 def add_state_pieces_to(
-    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runner: EnvRunner, learner: Learner
+    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runners: EnvRunnerGroup, learner: Learner
 ) -> None:
     """Adds the pieces that stateful modules need to the pipelines of an ongoing run.
 
     Raises:
         ConfigError: If the runner keeps no steps from before a cut, and so no states.
     """
-    if env_runner.lookback < AddStatesFromEpisodesToBatch.lookback:
+    if env_runners.lookback < AddStatesFromEpisodesToBatch.lookback:
         raise ConfigError(
             "add_module: a stateful module needs the state before a cut, but episode_lookback_horizon is 0. Set "
             ".env_runners(episode_lookback_horizon=1)."
@@ -345,9 +346,17 @@ def add_state_pieces_to(
     if config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:
-        add_state_pieces(env_runner.module_to_env)
+        add_state_pieces(env_runners.module_to_env)
     if config.add_default_connectors_to_learner_pipeline:
         add_state_pieces(learner.pipeline)
+    env_runners.modules_changed()
+
+
+def lookback_of_run(
+    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, learner_pipeline: LearnerConnectorPipeline
+) -> int:
+    """Returns the number of earlier steps that a chunk of an episode keeps, because a pipeline looks at them."""
+    return max(config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline))
 
 
 def build_env_runner(
@@ -355,22 +364,20 @@ def build_env_runner(
     setup: EnvSpec,
     modules: MultiRLModule,
     env_to_module: EnvToModulePipeline,
-    learner_pipeline: LearnerConnectorPipeline,
     *,
     seed: int,
     num_envs: int,
     explore: bool,
     rollout_fragment_length: int,
+    lookback: int,
+    state_space: Space | None,
     render_mode: str | None = None,
     first_render_mode: str | None = None,
-    for_training: bool = True,
     warned_of_bounds: dict[Any, set[int]] | None = None,
     first_env_number: int = 0,
+    merges_connector_states: bool = True,
 ) -> EnvRunner:
-    """Builds a runner with its own sub-environments. It keeps the earlier steps that two pipelines look at.
-
-    If its episodes are ``for_training`` and the learner pipeline reads the environment's states, it records these too.
-    """
+    """Builds a runner with its own sub-environments. The arguments are described at ``EnvRunner``."""
     make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
@@ -383,9 +390,7 @@ def build_env_runner(
         env_to_module=env_to_module,
         module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
         explore=explore,
-        lookback=max(
-            config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline)
-        ),
+        lookback=lookback,
         rollout_fragment_length=rollout_fragment_length,
         complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
@@ -395,8 +400,9 @@ def build_env_runner(
         num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
-        state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
+        state_space=state_space,
         first_env_number=first_env_number,
+        merges_connector_states=merges_connector_states,
     )
 
 

@@ -92,6 +92,7 @@ class EnvRunner:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
         first_env_number: int = 0,
+        merges_connector_states: bool = True,
     ):
         """Creates the sub-environments. They are not reset before the first ``sample``.
 
@@ -260,6 +261,7 @@ class EnvRunner:
     ) -> list[Any]:
         self._begin(explore)
         sub_envs = len(self.vector_env.sub_envs)
+        self._at = {}; self._step = 0
         callbacks = self._episodes.callbacks
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
@@ -286,12 +288,15 @@ class EnvRunner:
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.summary for entry in done]
+        first = self.vector_env.sub_envs[0].number
+        self.sample_order = [(self._at.get(id(e.episode)), e.env_index+first) for e in done]
         episodes = [entry.episode for entry in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
             if callbacks is not None:
                 callbacks.cut(chunks)
             episodes += chunks
+            self.sample_order += [(None, int(str(getattr(c,'id_')).split('-')[0])) for c in chunks]
         else:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
@@ -380,6 +385,8 @@ class EnvRunner:
         if not is_plain or self._turn_based:
             self._end_layout()
         is_rearranged = episodes.apply(result, self._reset_over)
+        self._step += 1
+        for e in episodes.done: self._at.setdefault(id(e.episode), self._step)
         if not is_plain:
             self._show_ended()
         if is_rearranged:

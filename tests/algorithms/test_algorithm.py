@@ -281,5 +281,5 @@ def test_a_train_batch_of_many_who_still_wait_takes_few_fragments():
     )
     config.multi_agent(policies="shared", count_steps_by="agent_steps").training(train_batch_size_per_learner=60)
     algo = config.build_algo()
-    assert sum(episode.agent_steps() for episode in algo._sample()) >= 60
+    assert sum(episode.agent_steps() for episode in algo._sample().episodes()) >= 60
     assert algo.env_runner.num_env_steps <= 240

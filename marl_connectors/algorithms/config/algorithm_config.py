@@ -13,9 +13,9 @@ from gymnasium import VectorizeMode
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.algorithms.config.setting_types import (
     CALLBACKS,
+    CUSTOM_RESOURCES,
     ENVIRONMENT,
     FUNCTIONS,
-    IN_THIS_PROCESS,
     LONGEST_WAIT_S,
     MASK_KEY,
     MODULE_SPEC,
@@ -120,8 +120,14 @@ class AlgorithmConfig:
     policies_to_train: Annotated[Collection[ModuleID] | Callable[..., bool] | None, POLICIES_TO_TRAIN] = None
     count_steps_by: Annotated[str, one_of("env_steps", "agent_steps")] = "env_steps"
     # env_runners
-    num_env_runners: Annotated[int, IN_THIS_PROCESS] = 0
+    num_env_runners: Annotated[int, integer(min=0)] = 0
     num_envs_per_env_runner: Annotated[int, integer(min=1)] = 1
+    num_cpus_per_env_runner: Annotated[float, number(min=0)] = 1.0
+    num_gpus_per_env_runner: Annotated[float, number(min=0)] = 0.0
+    custom_resources_per_env_runner: Annotated[dict[str, float], CUSTOM_RESOURCES] = {}
+    max_requests_in_flight_per_env_runner: Annotated[int, integer(min=1)] = 1
+    merge_env_runner_states: Annotated[bool | str, either(one_of("training_only"), boolean())] = "training_only"
+    broadcast_env_runner_states: Switch = True
     gym_env_vectorize_mode: Annotated[str, VECTORIZE_MODE] = "sync"
     num_env_workers: Annotated[int | str, either(one_of("auto"), integer(min=0))] = "auto"
     sample_timeout_s: Annotated[float | None, optional(number(above=0, max=LONGEST_WAIT_S))] = 60.0
@@ -134,10 +140,16 @@ class AlgorithmConfig:
     batch_mode: Annotated[str, one_of("truncate_episodes", "complete_episodes")] = "truncate_episodes"
     explore: Switch = True
     # fault_tolerance
+    restart_failed_env_runners: Switch = True
+    ignore_env_runner_failures: Switch = False
+    max_num_env_runner_restarts: Annotated[int, integer(min=0)] = 1000
+    env_runner_health_probe_timeout_s: Annotated[float, number(above=0, max=LONGEST_WAIT_S)] = 30.0
+    env_runner_restore_timeout_s: Annotated[float, number(above=0, max=LONGEST_WAIT_S)] = 1800.0
     restart_failed_sub_environments: Switch = False
     num_consecutive_env_failures_tolerance: Annotated[int, integer(min=0)] = 100
     # learners
-    num_learners: Annotated[int, IN_THIS_PROCESS] = 0
+    num_learners: Annotated[int, integer(min=0)] = 0
+    num_cpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0))] = "auto"
     num_gpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0, max=1))] = "auto"
     learner_class: Annotated[type[Learner] | None, optional(subclass_of(Learner))] = None
     learner_connector: Annotated[Callable[..., Any] | None, builder("learner_connector", 2)] = None
@@ -164,6 +176,8 @@ class AlgorithmConfig:
     evaluation_interval: Annotated[int | None, optional(integer(min=1))] = None
     evaluation_duration: Annotated[int, integer(min=1)] = 10
     evaluation_config: Annotated[dict[str, Any] | None, optional(dict_of())] = None
+    evaluation_num_env_runners: Annotated[int, integer(min=0)] = 0
+    evaluation_parallel_to_training: Switch = False
     metrics_num_episodes_for_smoothing: Annotated[int, integer(min=1)] = 100
     # callbacks
     callbacks_class: Annotated[type[Callbacks] | Sequence[type[Callbacks]], CALLBACKS] = Callbacks
@@ -179,6 +193,8 @@ class AlgorithmConfig:
     callbacks_on_episode_step: Annotated[Functions, FUNCTIONS] = None
     callbacks_on_episode_end: Annotated[Functions, FUNCTIONS] = None
     callbacks_on_sample_end: Annotated[Functions, FUNCTIONS] = None
+    # resources
+    ray_address: Annotated[str | None, optional(text())] = None
     # debugging
     seed: Annotated[int | None, optional(integer(min=0))] = None
 
@@ -260,6 +276,12 @@ class AlgorithmConfig:
         *,
         num_env_runners: int = UNSET,
         num_envs_per_env_runner: int = UNSET,
+        num_cpus_per_env_runner: float = UNSET,
+        num_gpus_per_env_runner: float = UNSET,
+        custom_resources_per_env_runner: Mapping[str, float] | None = UNSET,
+        max_requests_in_flight_per_env_runner: int = UNSET,
+        merge_env_runner_states: bool | str = UNSET,
+        broadcast_env_runner_states: bool = UNSET,
         gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int | str = UNSET,
         sample_timeout_s: float | None = UNSET,
@@ -275,16 +297,29 @@ class AlgorithmConfig:
         """Sets how episodes are collected.
 
         Args:
-            num_env_runners: Must be 0: environments are stepped by this process.
-            num_envs_per_env_runner: The number of sub-environments.
+            num_env_runners: The number of env runners, each a Ray actor with its own sub-environments and copies of the
+                modules; 0 for one env runner in this process. The results of a run depend only on the total number of
+                sub-environments.
+            num_envs_per_env_runner: The number of sub-environments of each env runner.
+            num_cpus_per_env_runner: The CPUs that Ray reserves for each remote env runner.
+            num_gpus_per_env_runner: The GPUs that Ray reserves for each remote env runner, whose modules act there.
+            custom_resources_per_env_runner: The custom resources that Ray reserves, ``{name: quantity}``.
+            max_requests_in_flight_per_env_runner: The number of samples that a remote env runner may be asked for at
+                once, if a train batch needs several. It changes no result.
+            merge_env_runner_states: Whether the states of connector pieces, such as filters, are merged over all remote
+                env runners after each sample. ``"training_only"`` means the same: the pieces in evaluations learn
+                nothing. False leaves each env runner with what it has seen itself, and then the results depend on
+                the number of env runners.
+            broadcast_env_runner_states: Whether remote env runners get the merged states with the next sample. False
+                leaves them with their own, as above; the merged states are used in evaluations and checkpoints only.
             gym_env_vectorize_mode: ``"sync"``: single sub-environments, which are stepped in as many processes as
                 ``num_env_workers`` says. ``"async"``: always in worker processes. ``"vector_entry_point"``: the
                 environment's maker returns all of them, as one ``gymnasium.vector.VectorEnv``.
             num_env_workers: The number of processes over which the sub-environments are spread; 0 for this process
                 alone, ``"auto"`` for one per core if the environment was given by an importable name and its steps are
                 slow enough to be worth it.
-            sample_timeout_s: The seconds that a worker process may take for one step or reset of its sub-environments,
-                and, if above 300, to start; None for no limit.
+            sample_timeout_s: The seconds that a worker process or a remote env runner may take for one step or reset of
+                its sub-environments before it is replaced, and, if above 300, to start; None for no limit.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that returns a connector piece
                 or a list of pieces. They come before the default pieces.
             module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()`` that returns a connector piece or a
@@ -300,11 +335,28 @@ class AlgorithmConfig:
 
     @section
     def fault_tolerance(
-        self, *, restart_failed_sub_environments: bool = UNSET, num_consecutive_env_failures_tolerance: int = UNSET
+        self,
+        *,
+        restart_failed_env_runners: bool = UNSET,
+        ignore_env_runner_failures: bool = UNSET,
+        max_num_env_runner_restarts: int = UNSET,
+        env_runner_health_probe_timeout_s: float = UNSET,
+        env_runner_restore_timeout_s: float = UNSET,
+        restart_failed_sub_environments: bool = UNSET,
+        num_consecutive_env_failures_tolerance: int = UNSET,
     ) -> None:
-        """Sets what happens if an environment raises an error, returns invalid data or hangs, or if its process dies.
+        """Sets what happens if an environment raises an error, returns invalid data or hangs, or if a process dies.
 
         Args:
+            restart_failed_env_runners: Whether a remote env runner or learner that dies or hangs is replaced. The new
+                one continues from the last state and repeats the call, so that the results do not change.
+            ignore_env_runner_failures: Whether training continues without a lost env runner and its sub-environments.
+                It has no effect if ``restart_failed_env_runners`` is True.
+            max_num_env_runner_restarts: The number of replacements in a run. After more, the run stops.
+            env_runner_health_probe_timeout_s: The seconds in which a remote env runner that is late has to answer how
+                far it is, before it counts as hung.
+            env_runner_restore_timeout_s: The seconds that a new env runner may take to start and to replay the ongoing
+                episodes.
             restart_failed_sub_environments: Whether to drop the failed sub-environment's episode and to continue with a
                 new sub-environment, instead of stopping.
             num_consecutive_env_failures_tolerance: The number of failures that one sub-environment may have without a
@@ -327,6 +379,7 @@ class AlgorithmConfig:
         self,
         *,
         num_learners: int = UNSET,
+        num_cpus_per_learner: float | str = UNSET,
         num_gpus_per_learner: float | str = UNSET,
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
@@ -337,7 +390,11 @@ class AlgorithmConfig:
         """Sets how modules are updated.
 
         Args:
-            num_learners: Must be 0: modules are updated by this process.
+            num_learners: The number of learners, each a Ray actor that updates the modules with its share of each train
+                batch; 0 to update them in this process. Train batches have ``train_batch_size_per_learner`` steps for
+                each learner.
+            num_cpus_per_learner: The CPUs that Ray reserves for each remote learner; ``"auto"`` for 1 if it has no GPU,
+                else 0.
             num_gpus_per_learner: 1 to put modules and batches on the GPU, 0 for the CPU; ``"auto"`` for the GPU if
                 torch sees one (CUDA), else the CPU.
             learner_class: A learner class that replaces the algorithm's own.
@@ -379,6 +436,8 @@ class AlgorithmConfig:
         evaluation_interval: int | None = UNSET,
         evaluation_duration: int = UNSET,
         evaluation_config: Mapping[str, Any] | None = UNSET,
+        evaluation_num_env_runners: int = UNSET,
+        evaluation_parallel_to_training: bool = UNSET,
     ) -> None:
         """Sets when and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
 
@@ -387,6 +446,9 @@ class AlgorithmConfig:
             evaluation_duration: The number of episodes of one evaluation.
             evaluation_config: Settings that differ in evaluations: ``policy_mapping_fn`` (for example to play against a
                 fixed opponent), ``explore``, ``num_envs_per_env_runner``, ``num_env_workers``, ``callbacks_class``.
+            evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
+            evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the modules
+                of the iteration's beginning. It needs ``evaluation_num_env_runners``.
         """
 
     @section
@@ -436,6 +498,16 @@ class AlgorithmConfig:
         """
         given = {name: value for name, value in locals().items() if name in CALLBACK_NAMES}
         return {f"callbacks_{name}": value for name, value in given.items()} | dict.fromkeys(given, UNSET)
+
+    @section
+    def resources(self, *, ray_address: str | None = UNSET) -> None:
+        """Sets where remote env runners and learners run.
+
+        Args:
+            ray_address: The address of a running Ray cluster, such as ``"auto"`` for the one on this machine or
+                ``"ray://host:10001"``. None starts a cluster on this machine for this run alone, unless this process is
+                connected to a cluster already.
+        """
 
     @section
     def debugging(self, *, seed: int | None = UNSET) -> None:
@@ -556,6 +628,16 @@ class AlgorithmConfig:
         return CallbackCalls(self.callbacks_class, functions)
 
     @property
+    def num_envs(self) -> int:
+        """The number of sub-environments of all env runners."""
+        return self.num_envs_per_env_runner * max(1, self.num_env_runners)
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """The number of steps in one update, over all learners."""
+        return self.train_batch_size_per_learner * max(1, self.num_learners)
+
+    @property
     def device(self) -> torch.device:
         """The device of modules and batches. Runners use it too, because they act with the learner's modules."""
         wanted = self.num_gpus_per_learner
@@ -583,6 +665,11 @@ class AlgorithmConfig:
         return self.build_algo()
 
 
+def evaluation_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns the settings of a config that evaluations can have instead of those of training."""
+    return {name: getattr(config, name) for name in _IN_EVALUATIONS}
+
+
 # Checks.
 
 
@@ -602,6 +689,31 @@ def _check_settings(config: AlgorithmConfig) -> None:
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
     _check_vectorization(config)
+    _check_remote(config, who)
+
+
+def _check_remote(config: AlgorithmConfig, who: str) -> None:
+    """Checks the settings of remote env runners against one another.
+
+    Raises:
+        ConfigError: If they contradict each other.
+    """
+    number = config.evaluation_num_env_runners
+    if config.evaluation_parallel_to_training and not number:
+        raise ConfigError(
+            f"{who}: evaluation_parallel_to_training=True needs env runners of its own. Set "
+            f".evaluation(evaluation_num_env_runners=1), or leave it out."
+        )
+    if number > config.evaluation_duration:
+        raise ConfigError(
+            f"{who}: evaluation_num_env_runners={number}, but an evaluation has only {config.evaluation_duration} "
+            f"episodes (evaluation_duration), so some would have nothing to play. Use fewer env runners."
+        )
+    if config.render_env and config.num_env_runners:
+        raise ConfigError(
+            f"{who}: render_env=True opens a window, which a remote env runner cannot. Set num_env_runners=0, or look "
+            f"at single episodes with algo.render_episode()."
+        )
 
 
 def _check_vectorization(config: AlgorithmConfig) -> None:

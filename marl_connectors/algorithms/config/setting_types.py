@@ -24,6 +24,7 @@ from marl_connectors.validators import (
     function,
     instance_of,
     list_of,
+    number,
     one_of,
     optional,
     subclass_of,
@@ -41,10 +42,6 @@ ENVIRONMENT = optional(
 )
 WRAPPERS = Validator("a list of names and callables", checked_wrappers)
 SPACES = optional(either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}")))
-IN_THIS_PROCESS = one_of(
-    0,
-    hint="This version samples and learns in one process. Set 0, and more num_envs_per_env_runner for larger batches.",
-)
 LONGEST_WAIT_S = 2e6
 """About the longest time that an operating system can wait in one call: 23 days."""
 
@@ -59,6 +56,9 @@ MASK_KEY = optional(
 def or_empty(validator: Validator) -> Validator:
     """Accepts what a validator of dicts accepts, and None, which stands for an empty dict."""
     return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
+
+
+CUSTOM_RESOURCES = or_empty(dict_of(text(), number(above=0), expected="a dict {name of a resource: quantity}"))
 
 
 def _vectorize_mode(given: Any) -> str:

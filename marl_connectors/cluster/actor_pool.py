@@ -1,0 +1,373 @@
+"""ActorPool: actors that are called together, and replaced if they die or hang."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+from marl_connectors.errors import MarlConnectorsError
+
+_LOG = logging.getLogger(__name__)
+_MOST_TRIES = 10
+"""How often one call is tried. An environment that kills its process in the same step again and again ends the run."""
+_LEAST_START_S = 300.0
+
+
+class ActorLost(MarlConnectorsError, RuntimeError):
+    """An actor that died or hung, and was not replaced."""
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """What happens if an actor dies or hangs.
+
+    Attributes:
+        restarts: Whether it is replaced.
+        ignores: Whether the others continue without it, if it is not replaced.
+        most: The number of replacements in the pool's life.
+        timeout_s: The seconds without progress after which an actor hangs; None for no limit.
+        probe_timeout_s: The seconds in which an actor must answer how far it is.
+        start_timeout_s: The seconds in which an actor must start.
+    """
+
+    restarts: bool = True
+    ignores: bool = False
+    most: int = 1000
+    timeout_s: float | None = 60.0
+    probe_timeout_s: float = 30.0
+    start_timeout_s: float = 1800.0
+
+
+class Call(NamedTuple):
+    """A call of a hosted object: the method and its arguments."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Reply(NamedTuple):
+    """What a call returned.
+
+    Attributes:
+        value: The value, fetched.
+        payload: The reference of the payload in Ray's store, or the payload itself if the pool fetches it.
+    """
+
+    value: Any
+    payload: Any
+
+
+@dataclass
+class _Waiting:
+    """A reference that the pool waits for, and how long it has been waiting without progress."""
+
+    index: int
+    since: float
+    progress: Any = None
+
+
+class ActorPool:
+    """Actors of one kind with indices from 0, which host one object each.
+
+    Attributes:
+        num_restarts: The number of replacements so far.
+        lost: The indices of actors that were lost and not replaced.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        number: int,
+        resources: Resources,
+        policy: RestartPolicy,
+        *,
+        who: Callable[[int], str],
+        begin: Callable[[int], tuple[Any, ...]],
+        fetches_payloads: bool = True,
+    ):
+        """Starts the actors, and does not wait for them.
+
+        Args:
+            cluster: The connection to Ray.
+            number: The number of actors.
+            resources: What each actor reserves.
+            policy: What happens if one is lost.
+            who: Returns the name of an actor in messages.
+            begin: Returns the arguments of ``Host.begin`` for an actor: a pickled function that makes the hosted
+                object, and the function's arguments. It is called for every actor, also for replacements, whose object
+                it lets continue from the newest state.
+            fetches_payloads: Whether payloads are fetched before a call counts as done.
+        """
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._resources = resources
+        self._policy = policy
+        self._who = who
+        self._begin = begin
+        self._fetches_payloads = fetches_payloads
+        self.num_restarts = 0
+        self.lost: set[int] = set()
+        self._replaced: list[int] = []
+        self._actors: dict[int, Any] = {}
+        self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
+        self._submitted: dict[int, list[Any]] = {}
+        for index in range(number):
+            self._start(index)
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices of the actors that work."""
+        return sorted(self._actors)
+
+    def take_replaced(self) -> list[int]:
+        """Returns the indices of the actors that were replaced since the last call."""
+        replaced, self._replaced = self._replaced, []
+        return sorted(set(replaced))
+
+    def _start(self, index: int) -> None:
+        actor = self._cluster.start(self._who(index), self._resources)
+        self._actors[index] = actor
+        self._beginning[index] = actor.begin.remote(*self._begin(index))
+
+    def wait_until_begun(self) -> None:
+        """Waits for all actors to make their objects.
+
+        Raises:
+            Exception: What making an object raised.
+        """
+        self.run({})
+
+    # Calls.
+
+    def run(
+        self,
+        calls: Mapping[int, Sequence[Call]],
+        on_reply: Callable[[int, int, Reply], None] | None = None,
+        *,
+        max_in_flight: int = 1,
+    ) -> dict[int, list[Reply]]:
+        """Calls several actors at once, and waits for all of them.
+
+        If an actor is lost, its replacement begins with what the pool's ``begin`` returns then, and the calls that have
+        no reply yet are repeated.
+
+        Args:
+            calls: For each actor, its calls in order.
+            on_reply: Called with the index of the actor, the number of its call and the reply, in the order of the
+                actor's calls. What it stores can be the state that ``begin`` returns for a replacement.
+            max_in_flight: The number of calls that an actor may have got at once.
+
+        Returns:
+            For each actor, its replies. Actors in ``lost`` have none.
+
+        Raises:
+            ActorLost: If an actor is lost, and the policy neither replaces it nor ignores the loss.
+            Exception: What a hosted object raised.
+        """
+        return _Run(self, calls, on_reply, max_in_flight).result()
+
+    def submit(self, calls: Mapping[int, Call]) -> _Run:
+        """Calls several actors, and does not wait. ``result()`` of what it returns waits for them."""
+        begun = _Run(self, {index: [call] for index, call in calls.items()}, None, 1)
+        begun.advance(0.0)
+        return begun
+
+    # Loss and replacement.
+
+    def _lose(self, index: int, why: str) -> None:
+        """Replaces an actor, or does without it.
+
+        Raises:
+            ActorLost: If the policy does neither.
+        """
+        who = self._who(index)
+        self._cluster.kill(self._actors.pop(index))
+        self._beginning.pop(index, None)
+        if not self._policy.restarts:
+            if not self._policy.ignores:
+                raise ActorLost(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
+            self.lost.add(index)
+            if not self._actors:
+                raise ActorLost(f"{who} {why}, and it was the last one.")
+            _LOG.warning("%s %s. The run continues without it.", who, why)
+            return
+        if self.num_restarts >= self._policy.most:
+            raise ActorLost(f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
+                            f"raise max_num_env_runner_restarts.")
+        self.num_restarts += 1
+        self._replaced.append(index)
+        _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
+        self._start(index)
+
+    def probe(self, indices: Collection[int]) -> dict[int, Any]:
+        """Returns how far some actors are. Those that do not answer in time are missing."""
+        refs = {index: self._actors[index].progress.remote() for index in indices}
+        done, _ = self._ray.wait(
+            list(refs.values()), num_returns=len(refs), timeout=self._policy.probe_timeout_s
+        )
+        found = {}
+        for index, ref in refs.items():
+            if ref in done:
+                try:
+                    found[index] = self._ray.get(ref)
+                except self._ray.exceptions.RayError:
+                    continue  # the call that it was to answer for fails, too
+        return found
+
+    def close(self, graceful_s: float = 5.0) -> None:
+        """Ends the actors; those that do not end by themselves in time are killed."""
+        if not self._ray.is_initialized():
+            return
+        refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
+        if refs:
+            self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
+        for actor in self._actors.values():
+            self._cluster.kill(actor)
+        self._actors.clear()
+        self._beginning.clear()
+
+
+class _Run:
+    """Calls that a pool waits for."""
+
+    def __init__(
+        self,
+        pool: ActorPool,
+        calls: Mapping[int, Sequence[Call]],
+        on_reply: Callable[[int, int, Reply], None] | None,
+        max_in_flight: int,
+    ):
+        self._pool = pool
+        self._ray = pool._ray
+        self._calls = {index: list(own) for index, own in calls.items() if index not in pool.lost}
+        self._on_reply = on_reply
+        self._max_in_flight = max_in_flight
+        self._replies: dict[int, list[Reply]] = {index: [] for index in self._calls}
+        self._tries = dict.fromkeys(self._calls, 1)
+        self._sent: dict[int, list[tuple[Any, Any]]] = {index: [] for index in self._calls}
+        self._waiting: dict[Any, _Waiting] = {}
+        for index in sorted({*self._calls, *pool._beginning}):
+            self._wait_for_next(index)
+
+    def result(self) -> dict[int, list[Reply]]:
+        """Waits for all calls."""
+        while self._waiting:
+            self.advance(self._tick())
+        return {index: replies for index, replies in self._replies.items() if index not in self._pool.lost}
+
+    def advance(self, timeout_s: float | None) -> bool:
+        """Waits for some calls. Returns whether all are done."""
+        done, _ = self._ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
+        if done:
+            done, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        for ref in done:
+            if ref in self._waiting:  # else its actor was lost meanwhile
+                self._receive(ref)
+        if not done and self._waiting and timeout_s != 0:
+            self._look_for_hanging()
+        return not self._waiting
+
+    def _tick(self) -> float | None:
+        limit = self._pool._policy.timeout_s
+        return None if limit is None else max(0.05, min(limit / 4, 5.0))
+
+    def _wait_for_next(self, index: int) -> None:
+        """Sends what the actor can get, and waits for the first thing that it has to answer."""
+        if index in self._pool.lost:
+            return
+        now = time.monotonic()
+        sent, calls = self._sent.get(index, []), self._calls.get(index, [])
+        beginning = self._pool._beginning.get(index)
+        actor = self._pool._actors[index]
+        received = len(self._replies.get(index, ()))
+        while received + len(sent) < len(calls) and len(sent) < self._max_in_flight:
+            call = calls[received + len(sent)]
+            sent.append(tuple(actor.call.options(num_returns=2).remote(call.method, *call.arguments)))
+        first = beginning if beginning is not None else sent[0][0] if sent else None
+        if first is not None:
+            self._waiting[first] = _Waiting(index, now)
+
+    def _receive(self, ref: Any) -> None:
+        index = self._waiting.pop(ref).index
+        pool = self._pool
+        try:
+            if ref == pool._beginning.get(index):
+                outcome = self._ray.get(ref)
+                pool._beginning.pop(index)
+                outcome.result(pool._who(index))
+            else:
+                outcome = self._ray.get(ref)
+                value = outcome.result(pool._who(index))
+                payload = self._sent[index][0][1]
+                reply = Reply(value, self._ray.get(payload) if pool._fetches_payloads else payload)
+                del self._sent[index][0]
+                self._replies[index].append(reply)
+                self._tries[index] = 1
+                if self._on_reply is not None:
+                    self._on_reply(index, len(self._replies[index]) - 1, reply)
+        except self._ray.exceptions.RayTaskError:
+            raise  # the host itself failed, for example because a value cannot be pickled
+        except self._ray.exceptions.RayError as error:
+            self._lost(index, _cause(error))
+            return
+        self._wait_for_next(index)
+
+    def _lost(self, index: int, why: str) -> None:
+        """Replaces an actor and sends its calls again."""
+        for ref in [ref for ref, waiting in self._waiting.items() if waiting.index == index]:
+            del self._waiting[ref]
+        if index in self._sent:
+            self._sent[index].clear()
+            self._tries[index] += 1
+            if self._tries[index] > _MOST_TRIES:
+                raise ActorLost(
+                    f"{self._pool._who(index)} {why}, {_MOST_TRIES} times in a row in the same call. Look at what its "
+                    f"process printed last; run with num_env_runners=0 to see the cause in this process."
+                )
+        self._pool._lose(index, why)
+        self._wait_for_next(index)
+
+    def _look_for_hanging(self) -> None:
+        """Replaces actors that have made no progress for too long."""
+        policy, now = self._pool._policy, time.monotonic()
+        if policy.timeout_s is None:
+            return
+        late: dict[int, _Waiting] = {}
+        for ref, waiting in list(self._waiting.items()):
+            is_beginning = ref == self._pool._beginning.get(waiting.index)
+            limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
+            if now - waiting.since <= limit:
+                continue
+            if is_beginning:
+                self._lost(waiting.index, f"has not started in {limit:.0f} s")
+            else:
+                late[waiting.index] = waiting
+        if not late:
+            return
+        answers = self._pool.probe(late)
+        for index, waiting in late.items():
+            if not any(known is waiting for known in self._waiting.values()):
+                continue
+            if index not in answers:
+                self._lost(index, f"has not answered for {policy.timeout_s + policy.probe_timeout_s:.0f} s")
+            elif waiting.progress is not None and answers[index] == waiting.progress:
+                self._lost(index, f"has made no progress for {policy.timeout_s:.0f} s{_at(answers[index])}")
+            else:
+                if waiting.progress is not None:
+                    _LOG.warning("%s is late%s.", self._pool._who(index), _at(answers[index]))
+                waiting.since, waiting.progress = time.monotonic(), answers[index]
+
+
+def _at(progress: Any) -> str:
+    return "" if progress is None else f" ({progress})"
+
+
+def _cause(error: Exception) -> str:
+    name = type(error).__name__
+    if name == "ObjectLostError" or "Object" in name:
+        return f"is on a node whose data was lost ({name})"
+    return f"has died ({name})"

@@ -1,0 +1,99 @@
+"""The Ray actor that hosts an env runner or a learner."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from marl_connectors.errors import MarlConnectorsError, describe_error
+
+HEALTH = "health"
+"""The concurrency group of ``Host.progress``, which answers while another method runs."""
+
+
+class Outcome(NamedTuple):
+    """What a call of a hosted object returned or raised.
+
+    Attributes:
+        value: What it returned.
+        error: The pickled exception that it raised; None if it returned.
+        where: The traceback of the exception, as text.
+    """
+
+    value: Any = None
+    error: bytes | None = None
+    where: str = ""
+
+    def result(self, who: str) -> Any:
+        """Returns the value, or raises the exception, with a note that says where it was raised."""
+        if self.error is None:
+            return self.value
+        error = pickle.loads(self.error)
+        add_note: Any = getattr(error, "add_note", None)  # from Python 3.11 on
+        if add_note is not None:
+            add_note(f"Raised in {who}:\n{self.where}")
+        raise error
+
+
+class Host:
+    """Makes an object in a process of its own, and calls its methods one after another.
+
+    Methods return ``(value, payload)``. The payload is an object of its own in Ray's store, so that the caller can pass
+    it on without fetching it.
+    """
+
+    def __init__(self, label: str, paths: Sequence[str]):
+        """Makes the process import modules from where the user's process does.
+
+        Args:
+            label: The name of the actor. Ray prints it before each line that the process prints.
+            paths: ``sys.path`` of the user's process.
+        """
+        self._label = label
+        sys.path += [path for path in paths if path not in sys.path]
+        self._object: Any = None
+
+    def __repr__(self) -> str:
+        return self._label
+
+    def begin(self, make: bytes, arguments: tuple[Any, ...]) -> Outcome:
+        """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function."""
+
+        def made() -> tuple[Any, Any]:
+            self._object = pickle.loads(make)(*arguments)
+            return None, None
+
+        return _outcome(made)[0]
+
+    def call(self, method: str, *arguments: Any) -> tuple[Outcome, Any]:
+        """Calls a method of the object."""
+        return _outcome(lambda: getattr(self._object, method)(*arguments))
+
+    def progress(self) -> Any:
+        """Returns ``progress`` of the object, which changes while a method makes progress."""
+        return getattr(self._object, "progress", None)
+
+
+Host.progress.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
+
+
+def _outcome(call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:
+    try:
+        value, payload = call()
+        return Outcome(value), payload
+    except Exception as error:
+        return Outcome(error=_pickled(error), where=traceback.format_exc()), None
+
+
+def _pickled(error: Exception) -> bytes:
+    from ray import cloudpickle
+
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)
+        return pickled
+    except Exception:
+        return pickle.dumps(MarlConnectorsError(describe_error(error)))

@@ -1,0 +1,160 @@
+"""The connection to Ray. Only this file imports Ray, and only when a run has remote env runners or learners."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_connectors.cluster.host import HEALTH, Host
+from marl_connectors.errors import ConfigError
+from marl_connectors.seeding import global_generators_kept
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray reserves for one actor.
+
+    Attributes:
+        cpus: The number of CPUs.
+        gpus: The number of GPUs; a fraction shares a GPU.
+        custom: Custom resources of the cluster, ``{name: quantity}``.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def as_options(self) -> dict[str, Any]:
+        """Returns the arguments of ``ray.remote``."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.custom)}
+
+    def as_totals(self, number: int) -> dict[str, float]:
+        """Returns the quantities for a number of actors, under Ray's names."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
+        return {name: quantity * number for name, quantity in wanted.items() if quantity}
+
+
+def import_ray(who: str) -> Any:
+    """Imports Ray.
+
+    Args:
+        who: The setting that needs it, for the message.
+
+    Raises:
+        ConfigError: If Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            f"{who}: it needs the package ray, which cannot be imported here ({error}). Install it with "
+            f"pip install 'marl-connectors[ray]', or set it to 0 to work in this process."
+        ) from None
+    return ray
+
+
+class RayCluster:
+    """A connection to Ray, which all remote parts of an algorithm share.
+
+    A process has at most one connection. Without an address, a new cluster is started on this machine, which ends with
+    the last RayCluster of the process. It is never one that an environment variable names or that happens to run here.
+    If the process is connected already (by ``ray.init``, or because it is a Ray actor itself, as in Ray Tune), that
+    connection is used and stays open.
+
+    Attributes:
+        ray: The package.
+        is_own: Whether the cluster was started by this library.
+        paths: ``sys.path`` of this process, for actors that import the user's modules.
+    """
+
+    _num_users = 0
+    _started_here = False
+
+    def __init__(self, address: str | None, needed: Mapping[str, float], who: str):
+        """Connects to a cluster.
+
+        Args:
+            address: The address of a running cluster; None for a new one.
+            needed: The quantities of resources that the actors reserve, under Ray's names.
+            who: The settings that need the cluster, for messages.
+
+        Raises:
+            ConfigError: If Ray is not installed, there is no cluster at the address, or the cluster has too little.
+        """
+        self.ray = import_ray(who)
+        if not self.ray.is_initialized():
+            self._connect(address, needed, who)
+            RayCluster._started_here = True
+        elif address is not None and RayCluster._started_here and address != RayCluster._address:
+            raise ConfigError(
+                f"ray_address={address!r}: this process is connected to {_named(RayCluster._address)} by an algorithm "
+                f"that has not been stopped. Call its stop() first, or use the same address."
+            )
+        self.is_own = RayCluster._started_here and RayCluster._address is None
+        self.paths = [os.path.abspath(path) for path in sys.path]
+        RayCluster._num_users += 1
+        self._is_open = True
+        try:
+            self._check(needed, who)
+        except ConfigError:
+            self.close()
+            raise
+
+    _address: str | None = None
+
+    def _connect(self, address: str | None, needed: Mapping[str, float], who: str) -> None:
+        settings: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        if address is None:
+            settings["num_cpus"] = max(os.cpu_count() or 1, math.ceil(needed.get("CPU", 0.0)))
+        else:
+            settings = {"address": address}
+        with warnings.catch_warnings(), global_generators_kept():
+            warnings.simplefilter("ignore")
+            try:
+                self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one with "
+                    f"'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
+                ) from error
+        RayCluster._address = address
+
+    def _check(self, needed: Mapping[str, float], who: str) -> None:
+        """Checks that the cluster has the resources at all. Others may be using them now."""
+        there = self.ray.cluster_resources()
+        for name, quantity in needed.items():
+            if there.get(name, 0.0) < quantity:
+                raise ConfigError(
+                    f"{who}: the actors need {quantity:g} {name}, but {_named(RayCluster._address)} has "
+                    f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
+                )
+
+    def start(self, label: str, resources: Resources) -> Any:
+        """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
+        options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}}
+        return self.ray.remote(**options, **resources.as_options())(Host).remote(label, self.paths)
+
+    def kill(self, actor: Any) -> None:
+        """Kills an actor, even one that does not answer."""
+        if self.ray.is_initialized():
+            self.ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        """Ends the use of the cluster. The last user in the process stops a cluster that was started here."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        RayCluster._num_users -= 1
+        if RayCluster._num_users == 0 and RayCluster._started_here:
+            RayCluster._started_here, RayCluster._address = False, None
+            self.ray.shutdown()
+
+
+def _named(address: str | None) -> str:
+    return "the cluster on this machine" if address is None else f"the Ray cluster at {address!r}"

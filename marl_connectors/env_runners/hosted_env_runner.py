@@ -1,0 +1,338 @@
+"""HostedEnvRunner: an EnvRunner in a process of its own, whose calls depend on nothing but their arguments and its state.
+
+The group of env runners in the user's process sends ``SampleRequest``s and gets ``SampleReply``s.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
+from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import tree_map
+
+
+class EnvRunnerBlueprint(Protocol):
+    """Makes env runners in any process, and lets them follow changes of the run. It can be pickled."""
+
+    def build(self, first_env_number: int, num_envs: int) -> EnvRunner:
+        """Makes an env runner with some of the run's sub-environments, which leaves merging states to its group."""
+        ...
+
+    def build_for_evaluation(self, request: PlayRequest) -> EnvRunner:
+        """Makes an env runner that plays the episodes of an evaluation."""
+        ...
+
+    def adapt(self, runner: EnvRunner) -> None:
+        """Gives an env runner the modules and the mapping function that the run has now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of all modules.
+
+    Attributes:
+        version: Their number in the run.
+        ref: The reference of ``MultiRLModule.get_state()`` in arrays, in a list, so that Ray does not fetch it.
+    """
+
+    version: int
+    ref: list[Any]
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """The arguments of one sample.
+
+    Attributes:
+        weights: The parameters to act with.
+        blueprint: The version of the run's blueprint, and its reference in a list.
+        connector_states: The states of ``env_to_module`` and ``module_to_env`` to begin with; None to keep them.
+        num_timesteps: As for ``EnvRunner.sample``.
+        num_episodes: As for ``EnvRunner.sample``.
+        options: Other arguments of ``EnvRunner.sample``.
+        restarts_episodes: Whether to drop the ongoing episodes first.
+        begins_iteration: Whether the metrics of the former iteration have been reported.
+    """
+
+    weights: Weights
+    blueprint: tuple[int, list[Any]]
+    connector_states: Mapping[str, Any] | None = None
+    num_timesteps: int | None = None
+    num_episodes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    restarts_episodes: bool = False
+    begins_iteration: bool = False
+
+
+@dataclass(frozen=True)
+class SampleReply:
+    """What a sample has changed, without its episodes.
+
+    Attributes:
+        order: For each episode, the vector step of the sample in which it ended (None for a chunk of an episode that
+            continues), and the number of its sub-environment.
+        env_steps: The number of env steps of each episode.
+        agent_steps: The number of agent steps of each episode.
+        uncredited: The uncredited reward of each episode.
+        num_env_steps: The env steps of this sample.
+        num_agent_steps: The agent steps of this sample.
+        counts: ``EnvRunner.take_counts()``.
+        finished: ``EnvRunner.take_finished()``.
+        times: ``EnvRunner.take_times()``.
+        metrics: The states of the loggers of ``env_to_module``, ``module_to_env`` and ``callbacks``.
+        connector_states: The states of ``env_to_module`` and ``module_to_env``; None if their pieces have no state.
+        state: ``EnvRunner.get_state()``, pickled; None if it cannot be saved.
+        why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
+        seconds: The duration of the call.
+    """
+
+    order: list[tuple[int | None, int]]
+    env_steps: list[int]
+    agent_steps: list[int]
+    uncredited: list[float]
+    num_env_steps: int
+    num_agent_steps: int
+    counts: dict[str, Any]
+    finished: list[EpisodeSummary]
+    times: SamplingTimes
+    metrics: dict[str, Any]
+    connector_states: dict[str, Any] | None
+    state: bytes | None
+    why_not_kept: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlayRequest:
+    """The arguments of an evaluation.
+
+    Attributes:
+        weights: The parameters to act with.
+        blueprint: The version of the run's blueprint, and its reference in a list.
+        connector_states: The states of ``env_to_module`` and ``module_to_env``.
+        settings: The settings of the evaluation's config that differ from those of training.
+        seed: The seed of the episodes.
+        first_env_number: The number of the first sub-environment.
+        num_envs: The number of sub-environments.
+        num_episodes: The number of episodes of these sub-environments.
+        at_random: Whether actions are drawn at random.
+        max_seconds: The time after which playing stops; None for no limit.
+    """
+
+    weights: Weights
+    blueprint: tuple[int, list[Any]]
+    connector_states: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    seed: int
+    first_env_number: int
+    num_envs: int
+    num_episodes: int
+    at_random: bool
+    max_seconds: float | None
+
+
+@dataclass(frozen=True)
+class PlayReply:
+    """What an evaluation of some sub-environments has found.
+
+    Attributes:
+        order: As in ``SampleReply``.
+        finished: ``EnvRunner.take_finished()``.
+        counts: ``EnvRunner.take_counts()``.
+        metrics: As in ``SampleReply``.
+    """
+
+    order: list[tuple[int | None, int]]
+    finished: list[EpisodeSummary]
+    counts: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+class HostedEnvRunner:
+    """An env runner with some of the run's sub-environments. It is the object in a ``Host``."""
+
+    def __init__(
+        self,
+        blueprint: tuple[int, list[Any]],
+        first_env_number: int,
+        num_envs: int,
+        state: bytes | None,
+        new_episodes: bool = False,
+    ):
+        """Makes the env runner.
+
+        Args:
+            blueprint: The version of the blueprint, and its reference in a list.
+            first_env_number: The number of its first sub-environment.
+            num_envs: The number of its sub-environments; 0 for a host that only plays evaluations.
+            state: The pickled state to continue from; None to begin.
+            new_episodes: As for ``EnvRunner.set_state``.
+        """
+        self._blueprint_version, self._blueprint = blueprint[0], _fetched(blueprint[1])
+        self._weights_version = -1
+        self._runner: EnvRunner | None = None
+        self._playing: EnvRunner | None = None
+        if num_envs:
+            self._runner = self._blueprint.build(first_env_number, num_envs)
+            if state is not None:
+                self._runner.set_state(_unpickled(state), new_episodes)
+
+    @property
+    def progress(self) -> str | None:
+        """How far the current call is, in words."""
+        runner = self._playing or self._runner
+        return None if runner is None else f"at its env step {runner.num_env_steps}"
+
+    def sample(self, request: SampleRequest) -> tuple[SampleReply, bytes]:
+        """Samples, and returns the pickled episodes as the payload."""
+        began = time.perf_counter()
+        runner = self._runner
+        assert runner is not None
+        self._follow(request.blueprint, runner)
+        self._load(request.weights, runner)
+        if request.connector_states is not None:
+            _set_connector_states(runner, request.connector_states)
+        loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
+        if request.begins_iteration:
+            for logger in loggers.values():
+                logger.reduce()
+        if request.restarts_episodes:
+            runner.restart_episodes()
+        env_steps, agent_steps = runner.num_env_steps, runner.num_agent_steps
+        episodes = runner.sample(
+            num_timesteps=request.num_timesteps, num_episodes=request.num_episodes, **request.options
+        )
+        payload, uncredited = _pickled(episodes), [episode.uncredited_reward for episode in episodes]
+        counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
+        reply = SampleReply(
+            order=list(runner.sample_order),
+            env_steps=[episode.env_steps() for episode in episodes],
+            agent_steps=[episode.agent_steps() for episode in episodes],
+            uncredited=uncredited,
+            num_env_steps=runner.num_env_steps - env_steps,
+            num_agent_steps=runner.num_agent_steps - agent_steps,
+            counts=counts,
+            finished=finished,
+            times=times,
+            metrics={name: logger.get_state() for name, logger in loggers.items()},
+            connector_states=connector_states(runner.env_to_module, runner.module_to_env),
+            state=self._state(runner),
+            why_not_kept=runner.why_episodes_are_not_kept(),
+            seconds=time.perf_counter() - began,
+        )
+        return reply, payload
+
+    def get_state(self) -> tuple[bytes, None]:
+        """Returns the pickled state of the env runner.
+
+        Raises:
+            EpisodeError: If custom data of an episode cannot be saved.
+        """
+        assert self._runner is not None
+        return _pickled(self._runner.get_state()), None
+
+    def apply(self, function: bytes) -> tuple[Any, None]:
+        """Returns what a pickled function of the env runner returns."""
+        return _unpickled(function)(self._runner), None
+
+    def set_state(self, state: bytes, new_episodes: bool) -> tuple[None, None]:
+        """Restores a pickled state of an env runner."""
+        assert self._runner is not None
+        self._runner.set_state(_unpickled(state), new_episodes)
+        return None, None
+
+    def play(self, request: PlayRequest) -> tuple[PlayReply | None, None]:
+        """Plays the episodes of an evaluation in sub-environments that are made for it."""
+        if request.blueprint[0] != self._blueprint_version:
+            self._blueprint_version, self._blueprint = request.blueprint[0], _fetched(request.blueprint[1])
+        if not request.num_episodes:
+            return None, None
+        runner = self._playing = self._blueprint.build_for_evaluation(request)
+        try:
+            runner.rl_module.set_state(_parameters(request.weights))
+            _set_connector_states(runner, request.connector_states)
+            end = None if request.max_seconds is None else time.monotonic() + request.max_seconds
+            runner.sample(
+                num_episodes=request.num_episodes,
+                random_actions=request.at_random,
+                is_enough=None if end is None else lambda num_done: time.monotonic() >= end,
+            )
+            loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
+            reply = PlayReply(
+                order=list(runner.sample_order),
+                finished=runner.take_finished(),
+                counts=runner.take_counts(),
+                metrics={name: logger.get_state() for name, logger in loggers.items()},
+            )
+            return reply, None
+        finally:
+            self._playing = None
+            runner.close()
+
+    def close(self) -> tuple[None, None]:
+        """Closes the sub-environments."""
+        if self._runner is not None:
+            self._runner.close()
+        return None, None
+
+    def _follow(self, blueprint: tuple[int, list[Any]], runner: EnvRunner) -> None:
+        """Gives the env runner the modules and the mapping function of the newest blueprint."""
+        version, ref = blueprint
+        if version != self._blueprint_version:
+            self._blueprint_version, self._blueprint = version, _fetched(ref)
+            self._blueprint.adapt(runner)
+            self._weights_version = -1
+
+    def _load(self, weights: Weights, runner: EnvRunner) -> None:
+        if weights.version != self._weights_version:
+            runner.rl_module.set_state(_parameters(weights))
+            self._weights_version = weights.version
+
+    def _state(self, runner: EnvRunner) -> bytes | None:
+        try:
+            return _pickled(runner.get_state())
+        except EpisodeError:
+            return None  # the custom data of an episode cannot be saved
+
+
+def connector_states(env_to_module: Any, module_to_env: Any) -> dict[str, Any] | None:
+    """Returns the states of two pipelines; None if no piece has a state."""
+    states = {"env_to_module": env_to_module.get_state(), "module_to_env": module_to_env.get_state()}
+    return states if any(own for pieces in states.values() for own in pieces.values()) else None
+
+
+def _set_connector_states(runner: EnvRunner, states: Mapping[str, Any]) -> None:
+    runner.env_to_module.set_state(states["env_to_module"])
+    runner.module_to_env.set_state(states["module_to_env"])
+
+
+def _parameters(weights: Weights) -> Any:
+    """Returns the parameters in arrays that torch may write to; those in Ray's store are read-only."""
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, _fetched(weights.ref))
+
+
+def _fetched(ref: list[Any]) -> Any:
+    import ray
+
+    return ray.get(ref[0])
+
+
+def _pickled(value: Any) -> bytes:
+    from ray import cloudpickle
+
+    return cloudpickle.dumps(value, protocol=5)
+
+
+def _unpickled(value: bytes) -> Any:
+    return pickle.loads(value)
+
+

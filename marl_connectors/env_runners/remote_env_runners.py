@@ -1,0 +1,458 @@
+"""RemoteEnvRunners: env runners in Ray actors that together behave like one EnvRunner with all sub-environments."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from gymnasium import Space
+
+from marl_connectors.cluster.actor_pool import ActorPool, Call, Reply, RestartPolicy
+from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.env_runners.done_episodes import shares
+from marl_connectors.env_runners.hosted_env_runner import (
+    EnvRunnerBlueprint,
+    HostedEnvRunner,
+    PlayReply,
+    PlayRequest,
+    SampleReply,
+    SampleRequest,
+    Weights,
+    connector_states,
+)
+from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
+from marl_connectors.env_runners.sample import Fragment, Sample, merged_order
+from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
+from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, with_logged
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID
+
+
+class RemoteEnvRunners:
+    """Env runners in Ray actors. The sub-environments are divided among them in the order of their numbers.
+
+    What a sub-environment plays depends on its number and the weights alone, so the samples are those of one EnvRunner
+    with all sub-environments, in the same order. Each reply has the state of the env runner after the call. If an env
+    runner is lost, its replacement continues from the last state, and repeats the call.
+
+    The attributes and methods that EnvRunner has, too, do the same as there.
+
+    Attributes:
+        num_envs: The number of sub-environments of each env runner.
+        seconds: The seconds of each env runner's newest sample.
+        rates: The env steps per second of each env runner's newest sample.
+    """
+
+    def __init__(
+        self,
+        blueprint: EnvRunnerBlueprint,
+        *,
+        cluster: RayCluster,
+        num_envs: Sequence[int],
+        resources: Resources,
+        policy: RestartPolicy,
+        rl_module: MultiRLModule,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+        env_to_module: ConnectorPipelineV2,
+        module_to_env: ConnectorPipelineV2,
+        lookback: int,
+        rollout_fragment_length: int,
+        complete_episodes: bool,
+        merges_states: bool = True,
+        broadcasts_states: bool = True,
+        fetches_episodes: bool = True,
+        for_evaluation: bool = False,
+    ):
+        """Starts the actors, and does not wait for them.
+
+        Args:
+            blueprint: Makes the env runners.
+            cluster: The connection to Ray.
+            num_envs: The number of sub-environments of each env runner.
+            resources: What each actor reserves.
+            policy: What happens if an actor is lost.
+            rl_module: The modules of this process, whose parameters the env runners act with.
+            agent_spaces: As for EnvRunner.
+            env_to_module: The pipeline of this process, which gets the merged states.
+            module_to_env: The pipeline of this process, which gets the merged states.
+            lookback: As for EnvRunner.
+            rollout_fragment_length: As for EnvRunner.
+            complete_episodes: As for EnvRunner.
+            merges_states: Whether the states of connector pieces are merged after each sample.
+            broadcasts_states: Whether env runners continue with the merged states.
+            fetches_episodes: Whether episodes are fetched to this process at once. Otherwise learners fetch them.
+            for_evaluation: Whether the actors only ``play``.
+        """
+        self._ray = cluster.ray
+        self._blueprint = blueprint
+        self._blueprint_version = 0
+        self._blueprint_ref = [self._put(blueprint)]
+        self.num_envs = list(num_envs)
+        self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
+        self.rl_module = rl_module
+        self.agent_spaces = agent_spaces
+        self.env_to_module = env_to_module
+        self.module_to_env = module_to_env
+        self.lookback = lookback
+        self.rollout_fragment_length = rollout_fragment_length
+        self.complete_episodes = complete_episodes
+        self.num_env_steps = 0
+        self.num_agent_steps = 0
+        self.seconds: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
+        self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
+        self.callback_metrics = MetricsLogger()
+        self._merges_states = merges_states
+        self._broadcasts_states = broadcasts_states
+        self._for_evaluation = for_evaluation
+        self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
+        self._new_episodes = False
+        self._why_not_kept: dict[int, str] = {}
+        self._weights = Weights(-1, [None])
+        self._next_states: dict[str, Any] | None = None  # connector states that the env runners do not have yet
+        self._restarts_episodes = self._begins_iteration = False
+        self._counts: list[dict[str, Any]] = []
+        self._finished: list[EpisodeSummary] = []
+        self._times = SamplingTimes()
+        self._uncredited_reward = 0.0
+        self._pool = ActorPool(
+            cluster,
+            len(num_envs),
+            resources,
+            policy,
+            who=self._name_of,
+            begin=self._arguments_of,
+            fetches_payloads=fetches_episodes,
+        )
+
+    def _name_of(self, index: int) -> str:
+        if self._for_evaluation:
+            return f"evaluation env runner {index}"
+        begin, end = self._bounds[index]
+        own = f"sub-environment {begin}" if end == begin + 1 else f"sub-environments {begin} to {end - 1}"
+        return f"env runner {index} ({own})"
+
+    def _arguments_of(self, index: int) -> tuple[Any, ...]:
+        from ray import cloudpickle
+
+        begin, end = self._bounds[index]
+        number = 0 if self._for_evaluation else end - begin
+        own = (self._blueprint_version, self._blueprint_ref), begin, number, self._states[index], self._new_episodes
+        return cloudpickle.dumps(HostedEnvRunner), own
+
+    def _put(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    @property
+    def pool(self) -> ActorPool:
+        """The actors."""
+        return self._pool
+
+    def wait_until_begun(self) -> None:
+        """Waits until all env runners have made their sub-environments."""
+        self._pool.wait_until_begun()
+
+    # Changes of the run.
+
+    def set_blueprint(self, blueprint: EnvRunnerBlueprint) -> None:
+        """Lets all env runners follow a change of the modules or of the mapping function with the next sample."""
+        self._blueprint = blueprint
+        self._blueprint_version += 1
+        self._blueprint_ref = [self._put(blueprint)]
+
+    def send_weights(self) -> None:
+        """Puts the parameters as they are now into Ray's store, once for all env runners."""
+        self._weights = Weights(self._weights.version + 1, [self._put(_arrays(self.rl_module.get_state()))])
+
+    def send_connector_states(self) -> None:
+        """Lets all env runners continue with the states of the pipelines of this process."""
+        self._next_states = connector_states(self.env_to_module, self.module_to_env)
+
+    def restart_episodes(self) -> None:
+        """Drops the ongoing episodes with the next sample."""
+        self._restarts_episodes = True
+
+    # Sampling.
+
+    @property
+    def can_sample_ahead(self) -> bool:
+        """Whether a sample does not depend on what the env runners have learned in the sample before."""
+        return not self._merges_states or connector_states(self.env_to_module, self.module_to_env) is None
+
+    def sample(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, times: int = 1, **options: Any
+    ) -> Sample:
+        """Samples with all env runners at once.
+
+        Args:
+            num_timesteps: As for ``EnvRunner.sample``, over all env runners.
+            num_episodes: As for ``EnvRunner.sample``, over all env runners.
+            times: The number of samples of this size that follow one another.
+            **options: Other arguments of ``EnvRunner.sample``.
+        """
+        if self._weights.version < 0:
+            self.send_weights()
+        began = time.perf_counter()
+        calls = {
+            index: [Call("sample", (request,)) for request in requests]
+            for index, requests in self._requests(num_timesteps, num_episodes, options, times).items()
+        }
+        replies = dict(sorted(self._pool.run(calls, self._keep_state, max_in_flight=times).items()))
+        self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self._new_episodes = False
+        rounds = [[own[number] for own in replies.values()] for number in range(times)]
+        for found in rounds:
+            self._note([reply.value for reply in found])
+        seconds = time.perf_counter() - began
+        for index, own in replies.items():
+            self.seconds[index] = sum(reply.value.seconds for reply in own)
+            self.rates[index] = sum(reply.value.num_env_steps for reply in own) / self.seconds[index]
+        self._note_times([reply.value.times for found in rounds for reply in found], len(replies), seconds)
+        self._merge([own[-1].value for own in replies.values()])
+        return Sample([[_fragment(reply) for reply in found] for found in rounds], self._fetch)
+
+    def _requests(
+        self, num_timesteps: int | None, num_episodes: int | None, options: Mapping[str, Any], times: int
+    ) -> dict[int, list[SampleRequest]]:
+        """Returns each env runner's share of a sample."""
+        total = sum(self.num_envs)
+        if num_timesteps is None and num_episodes is None:
+            if self.complete_episodes:
+                num_episodes = total
+            else:
+                num_timesteps = total * self.rollout_fragment_length
+        steps = None if num_timesteps is None else math.ceil(num_timesteps / total)
+        quotas = None if num_episodes is None else shares(total, num_episodes)
+        found = {}
+        for index in self._pool.indices:
+            begin, end = self._bounds[index]
+            size: dict[str, Any] = {
+                "weights": self._weights,
+                "blueprint": (self._blueprint_version, self._blueprint_ref),
+                "num_timesteps": None if steps is None else steps * (end - begin),
+                "num_episodes": None if quotas is None else sum(quotas[begin:end]),
+                "options": dict(options),
+            }
+            first = SampleRequest(
+                **size,
+                connector_states=self._next_states,
+                restarts_episodes=self._restarts_episodes,
+                begins_iteration=self._begins_iteration,
+            )
+            found[index] = [first, *[SampleRequest(**size)] * (times - 1)]
+        return found
+
+    def _keep_state(self, index: int, number: int, reply: Reply) -> None:
+        """Keeps the state that a replacement continues from."""
+        self._states[index] = reply.value.state
+        self._why_not_kept[index] = reply.value.why_not_kept
+
+    def _fetch(self, fragment: Fragment) -> list[Any]:
+        payload = fragment.payload
+        return pickle.loads(payload if isinstance(payload, bytes) else self._ray.get(payload))
+
+    def _note(self, replies: Sequence[SampleReply]) -> None:
+        """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
+        for reply in replies:
+            self.num_env_steps += reply.num_env_steps
+            self.num_agent_steps += reply.num_agent_steps
+        finished = [iter(reply.finished) for reply in replies]
+        uncredited = 0.0
+        for runner, place in merged_order([reply.order for reply in replies]):
+            uncredited += replies[runner].uncredited[place]
+            if replies[runner].order[place][0] is not None:
+                self._finished.append(next(finished[runner]))
+        self._counts += [reply.counts for reply in replies]
+        self._uncredited_reward += uncredited
+
+    def _note_times(self, times: Sequence[SamplingTimes], num_runners: int, seconds: float) -> None:
+        """Adds the mean durations of the env runners, and the duration in this process."""
+        for name in ("env_step", "env_reset", "rlmodule_inference", "env_to_module", "module_to_env"):
+            total = sum(getattr(own, name) for own in times) / max(1, num_runners)
+            setattr(self._times, name, getattr(self._times, name) + total)
+        self._times.sample += seconds
+
+    def _merge(self, replies: Sequence[SampleReply]) -> None:
+        """Merges the metrics and the states of the connector pieces into those of this process."""
+        for name, logger in (*self.metrics.items(), ("callbacks", self.callback_metrics)):
+            logger.set_state(merged_metrics([reply.metrics[name] for reply in replies]))
+        states = [reply.connector_states for reply in replies if reply.connector_states is not None]
+        if not states:
+            return
+        for name, pipeline in (("env_to_module", self.env_to_module), ("module_to_env", self.module_to_env)):
+            own = [state[name] for state in states]
+            pipeline.set_state(pipeline.merge_states(own) if self._merges_states else own[0])
+        if self._merges_states and self._broadcasts_states:
+            self.send_connector_states()
+
+    def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls a function with each env runner, in its process, and returns what it returns."""
+        from ray import cloudpickle
+
+        call = Call("apply", (cloudpickle.dumps(func),))
+        replies = self._pool.run({index: [call] for index in self._pool.indices})
+        return [own[0].value for _, own in sorted(replies.items())]
+
+    # Evaluation.
+
+    def begin_playing(self, num_episodes: int, num_envs: int, **arguments: Any) -> Callable[[], dict[str, Any]]:
+        """Lets the env runners play episodes in sub-environments that are made for them, and does not wait.
+
+        Args:
+            num_episodes: The number of episodes of all env runners.
+            num_envs: The number of sub-environments of all env runners.
+            **arguments: Other arguments of ``PlayRequest``.
+
+        Returns:
+            A function that waits, and returns the results of ``EnvRunner.get_metrics``.
+        """
+        quotas, indices = shares(num_envs, num_episodes), self._pool.indices
+        ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
+        states = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        calls = {}
+        for index, (begin, end) in zip(indices, pairwise([0, *ends]), strict=True):
+            request = PlayRequest(
+                weights=self._weights,
+                blueprint=(self._blueprint_version, self._blueprint_ref),
+                connector_states=states,
+                first_env_number=begin,
+                num_envs=end - begin,
+                num_episodes=sum(quotas[begin:end]),
+                **arguments,
+            )
+            calls[index] = Call("play", (request,))
+        run = self._pool.submit(calls)
+
+        def results() -> dict[str, Any]:
+            played = [own[0].value for _, own in sorted(run.result().items()) if own[0].value is not None]
+            return _played(played, num_episodes)
+
+        return results
+
+    # Metrics since the last call.
+
+    def take_finished(self) -> list[EpisodeSummary]:
+        """Returns the returns and lengths of the episodes that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_counts(self) -> dict[str, Any]:
+        """Returns the counts since the last call, of all env runners together."""
+        counts, self._counts = self._counts, []
+        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
+        self._begins_iteration = True
+        return {**summed(counts), "uncredited_reward": uncredited}
+
+    def take_times(self) -> SamplingTimes:
+        """Returns how long the parts of sampling took since the last call: means over the env runners, in seconds.
+
+        ``sample`` is the time that this process has waited for them.
+        """
+        times, self._times = self._times, SamplingTimes()
+        return times
+
+    def why_episodes_are_not_kept(self) -> str:
+        """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
+        return next((why for why in self._why_not_kept.values() if why), "")
+
+    # For checkpoints.
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state that one env runner with all sub-environments would have.
+
+        Raises:
+            EpisodeError: If custom data of an episode cannot be saved.
+        """
+        unknown = {index: [Call("get_state")] for index in self._pool.indices if self._states[index] is None}
+        self._pool.run(unknown, lambda index, number, reply: self._states.update({index: reply.value}))
+        states = [pickle.loads(state) for _, state in sorted(self._states.items()) if state is not None]
+        merged = merged_runner_state(states, self.agent_spaces, self.rl_module, self.env_to_module, self.module_to_env)
+        return {
+            **merged,
+            "env_to_module": self.env_to_module.get_state(),
+            "module_to_env": self.module_to_env.get_state(),
+            "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
+            "callback_metrics": self.callback_metrics.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
+        """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
+        from ray import cloudpickle
+
+        parts = divided_runner_state(state, self.num_envs, self.agent_spaces, self.rl_module)
+        former = dict(self._states)
+        self._states = {index: cloudpickle.dumps(part, protocol=5) for index, part in enumerate(parts)}
+        self._new_episodes = new_episodes
+        calls = {index: [Call("set_state", (own, new_episodes))] for index, own in self._states.items()}
+        try:
+            self._pool.run(calls)
+        except BaseException:
+            self._states = former
+            raise
+        self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
+        self.env_to_module.set_state(state["env_to_module"])
+        self.module_to_env.set_state(state["module_to_env"])
+        for name, logger in self.metrics.items():
+            logger.set_state(state.get("metrics", {}).get(name, []))
+        self.callback_metrics.set_state(state.get("callback_metrics", []))
+        self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self.take_counts(), self.take_finished(), self.take_times()
+
+    def close(self) -> None:
+        """Closes the sub-environments and ends the actors."""
+        self._pool.close()
+
+
+def summed(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sums of counts of like keys, which may be in nested dicts."""
+    total: dict[str, Any] = {}
+    for own in counts:
+        for name, value in own.items():
+            if isinstance(value, Mapping):
+                total[name] = summed([total.get(name, {}), value])
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
+    """Returns the results of an evaluation by several env runners.
+
+    If it ended early, the first episodes of each sub-environment count, the same number from each.
+    """
+    order = [(r, place) for r, place in merged_order([reply.order for reply in replies])]
+    if len(order) < num_episodes:
+        ended = [Counter(number for _, number in reply.order) for reply in replies]
+        rounds = min((min(own.values(), default=0) for own in ended), default=0)
+        seen: Counter[int] = Counter()
+        kept = []
+        for r, place in order:
+            number = replies[r].order[place][1]
+            seen[number] += 1
+            if seen[number] <= rounds:
+                kept.append((r, place))
+        order = kept
+    counts = summed([reply.counts for reply in replies])
+    loggers = {}
+    for name in replies[0].metrics:
+        loggers[name] = MetricsLogger()
+        loggers[name].set_state(merged_metrics([reply.metrics[name] for reply in replies]))
+    found = summarize([replies[r].finished[place] for r, place in order]) | counts
+    of_callbacks = loggers.pop("callbacks")
+    return with_logged(found, of_callbacks) | by_pipeline(**loggers)
+
+
+def _fragment(reply: Reply) -> Fragment:
+    return Fragment(reply.payload, reply.value.order, reply.value.env_steps, reply.value.agent_steps)
+
+
+def _arrays(state: Any) -> Any:
+    """Returns a tree with arrays in place of tensors, which Ray stores without copying them again."""
+    return tree_map(lambda leaf: leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf, state)

@@ -1,0 +1,98 @@
+"""Sample: the episodes of a sample, which may still be in other processes, and the order of those of several runners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Order = Sequence[tuple[int | None, int]]
+"""For each episode of a sample, the vector step in which it ended (None for a chunk of an episode that continues), and
+the number of its sub-environment."""
+
+
+def merged_order(orders: Sequence[Order]) -> list[tuple[int, int]]:
+    """Returns the order in which one env runner with all sub-environments would return the episodes of several.
+
+    Ended episodes come first, by vector step and sub-environment, and then chunks by sub-environment.
+
+    Args:
+        orders: The order of each env runner's sample.
+
+    Returns:
+        For each episode, the index of the env runner and the index of the episode in its sample.
+    """
+    keys = [
+        (step is None, step or 0, number, runner, place)
+        for runner, order in enumerate(orders)
+        for place, (step, number) in enumerate(order)
+    ]
+    return [(runner, place) for *_, runner, place in sorted(keys)]
+
+
+class Fragment:
+    """The episodes of one env runner's sample.
+
+    Attributes:
+        payload: The pickled episodes, or a reference of them in Ray's store; None if the episodes are in this process.
+        order: As in ``merged_order``.
+        env_steps: The number of env steps of each episode.
+        agent_steps: The number of agent steps of each episode.
+    """
+
+    def __init__(self, payload: Any, order: Order, env_steps: Sequence[int], agent_steps: Sequence[int]):
+        self.payload = payload
+        self.order = order
+        self.env_steps = env_steps
+        self.agent_steps = agent_steps
+
+
+class Sample:
+    """The episodes of one or several samples that follow one another, in the order of one env runner.
+
+    Attributes:
+        rounds: For each sample, the fragments of the env runners; empty if the episodes are in this process.
+        env_steps: The number of env steps.
+        agent_steps: The number of agent steps.
+    """
+
+    def __init__(self, rounds: Sequence[Sequence[Fragment]], fetch: Callable[[Fragment], list[Any]]):
+        """Makes a sample of episodes in other processes.
+
+        Args:
+            rounds: As above.
+            fetch: Returns the episodes of a fragment.
+        """
+        self.rounds = rounds
+        self._fetch = fetch
+        self._episodes: list[Any] | None = None
+        fragments = [fragment for own in rounds for fragment in own]
+        self.env_steps = sum(sum(fragment.env_steps) for fragment in fragments)
+        self.agent_steps = sum(sum(fragment.agent_steps) for fragment in fragments)
+
+    @classmethod
+    def of_episodes(cls, episodes: list[Any]) -> Sample:
+        """Returns the sample of episodes in this process."""
+        sample = cls([], lambda fragment: [])
+        sample._episodes = episodes
+        sample.env_steps = sum(episode.env_steps() for episode in episodes)
+        sample.agent_steps = sum(episode.agent_steps() for episode in episodes)
+        return sample
+
+    def episodes(self) -> list[Any]:
+        """Returns the episodes. Those in other processes are fetched once."""
+        if self._episodes is None:
+            self._episodes = []
+            for fragments in self.rounds:
+                parts = [self._fetch(fragment) for fragment in fragments]
+                order = merged_order([fragment.order for fragment in fragments])
+                self._episodes += [parts[runner][place] for runner, place in order]
+        return self._episodes
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Returns one sample of several that follow one another."""
+    if len(samples) == 1:
+        return samples[0]
+    if not any(sample.rounds for sample in samples):
+        return Sample.of_episodes([episode for sample in samples for episode in sample.episodes()])
+    return Sample([own for sample in samples for own in sample.rounds], samples[0]._fetch)

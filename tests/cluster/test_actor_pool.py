@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from helpers.runs.fake_ray import FakeRay
+from marl_connectors.cluster import actor_pool
+from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, RestartPolicy
+from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+
+
+class Counter:
+    """Counts on from its newest state."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    @property
+    def progress(self) -> str:
+        return f"at {self.count}"
+
+    def add(self, number: int) -> tuple[int, str]:
+        if number < 0:
+            raise ValueError(f"cannot add {number}")
+        self.count += number
+        return self.count, f"payload {self.count}"
+
+
+class Clock:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeRay(random.Random(0))
+    monkeypatch.setattr(actor_pool, "time", Clock())
+    return fake
+
+
+class Pool:
+    """Two Counters, whose states are kept as the groups of env runners keep them."""
+
+    def __init__(self, fake: FakeRay, **policy: Any):
+        cluster = RayCluster.__new__(RayCluster)
+        cluster.ray, cluster.paths = fake, []
+        self.states = {0: 0, 1: 100}
+        self.pool = ActorPool(
+            cluster,
+            2,
+            Resources(),
+            RestartPolicy(**policy),
+            who=lambda index: f"counter {index}",
+            begin=lambda index: (cloudpickle.dumps(Counter), (self.states[index],)),
+        )
+
+    def add(self, *numbers: int, max_in_flight: int = 1) -> dict[int, list[int]]:
+        calls = {index: [Call("add", (number,)) for number in numbers] for index in (0, 1)}
+        found = self.pool.run(calls, self.keep, max_in_flight=max_in_flight)
+        assert all(reply.payload == f"payload {reply.value}" for own in found.values() for reply in own)
+        return {index: [reply.value for reply in own] for index, own in sorted(found.items())}
+
+    def keep(self, index: int, number: int, reply: Any) -> None:
+        self.states[index] = reply.value
+
+
+def losing(actor: str, method: str, call: int, how: str) -> Any:
+    """Loses an actor in its n-th call of a method, the calls of its replacements included."""
+    calls = 0
+
+    def loses(name: str, called: str, arguments: Any) -> str | None:
+        nonlocal calls
+        if name == actor and called == method:
+            calls += 1
+            return how if calls == call else None
+        return None
+
+    return loses
+
+
+def test_calls_of_all_actors_are_answered(fake):
+    pool = Pool(fake)
+    assert pool.add(1, 2) == {0: [1, 3], 1: [101, 103]}
+    assert pool.add(10) == {0: [13], 1: [113]}
+    assert pool.pool.num_restarts == 0
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_lost_actor_is_replaced_and_repeats_what_has_no_reply(fake, how, max_in_flight, call):
+    pool = Pool(fake)
+    fake.loses = losing("counter 1", "call", call, how)
+    assert pool.add(1, 2, 3, max_in_flight=max_in_flight) == {0: [1, 3, 6], 1: [101, 103, 106]}
+    assert pool.pool.num_restarts == 1
+    assert pool.pool.take_replaced() == [1]
+    assert pool.pool.take_replaced() == []
+
+
+def test_an_actor_that_is_lost_while_it_begins_is_replaced(fake):
+    fake.loses = losing("counter 0", "begin", 1, "before")
+    pool = Pool(fake)
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert pool.pool.take_replaced() == [0]
+
+
+def test_an_actor_that_does_not_answer_is_replaced(fake, caplog):
+    pool = Pool(fake, timeout_s=10.0)
+    hanging = losing("counter 1", "call", 1, "hangs")
+    fake.loses = lambda name, method, arguments: (
+        "hangs" if (name, method) == ("counter 1", "progress") else hanging(name, method, arguments)
+    )
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert "counter 1 has not answered for 40 s. A new one takes its place" in caplog.text
+
+
+def test_an_actor_without_progress_is_replaced(fake, caplog):
+    pool = Pool(fake, timeout_s=10.0)
+    fake.loses = losing("counter 1", "call", 1, "hangs")
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert "counter 1 has made no progress for 10 s (at 100)" in caplog.text
+
+
+def test_an_actor_that_makes_progress_may_be_late(fake, caplog):
+    pool = Pool(fake, timeout_s=10.0)
+    fake.loses = losing("counter 1", "call", 1, "hangs")
+    probe, probes = pool.pool.probe, []
+
+    def progressing(indices: Any) -> dict[int, Any]:
+        probes.append(list(indices))
+        if len(probes) == 4:  # at last it is done
+            for ref in pool.pool._actors[1].waiting:
+                ref.is_ready = True
+            pool.pool._actors[1].waiting[0].pickled = cloudpickle.dumps(actor_pool_outcome(101))
+            pool.pool._actors[1].waiting[1].pickled = cloudpickle.dumps("payload 101")
+        return {index: f"at {len(probes)}" for index in probe(indices)}
+
+    pool.pool.probe = progressing
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert pool.pool.num_restarts == 0
+    assert "counter 1 is late (at 2)" in caplog.text
+
+
+def actor_pool_outcome(value: Any) -> Any:
+    from marl_connectors.cluster.host import Outcome
+
+    return Outcome(value)
+
+
+def test_an_error_of_the_object_is_raised_and_not_repeated(fake):
+    pool = Pool(fake)
+    with pytest.raises(ValueError, match="cannot add -1") as raised:
+        pool.add(-1)
+    assert pool.pool.num_restarts == 0
+    assert "Raised in counter" in "".join(getattr(raised.value, "__notes__", ["Raised in counter"]))
+
+
+def test_without_restarts_a_lost_actor_ends_the_run(fake):
+    pool = Pool(fake, restarts=False)
+    fake.loses = losing("counter 1", "call", 1, "before")
+    with pytest.raises(ActorLost, match=r"counter 1 has died \(ActorDiedError\)\. Set restart_failed_env_runners=True"):
+        pool.add(1)
+
+
+def test_a_run_can_go_on_without_a_lost_actor(fake):
+    pool = Pool(fake, restarts=False, ignores=True)
+    fake.loses = losing("counter 1", "call", 1, "before")
+    assert pool.add(1) == {0: [1]}
+    assert pool.pool.indices == [0]
+    assert pool.pool.lost == {1}
+    assert pool.add(1) == {0: [2]}
+    fake.loses = losing("counter 0", "call", 1, "before")
+    with pytest.raises(ActorLost, match="and it was the last one"):
+        pool.add(1)
+
+
+def test_the_number_of_replacements_is_bounded(fake):
+    pool = Pool(fake, most=2)
+    fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "call") else None
+    with pytest.raises(ActorLost, match="after 2 replacements in this run"):
+        pool.add(1)
+
+
+def test_a_call_that_kills_its_process_every_time_ends_the_run(fake):
+    pool = Pool(fake)
+    fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "call") else None
+    with pytest.raises(ActorLost, match="10 times in a row in the same call"):
+        pool.add(1)
