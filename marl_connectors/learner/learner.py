@@ -51,6 +51,7 @@ class Learner(ABC):
         metrics: The metrics of the pieces of ``pipeline``.
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
+        num_gradient_steps: The number of gradient steps of the newest update so far.
         ranks: The connection to other learners that update the same modules together; None for a single learner.
     """
 
@@ -63,6 +64,7 @@ class Learner(ABC):
         self.metrics = MetricsLogger()
         self.pipeline_seconds = 0.0
         self.num_updates = 0
+        self.num_gradient_steps = 0
         self.ranks: Ranks | None = None
         self._seed = seed
         self._loss_statistics = LossStatistics()
@@ -271,6 +273,7 @@ class Learner(ABC):
         self.before_gradient_based_update(timesteps=timesteps)
         self._refresh_optimizers()
         self._closed_updates = {}
+        self.num_gradient_steps = 0
         self._begin_ranks()
         began = perf_counter()
         batch = self.make_batch(episodes)
@@ -286,6 +289,7 @@ class Learner(ABC):
             for step in self._steps(batch, rows):
                 self._loss_statistics.begin_minibatch(step.epoch, _own_sizes(step))
                 self._update_from(step, batch)
+                self.num_gradient_steps += 1
                 for module_id, size in step.sizes.items():
                     trained[module_id] += size
         if self._checks_lazily:

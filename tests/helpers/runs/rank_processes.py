@@ -52,7 +52,7 @@ def updates_of_one(make_config: Callable[[], Any], number: int, prepare: Prepare
         prepare(algo)
     found = Updates([], [], [], {})
     for _ in range(number):
-        episodes = algo._sample()
+        episodes = algo._sample().episodes()
         found.episodes.append(pickle.dumps(episodes))
         found.timesteps.append({"num_env_steps_sampled_lifetime": algo.env_runner.num_env_steps})
         found.results.append(algo.learner.update(episodes=episodes, timesteps=found.timesteps[-1]))
