@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -281,6 +281,44 @@ class _Metric:
         return metric
 
 
+def merged_metrics(states: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Merges the metrics of several loggers into the state of one logger.
+
+    Sums, means, extrema and lists are those of all values. A moving average becomes the mean of the moving averages,
+    weighted by the numbers of their values, and the newest value is that of the last logger that has one. The first
+    logger with a key defines its reduction. Metrics under the same key with another reduction are left out.
+
+    Args:
+        states: The states that ``get_state`` returned.
+
+    Returns:
+        The state for ``set_state``.
+    """
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for state in states:
+        for metric in state:
+            found.setdefault(tuple(metric["key"]), []).append(metric)
+    return [{**own[0], **_merged(own)} if len(own) > 1 else own[0] for own in found.values()]
+
+
+def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    kind, window = metrics[0]["reduce"], metrics[0]["window"]
+    used = [metric for metric in metrics if metric["count"] and metric["reduce"] == kind] or metrics[:1]
+    count, totals = sum(metric["count"] for metric in used), [metric["total"] for metric in used]
+    values = metrics[0]["values"]
+    if values is not None:
+        values = [value for metric in used for value in metric["values"] or ()]
+        values = values if window is None else values[-window:]
+    if kind in ("min", "max"):
+        total = min(totals) if kind == "min" else max(totals)
+    elif kind == "ema":
+        weighted = [metric["count"] * metric["total"] for metric in used]
+        total = sum(weighted) / count if len(used) > 1 else totals[0]
+    else:
+        total = totals[-1] if kind in ("item", "item_series") else sum(totals)
+    return {"count": count, "total": total, "values": values}
+
+
 def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
     """Returns ``{"connectors": {pipeline: results}}`` for pipelines whose pieces have logged values, else ``{}``."""
     found = {name: metrics for name, logger in loggers.items() if (metrics := logger.reduce())}
@@ -323,7 +361,3 @@ def _number(path: tuple[Any, ...], value: Any) -> float:
 
 def _text(path: tuple[Any, ...]) -> str:
     return repr("/".join(map(str, path)))
-
-
-def merged_metrics(states):
-    return states[0]

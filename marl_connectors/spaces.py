@@ -190,6 +190,28 @@ def same(one: spaces.Space, other: spaces.Space, *, ordered: bool = True) -> boo
     return one == other
 
 
+def sort_key(space: spaces.Space) -> tuple[str, bytes]:
+    """Returns a key that puts spaces in an order that is the same in every process.
+
+    Spaces have equal keys where ``same(..., ordered=False)`` holds.
+
+    Args:
+        space: A space.
+
+    Returns:
+        A text with shapes and dtypes, and the bytes of all bounds.
+    """
+    if isinstance(space, spaces.Box):
+        sides = (space.low, space.high, space.bounded_below, space.bounded_above)
+        return describe(space), b"".join(side.tobytes() for side in sides)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = [(repr(key), *sort_key(part)) for key, part in parts_of(space)]
+        parts = sorted(parts) if isinstance(space, spaces.Dict) else parts
+        text = ", ".join(f"{key}: {text}" for key, text, _ in parts)
+        return f"{type(space).__name__}({text})", b"".join(bounds for *_, bounds in parts)
+    return str(space), b""
+
+
 def in_key_order(parts: Iterable[tuple[Any, spaces.Space]]) -> spaces.Dict:
     """Returns the Dict space whose keys are sorted. Keys that cannot be compared keep their order.
 

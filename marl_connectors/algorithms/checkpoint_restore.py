@@ -47,14 +47,18 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 def check_num_envs(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
     """Checks the number of sub-environments. They are made before anything looks at the episodes in them.
 
+    Only the number of all sub-environments matters, and not how they are divided among env runners.
+
     Raises:
         CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
     """
-    number = state["config"]["settings"].get("num_envs_per_env_runner")
-    if config is None and number != len(state["env_runner"]["episode_numbers"]):
+    settings, episodes = state["config"]["settings"], len(state["env_runner"]["episode_numbers"])
+    number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
+    is_whole = all(isinstance(value, int) for value in (number, runners))
+    if config is None and not (is_whole and number * max(1, runners) == episodes):
         raise CheckpointError(
-            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)}, but it has the episodes of "
-            f"{len(state['env_runner']['episode_numbers'])}."
+            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)} and num_env_runners is "
+            f"{brief(runners)}, but it has the episodes of {episodes}."
         )
 
 
@@ -76,7 +80,7 @@ def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule,
         state: The algorithm's state.
         setup: The run's environment.
         modules: The run's modules.
-        num_envs: The run's number of sub-environments.
+        num_envs: The number of sub-environments of all env runners of the run.
 
     Raises:
         CheckpointError: If it does not.
@@ -96,8 +100,8 @@ def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule,
     number = len(state["env_runner"]["episode_numbers"])
     if number != num_envs:
         raise CheckpointError(
-            f"checkpoint: it has {number} sub-environments, this run has {num_envs}. Use the same "
-            f"num_envs_per_env_runner."
+            f"checkpoint: it has {number} sub-environments, this run has {num_envs}. Use the same number: "
+            f"num_envs_per_env_runner for each env runner, and num_env_runners (0 counts as 1)."
         )
 
 

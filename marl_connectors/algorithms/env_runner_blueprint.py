@@ -85,7 +85,7 @@ class RunBlueprint:
             lookback=self.lookback,
             state_space=self.state_space if for_training else None,
             first_env_number=first_env_number,
-            merges_connector_states=False,
+            merges_connector_states=not merges_states(self.config),
         )
 
     def adapt(self, runner: EnvRunner) -> None:
@@ -104,3 +104,8 @@ class RunBlueprint:
             if self.config.add_default_connectors_to_module_to_env_pipeline:
                 add_state_pieces(runner.module_to_env)
         runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+
+
+def merges_states(config: AlgorithmConfig) -> bool:
+    """Whether all env runners continue with the merged states of connector pieces, instead of each with its own."""
+    return bool(config.merge_env_runner_states) and config.broadcast_env_runner_states

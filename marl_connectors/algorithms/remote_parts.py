@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
+from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges_states
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
@@ -58,8 +58,7 @@ class RemoteParts:
             lookback=blueprint.lookback,
             rollout_fragment_length=blueprint.rollout_fragment_length,
             complete_episodes=config.batch_mode == "complete_episodes",
-            merges_states=bool(config.merge_env_runner_states),
-            broadcasts_states=config.broadcast_env_runner_states,
+            merges_states=merges_states(config),
             fetches_episodes=config.num_learners == 0,
             for_evaluation=for_evaluation,
             **fields,

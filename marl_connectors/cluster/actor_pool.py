@@ -14,7 +14,11 @@ from marl_connectors.errors import MarlConnectorsError
 _LOG = logging.getLogger(__name__)
 _MOST_TRIES = 10
 """How often one call is tried. An environment that kills its process in the same step again and again ends the run."""
+_MOST_STARTS = 3
+"""How often an actor may fail to start in time, one time after another."""
 _LEAST_START_S = 300.0
+_QUIET_START_S = 30.0
+"""The seconds after which a log line says that an actor has not started yet."""
 
 
 class ActorLost(MarlConnectorsError, RuntimeError):
@@ -247,7 +251,8 @@ class _Run:
         self._on_reply = on_reply
         self._max_in_flight = max_in_flight
         self._replies: dict[int, list[Reply]] = {index: [] for index in self._calls}
-        self._tries = dict.fromkeys(self._calls, 1)
+        self._tries = dict.fromkeys(range(max([*self._calls, *pool._actors], default=-1) + 1), 1)
+        self._has_said: set[Any] = set()
         self._sent: dict[int, list[tuple[Any, Any]]] = {index: [] for index in self._calls}
         self._waiting: dict[Any, _Waiting] = {}
         for index in sorted({*self._calls, *pool._beginning}):
@@ -320,9 +325,9 @@ class _Run:
         """Replaces an actor and sends its calls again."""
         for ref in [ref for ref, waiting in self._waiting.items() if waiting.index == index]:
             del self._waiting[ref]
+        self._tries[index] += 1
         if index in self._sent:
             self._sent[index].clear()
-            self._tries[index] += 1
             if self._tries[index] > _MOST_TRIES:
                 raise ActorLost(
                     f"{self._pool._who(index)} {why}, {_MOST_TRIES} times in a row in the same call. Look at what its "
@@ -340,9 +345,22 @@ class _Run:
         for ref, waiting in list(self._waiting.items()):
             is_beginning = ref == self._pool._beginning.get(waiting.index)
             limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
+            if is_beginning and now - waiting.since > _QUIET_START_S and ref not in self._has_said:
+                self._has_said.add(ref)
+                _LOG.warning(
+                    "%s has not started yet. Free in the cluster: %s.",
+                    self._pool._who(waiting.index),
+                    self._pool._cluster.free_resources(),
+                )
             if now - waiting.since <= limit:
                 continue
             if is_beginning:
+                if self._tries[waiting.index] >= _MOST_STARTS:
+                    raise ActorLost(
+                        f"{self._pool._who(waiting.index)} has not started in {limit:.0f} s, {_MOST_STARTS} times in a "
+                        f"row. Free in the cluster: {self._pool._cluster.free_resources()}. Reserve less for each "
+                        f"actor, or raise env_runner_restore_timeout_s if its environments take so long to make."
+                    )
                 self._lost(waiting.index, f"has not started in {limit:.0f} s")
             else:
                 late[waiting.index] = waiting

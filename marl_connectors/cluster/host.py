@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 HEALTH = "health"
@@ -45,13 +47,15 @@ class Host:
     it on without fetching it.
     """
 
-    def __init__(self, label: str, paths: Sequence[str]):
+    def __init__(self, label: str, num_threads: int, paths: Sequence[str]):
         """Makes the process import modules from where the user's process does.
 
         Args:
             label: The name of the actor. Ray prints it before each line that the process prints.
+            num_threads: The number of threads that torch may use.
             paths: ``sys.path`` of the user's process.
         """
+        torch.set_num_threads(num_threads)
         self._label = label
         sys.path += [path for path in paths if path not in sys.path]
         self._object: Any = None

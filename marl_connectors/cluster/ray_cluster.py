@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import sys
@@ -89,7 +88,7 @@ class RayCluster:
         """
         self.ray = import_ray(who)
         if not self.ray.is_initialized():
-            self._connect(address, needed, who)
+            self._connect(address, who)
             RayCluster._started_here = True
         elif address is not None and RayCluster._started_here and address != RayCluster._address:
             raise ConfigError(
@@ -108,12 +107,10 @@ class RayCluster:
 
     _address: str | None = None
 
-    def _connect(self, address: str | None, needed: Mapping[str, float], who: str) -> None:
-        settings: dict[str, Any] = {"address": "local", "include_dashboard": False}
+    def _connect(self, address: str | None, who: str) -> None:
+        settings: dict[str, Any] = {"address": address}
         if address is None:
-            settings["num_cpus"] = max(os.cpu_count() or 1, math.ceil(needed.get("CPU", 0.0)))
-        else:
-            settings = {"address": address}
+            settings = {"address": "local", "include_dashboard": False}
         with warnings.catch_warnings(), global_generators_kept():
             warnings.simplefilter("ignore")
             try:
@@ -129,7 +126,7 @@ class RayCluster:
         """Checks that the cluster has the resources at all. Others may be using them now."""
         there = self.ray.cluster_resources()
         for name, quantity in needed.items():
-            if there.get(name, 0.0) < quantity:
+            if (name != "CPU" or not self.is_own) and there.get(name, 0.0) < quantity:
                 raise ConfigError(
                     f"{who}: the actors need {quantity:g} {name}, but {_named(RayCluster._address)} has "
                     f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
@@ -137,8 +134,15 @@ class RayCluster:
 
     def start(self, label: str, resources: Resources) -> Any:
         """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
-        options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}}
-        return self.ray.remote(**options, **resources.as_options())(Host).remote(label, self.paths)
+        options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}, **resources.as_options()}
+        if self.is_own:
+            options["num_cpus"] = 0  # nobody else shares the machine, which may have fewer cores than actors
+        return self.ray.remote(**options)(Host).remote(label, max(1, int(resources.cpus)), self.paths)
+
+    def free_resources(self) -> str:
+        """Describes what is free now, for messages."""
+        free = self.ray.available_resources()
+        return ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
 
     def kill(self, actor: Any) -> None:
         """Kills an actor, even one that does not answer."""
@@ -153,7 +157,8 @@ class RayCluster:
         RayCluster._num_users -= 1
         if RayCluster._num_users == 0 and RayCluster._started_here:
             RayCluster._started_here, RayCluster._address = False, None
-            self.ray.shutdown()
+            with global_generators_kept():
+                self.ray.shutdown()
 
 
 def _named(address: str | None) -> str:

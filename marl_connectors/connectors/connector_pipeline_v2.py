@@ -468,6 +468,23 @@ class ConnectorPipelineV2(ConnectorV2):
                     f"{type(self).__name__}: {name}: the state has no {error}. Pass one that its get_state returned."
                 ) from error
 
+    def merge_own_state(self) -> None:
+        """Merges what each piece has learned since the last merge into what it applies.
+
+        Raises:
+            ConnectorError: If a piece fails. The error names the pipeline and the piece, and its cause is the piece's
+                own error.
+        """
+        if type(self).merge_states is not ConnectorPipelineV2.merge_states:
+            super().merge_own_state()
+            return
+        for piece in self.connectors:
+            progress.begin(None)
+            try:
+                piece.merge_own_state()
+            except Exception as error:
+                raise self._failure(piece, error) from cause_of(error)
+
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """Merges the states that the pipeline has in several runners into one: each piece merges its own.
 

@@ -195,13 +195,30 @@ class ConnectorV2:
     def reset_state(self) -> None:
         """Forgets what the piece has learned."""
 
+    def merge_own_state(self) -> None:
+        """Merges what the piece has learned since the last merge into what it applies.
+
+        An env runner calls this at the end of each sample, and a learner when it has made a train batch, unless it is
+        one of several whose states are merged with one another. The result is that of
+        ``set_state(merge_states([get_state()]))``, which this method calls if the class overrides ``merge_states``.
+        Override it if there is a faster way to the same result.
+        """
+        if type(self).merge_states is not ConnectorV2.merge_states:
+            self.set_state(self.merge_states([self.get_state()]))
+
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the states that the piece has in several runners into one. Override it if they can differ.
+        """Merges the states that the piece has in several runners or learners into one. Override it if they can differ.
+
+        Runners and learners continue with the result after each sample or batch, also one that is alone. So what was
+        learned before the last merge, which is in all of the states, must not count more than once.
+
+        Args:
+            states: The states of the piece in all runners or learners, in their order.
 
         Raises:
             ConnectorError: If the states differ and the class does not override this method.
         """
-        if any(not _same_state(states[0], state) for state in states[1:]):
+        if any(not same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
                 f"{type(self).__name__}: the {len(states)} states of this piece differ, and the class does not say how "
                 f"to merge them. Override merge_states(states) and return one state."
@@ -401,12 +418,12 @@ def _check_arguments(cls: type, names: Iterable[str]) -> None:
             raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
 
 
-def _same_state(one: Any, other: Any) -> bool:
+def same_state(one: Any, other: Any) -> bool:
     """Whether two states, which consist of JSON data and arrays, are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_state(part, other[key]) for key, part in one.items())
+        return one.keys() == other.keys() and all(same_state(part, other[key]) for key, part in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(_same_state(*parts) for parts in zip(one, other, strict=True))
+        return len(one) == len(other) and all(same_state(*parts) for parts in zip(one, other, strict=True))
     one_array, other_array = np.asarray(one), np.asarray(other)
     both_floats = one_array.dtype.kind in "fc" and other_array.dtype.kind in "fc"
     return np.array_equal(one_array, other_array, equal_nan=both_floats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,11 +17,14 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
+    Episode,
+    SamplePlace,
     check_sample_size,
     first_of_each_sub_env,
     first_rounds,
@@ -32,6 +35,7 @@ from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, Epi
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
+from marl_connectors.env_runners.state_shares import finished_places, uncredited_rewards
 from marl_connectors.environments.vector.action_history import HISTORY_BYTES
 from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
@@ -44,6 +48,8 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
 PolicyMappingFn = Callable[..., ModuleID]
+_NOISE_STEPS = 2**20
+"""The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
 
 
 class EnvRunner:
@@ -65,6 +71,7 @@ class EnvRunner:
         times: How long the parts of sampling took, in seconds.
         num_env_steps: The number of steps of all sub-environments so far.
         num_agent_steps: The number of actions of all agents so far.
+        places: For each episode of the newest sample, its sub-environment and when it ended, for ``merged_order``.
     """
 
     def __init__(
@@ -128,6 +135,9 @@ class EnvRunner:
                 to record no state.
             first_env_number: The number of the first sub-environment among all sub-environments of the run, if other
                 runners step others. What a sub-environment plays depends on its number, and not on the runner.
+            merges_connector_states: Whether ``sample`` ends with merging what the connector pieces have learned in it
+                into what they apply. False if the caller merges the states of several runners:
+                ``merge_connector_states``, then ``set_connector_states`` of each runner.
         """
         self.vector_env = make_vector_env(
             make_env,
@@ -162,7 +172,9 @@ class EnvRunner:
             lookback=lookback,
             action_spaces=env_to_module.action_space,
         )
+        self._fragment = Fragment()
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
+        self._merges_connector_states = merges_connector_states
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
@@ -171,8 +183,12 @@ class EnvRunner:
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
+        self.places: list[SamplePlace] = []
         self._finished: list[EpisodeSummary] = []
-        self._uncredited_reward = 0.0
+        # Of each finished episode: the sample (counted from the last take_finished), the vector step, the env_index.
+        self._finished_at: list[tuple[int, int, int]] = []
+        self._num_samples = 0
+        self._uncredited_rewards = [0.0] * num_envs
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
         self._env_config = env_config or {}
@@ -260,12 +276,16 @@ class EnvRunner:
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._begin(explore)
+        self._fragment = self._shared_data[FRAGMENT] = Fragment()
+        self.places = []
+        self._num_samples += 1
+        self._episodes.vector_step = 0
         sub_envs = len(self.vector_env.sub_envs)
-        self._at = {}; self._step = 0
         callbacks = self._episodes.callbacks
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
         numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
+        counted = None if num_episodes is None else self._steps_so_far()
         if not self._continues_episodes or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
@@ -274,11 +294,15 @@ class EnvRunner:
             def must_stop() -> bool:
                 return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted)))
 
+            num_done = -1
             while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
                 if must_stop():
                     done = first_rounds(self._episodes.done, sub_envs)
                     break
+                if num_done != (num_done := len(self._episodes.done)):
+                    self._note_finished(wanted)
                 self._take_step(random_actions)
+            self._note_finished(wanted)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
@@ -288,21 +312,52 @@ class EnvRunner:
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.summary for entry in done]
-        first = self.vector_env.sub_envs[0].number
-        self.sample_order = [(self._at.get(id(e.episode)), e.env_index+first) for e in done]
-        episodes = [entry.episode for entry in done]
+        self._finished_at += [(self._num_samples - 1, entry.vector_step, entry.env_index) for entry in done]
+        found: list[tuple[int, int | None, Episode]] = [(own.env_index, own.vector_step, own.episode) for own in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
             if callbacks is not None:
-                callbacks.cut(chunks)
-            episodes += chunks
-            self.sample_order += [(None, int(str(getattr(c,'id_')).split('-')[0])) for c in chunks]
+                callbacks.cut([chunk for _, chunk in chunks])
+            found += [(env_index, None, chunk) for env_index, chunk in chunks]
         else:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
-        self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
+            assert counted is not None
+            self._count_only(done, counted)
+        episodes = [episode for *_, episode in found]
+        self.places = [SamplePlace(int(self._env_numbers[index]), vector_step) for index, vector_step, _ in found]
+        for env_index, _, episode in found:
+            self._uncredited_rewards[env_index] += episode.uncredited_reward
+        if self._merges_connector_states:
+            self._merge_own_connector_states()
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
+
+    def _steps_so_far(self) -> tuple[int, int, int, dict[str, Any]]:
+        """Returns the step of the noise, the numbers of env steps and agent steps, and the counts since ``take_counts``."""
+        self._end_layout()
+        self._episodes.lanes.settle_counts()
+        return self._noise.step, self.num_env_steps, self.num_agent_steps, self._episodes.lanes.counts.get_state()
+
+    def _count_only(self, done: Sequence[DoneEpisode], before: tuple[int, int, int, dict[str, Any]]) -> None:
+        """Counts the steps of the episodes that a sample returns, and not those that it has dropped.
+
+        How many it has dropped depends on the slowest sub-environment of this runner, and neither the counts nor the
+        noise of the next sample may depend on it.
+        """
+        self._steps_so_far()  # steps of lanes that are not counted yet would be counted with the next sample
+        noise_step, self.num_env_steps, self.num_agent_steps, counts = before
+        self._noise.step = noise_step + _NOISE_STEPS
+        self._episodes.lanes.counts.set_state(counts)
+        for entry in done:
+            self.num_env_steps += entry.episode.env_steps()
+            self.num_agent_steps += entry.episode.agent_steps()
+        self._episodes.lanes.counts.add_episodes([entry.episode for entry in done])
+
+    def _note_finished(self, num_episodes: int) -> None:
+        """Notes which sub-environments have finished all of their episodes of a sample of ``num_episodes``."""
+        lacking = missing(self._episodes.done, len(self._env_numbers), num_episodes)
+        self._fragment.finished = frozenset(self._env_numbers[np.array(lacking) == 0].tolist())
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
         """Sets the episode number of each sub-environment back to its last episode that the sample returned.
@@ -371,9 +426,11 @@ class EnvRunner:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
+        self._fragment.step += 1
         self.num_env_steps += len(actions) if vector_env.has_reset_steps else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
+        episodes.vector_step += 1
         if self._turn_based:
             episodes.acted()
         acted = perf_counter()
@@ -385,8 +442,6 @@ class EnvRunner:
         if not is_plain or self._turn_based:
             self._end_layout()
         is_rearranged = episodes.apply(result, self._reset_over)
-        self._step += 1
-        for e in episodes.done: self._at.setdefault(id(e.episode), self._step)
         if not is_plain:
             self._show_ended()
         if is_rearranged:
@@ -430,7 +485,9 @@ class EnvRunner:
 
         This happens at the end of a sample, before the chunks are returned. The next sample acts on the result.
         """
-        if self._plan.looks_ahead:
+        if not self._plan.looks_ahead:
+            self._episodes.forget_observations()
+        else:
             self._episodes.note_observations()
             began = perf_counter()
             self._plan.prepare()
@@ -512,6 +569,7 @@ class EnvRunner:
     def take_finished(self) -> list[EpisodeSummary]:
         """Returns the returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
+        self._finished_at, self._num_samples = [], 0
         return finished
 
     def take_uncredited_reward(self) -> float:
@@ -520,8 +578,8 @@ class EnvRunner:
         An uncredited reward belongs to no action in the same chunk, so it is in no train batch. The agent got it before
         its first action, or for an action of an earlier chunk in which the agent ended.
         """
-        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
-        return uncredited
+        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * len(self.vector_env.sub_envs)
+        return sum(uncredited)
 
     def take_failure_counts(self) -> dict[str, int]:
         """Returns the counts of failures since the last call.
@@ -574,10 +632,56 @@ class EnvRunner:
         """Closes the sub-environments."""
         self.vector_env.close()
 
+    # Merging what connector pieces have learned.
+
+    def _merge_own_connector_states(self) -> None:
+        self.env_to_module.merge_own_state()
+        self.module_to_env.merge_own_state()
+        before = self._plan.states_before_batch
+        if before is not None:
+            self._plan.states_before_batch = self.env_to_module.merge_states([before])
+
+    def get_connector_states(self) -> dict[str, Any]:
+        """Returns the states of the connector pieces, as ``set_connector_states`` expects them."""
+        before = self._plan.states_before_batch
+        return {
+            "env_to_module": self.env_to_module.get_state(),
+            "module_to_env": self.module_to_env.get_state(),
+            "before_batch": None if before is None else {"pieces": before},
+        }
+
+    def merge_connector_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Merges the states that the connector pieces have in several runners. This runner stays as it is.
+
+        Args:
+            states: What ``get_state`` returned in each runner after the same sample, in the order of the runners.
+
+        Returns:
+            The states for ``set_connector_states`` of each runner: ``env_to_module``, ``module_to_env``, and
+            ``before_batch``, which is None if no runner has prepared its next forward batch.
+        """
+        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
+        return {
+            "env_to_module": self.env_to_module.merge_states([state["env_to_module"] for state in states]),
+            "module_to_env": self.module_to_env.merge_states([state["module_to_env"] for state in states]),
+            "before_batch": {"pieces": self.env_to_module.merge_states(before)} if before else None,
+        }
+
+    def set_connector_states(self, states: Mapping[str, Any]) -> None:
+        """Sets states that ``merge_connector_states`` has returned."""
+        self.env_to_module.set_state(states["env_to_module"])
+        self.module_to_env.set_state(states["module_to_env"])
+        if states["before_batch"] is not None:
+            self._plan.states_before_batch = states["before_batch"]["pieces"]
+
     # For checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes."""
+        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes.
+
+        ``merged_runner_state`` and ``divided_runner_state`` turn the states of several runners into that of one with
+        all their sub-environments, and the other way round.
+        """
         self._end_layout()
         self._episodes.lanes.settle_counts()
         episodes = self._episodes.get_state() if self._continues_episodes else None
@@ -595,7 +699,9 @@ class EnvRunner:
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._episodes.lanes.counts.get_state(),
             "finished": [summary.get_state() for summary in self._finished],
-            "uncredited_reward": self._uncredited_reward,
+            "finished_at": [list(place) for place in self._finished_at],
+            "num_samples": self._num_samples,
+            "uncredited_reward": list(self._uncredited_rewards),
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
@@ -624,7 +730,7 @@ class EnvRunner:
         if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(
                 f"checkpoint: it has {len(state['episode_numbers'])} sub-environments, this run has "
-                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner."
+                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner, or divide the state."
             )
         self._seed = self.vector_env.seed = state["seed"]
         self._noise.restart(self._seed, state["noise_step"])
@@ -637,7 +743,9 @@ class EnvRunner:
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
         self._finished = [EpisodeSummary.from_state(summary) for summary in state["finished"]]
-        self._uncredited_reward = state["uncredited_reward"]
+        self._finished_at = finished_places(state)
+        self._num_samples = state.get("num_samples", 1)
+        self._uncredited_rewards = uncredited_rewards(state)
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0
         self._episodes.lanes.settle_counts()
@@ -654,7 +762,9 @@ class EnvRunner:
             self._arrange()
             self._continues_episodes = True
             device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
-            self._plan.set_state(state, device)
+            self._plan.set_state(
+                state, [group.rows for group in self._episodes.lanes.groups if group.num_acting], device
+            )
         elif state["episodes_too_long"]:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run continues with new episodes, and not step for step "

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
 from marl_connectors.errors import EpisodeError
@@ -55,7 +56,8 @@ class SampleRequest:
     Attributes:
         weights: The parameters to act with.
         blueprint: The version of the run's blueprint, and its reference in a list.
-        connector_states: The states of ``env_to_module`` and ``module_to_env`` to begin with; None to keep them.
+        connector_states: The states of the connector pieces to begin with, for ``EnvRunner.set_connector_states``; None
+            to keep them.
         num_timesteps: As for ``EnvRunner.sample``.
         num_episodes: As for ``EnvRunner.sample``.
         options: Other arguments of ``EnvRunner.sample``.
@@ -78,8 +80,7 @@ class SampleReply:
     """What a sample has changed, without its episodes.
 
     Attributes:
-        order: For each episode, the vector step of the sample in which it ended (None for a chunk of an episode that
-            continues), and the number of its sub-environment.
+        places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
         uncredited: The uncredited reward of each episode.
@@ -89,13 +90,14 @@ class SampleReply:
         finished: ``EnvRunner.take_finished()``.
         times: ``EnvRunner.take_times()``.
         metrics: The states of the loggers of ``env_to_module``, ``module_to_env`` and ``callbacks``.
-        connector_states: The states of ``env_to_module`` and ``module_to_env``; None if their pieces have no state.
+        connector_states: The states of the connector pieces, with what they have learned in the sample; None if they
+            have no state.
         state: ``EnvRunner.get_state()``, pickled; None if it cannot be saved.
         why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
         seconds: The duration of the call.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     env_steps: list[int]
     agent_steps: list[int]
     uncredited: list[float]
@@ -118,7 +120,7 @@ class PlayRequest:
     Attributes:
         weights: The parameters to act with.
         blueprint: The version of the run's blueprint, and its reference in a list.
-        connector_states: The states of ``env_to_module`` and ``module_to_env``.
+        connector_states: The states of the connector pieces, for ``EnvRunner.set_connector_states``.
         settings: The settings of the evaluation's config that differ from those of training.
         seed: The seed of the episodes.
         first_env_number: The number of the first sub-environment.
@@ -145,13 +147,13 @@ class PlayReply:
     """What an evaluation of some sub-environments has found.
 
     Attributes:
-        order: As in ``SampleReply``.
+        places: As in ``SampleReply``.
         finished: ``EnvRunner.take_finished()``.
         counts: ``EnvRunner.take_counts()``.
         metrics: As in ``SampleReply``.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     finished: list[EpisodeSummary]
     counts: dict[str, Any]
     metrics: dict[str, Any]
@@ -200,7 +202,7 @@ class HostedEnvRunner:
         self._follow(request.blueprint, runner)
         self._load(request.weights, runner)
         if request.connector_states is not None:
-            _set_connector_states(runner, request.connector_states)
+            runner.set_connector_states(request.connector_states)
         loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
         if request.begins_iteration:
             for logger in loggers.values():
@@ -214,7 +216,7 @@ class HostedEnvRunner:
         payload, uncredited = _pickled(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
         reply = SampleReply(
-            order=list(runner.sample_order),
+            places=list(runner.places),
             env_steps=[episode.env_steps() for episode in episodes],
             agent_steps=[episode.agent_steps() for episode in episodes],
             uncredited=uncredited,
@@ -224,7 +226,7 @@ class HostedEnvRunner:
             finished=finished,
             times=times,
             metrics={name: logger.get_state() for name, logger in loggers.items()},
-            connector_states=connector_states(runner.env_to_module, runner.module_to_env),
+            connector_states=known_states(runner.get_connector_states()),
             state=self._state(runner),
             why_not_kept=runner.why_episodes_are_not_kept(),
             seconds=time.perf_counter() - began,
@@ -259,7 +261,7 @@ class HostedEnvRunner:
         runner = self._playing = self._blueprint.build_for_evaluation(request)
         try:
             runner.rl_module.set_state(_parameters(request.weights))
-            _set_connector_states(runner, request.connector_states)
+            runner.set_connector_states(request.connector_states)
             end = None if request.max_seconds is None else time.monotonic() + request.max_seconds
             runner.sample(
                 num_episodes=request.num_episodes,
@@ -268,7 +270,7 @@ class HostedEnvRunner:
             )
             loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
             reply = PlayReply(
-                order=list(runner.sample_order),
+                places=list(runner.places),
                 finished=runner.take_finished(),
                 counts=runner.take_counts(),
                 metrics={name: logger.get_state() for name, logger in loggers.items()},
@@ -304,15 +306,10 @@ class HostedEnvRunner:
             return None  # the custom data of an episode cannot be saved
 
 
-def connector_states(env_to_module: Any, module_to_env: Any) -> dict[str, Any] | None:
-    """Returns the states of two pipelines; None if no piece has a state."""
-    states = {"env_to_module": env_to_module.get_state(), "module_to_env": module_to_env.get_state()}
-    return states if any(own for pieces in states.values() for own in pieces.values()) else None
-
-
-def _set_connector_states(runner: EnvRunner, states: Mapping[str, Any]) -> None:
-    runner.env_to_module.set_state(states["env_to_module"])
-    runner.module_to_env.set_state(states["module_to_env"])
+def known_states(states: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the states of connector pieces; None if no piece has a state."""
+    pipelines = states["env_to_module"], states["module_to_env"]
+    return states if any(own for pieces in pipelines for own in pieces.values()) else None
 
 
 def _parameters(weights: Weights) -> Any:

@@ -15,7 +15,7 @@ from gymnasium import Space
 from marl_connectors.cluster.actor_pool import ActorPool, Call, Reply, RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.env_runners.done_episodes import shares
+from marl_connectors.env_runners.done_episodes import merged_order, shares
 from marl_connectors.env_runners.hosted_env_runner import (
     EnvRunnerBlueprint,
     HostedEnvRunner,
@@ -24,10 +24,10 @@ from marl_connectors.env_runners.hosted_env_runner import (
     SampleReply,
     SampleRequest,
     Weights,
-    connector_states,
+    known_states,
 )
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
-from marl_connectors.env_runners.sample import Fragment, Sample, merged_order
+from marl_connectors.env_runners.sample import Fragment, Sample
 from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -66,7 +66,6 @@ class RemoteEnvRunners:
         rollout_fragment_length: int,
         complete_episodes: bool,
         merges_states: bool = True,
-        broadcasts_states: bool = True,
         fetches_episodes: bool = True,
         for_evaluation: bool = False,
     ):
@@ -85,8 +84,9 @@ class RemoteEnvRunners:
             lookback: As for EnvRunner.
             rollout_fragment_length: As for EnvRunner.
             complete_episodes: As for EnvRunner.
-            merges_states: Whether the states of connector pieces are merged after each sample.
-            broadcasts_states: Whether env runners continue with the merged states.
+            merges_states: Whether the states of connector pieces are merged after each sample, and all env runners
+                continue with the merged ones. Otherwise each continues with its own, and the pipelines of this process
+                get those of the first env runner.
             fetches_episodes: Whether episodes are fetched to this process at once. Otherwise learners fetch them.
             for_evaluation: Whether the actors only ``play``.
         """
@@ -110,7 +110,6 @@ class RemoteEnvRunners:
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
-        self._broadcasts_states = broadcasts_states
         self._for_evaluation = for_evaluation
         self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
         self._new_episodes = False
@@ -121,7 +120,7 @@ class RemoteEnvRunners:
         self._counts: list[dict[str, Any]] = []
         self._finished: list[EpisodeSummary] = []
         self._times = SamplingTimes()
-        self._uncredited_reward = 0.0
+        self._uncredited_rewards = [0.0] * sum(num_envs)
         self._pool = ActorPool(
             cluster,
             len(num_envs),
@@ -171,9 +170,10 @@ class RemoteEnvRunners:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         self._weights = Weights(self._weights.version + 1, [self._put(_arrays(self.rl_module.get_state()))])
 
-    def send_connector_states(self) -> None:
-        """Lets all env runners continue with the states of the pipelines of this process."""
-        self._next_states = connector_states(self.env_to_module, self.module_to_env)
+    def get_connector_states(self) -> dict[str, Any]:
+        """Returns the states of the pipelines of this process, for ``EnvRunner.set_connector_states``."""
+        states = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        return {**states, "before_batch": None}
 
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
@@ -184,7 +184,7 @@ class RemoteEnvRunners:
     @property
     def can_sample_ahead(self) -> bool:
         """Whether a sample does not depend on what the env runners have learned in the sample before."""
-        return not self._merges_states or connector_states(self.env_to_module, self.module_to_env) is None
+        return not self._merges_states or known_states(self.get_connector_states()) is None
 
     def sample(
         self, *, num_timesteps: int | None = None, num_episodes: int | None = None, times: int = 1, **options: Any
@@ -264,13 +264,12 @@ class RemoteEnvRunners:
             self.num_env_steps += reply.num_env_steps
             self.num_agent_steps += reply.num_agent_steps
         finished = [iter(reply.finished) for reply in replies]
-        uncredited = 0.0
-        for runner, place in merged_order([reply.order for reply in replies]):
-            uncredited += replies[runner].uncredited[place]
-            if replies[runner].order[place][0] is not None:
+        for runner, place in merged_order([reply.places for reply in replies]):
+            number, vector_step = replies[runner].places[place]
+            self._uncredited_rewards[number] += replies[runner].uncredited[place]
+            if vector_step is not None:
                 self._finished.append(next(finished[runner]))
         self._counts += [reply.counts for reply in replies]
-        self._uncredited_reward += uncredited
 
     def _note_times(self, times: Sequence[SamplingTimes], num_runners: int, seconds: float) -> None:
         """Adds the mean durations of the env runners, and the duration in this process."""
@@ -286,11 +285,16 @@ class RemoteEnvRunners:
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
             return
+        if not self._merges_states:
+            self.env_to_module.set_state(states[0]["env_to_module"])
+            self.module_to_env.set_state(states[0]["module_to_env"])
+            return
         for name, pipeline in (("env_to_module", self.env_to_module), ("module_to_env", self.module_to_env)):
-            own = [state[name] for state in states]
-            pipeline.set_state(pipeline.merge_states(own) if self._merges_states else own[0])
-        if self._merges_states and self._broadcasts_states:
-            self.send_connector_states()
+            pipeline.set_state(pipeline.merge_states([state[name] for state in states]))
+        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
+        self._next_states = known_states(self.get_connector_states())
+        if before and self._next_states is not None:
+            self._next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns."""
@@ -315,7 +319,7 @@ class RemoteEnvRunners:
         """
         quotas, indices = shares(num_envs, num_episodes), self._pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
-        states = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        states = self.get_connector_states()
         calls = {}
         for index, (begin, end) in zip(indices, pairwise([0, *ends]), strict=True):
             request = PlayRequest(
@@ -346,9 +350,9 @@ class RemoteEnvRunners:
     def take_counts(self) -> dict[str, Any]:
         """Returns the counts since the last call, of all env runners together."""
         counts, self._counts = self._counts, []
-        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
+        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * sum(self.num_envs)
         self._begins_iteration = True
-        return {**summed(counts), "uncredited_reward": uncredited}
+        return {**summed(counts), "uncredited_reward": sum(uncredited)}
 
     def take_times(self) -> SamplingTimes:
         """Returns how long the parts of sampling took since the last call: means over the env runners, in seconds.
@@ -373,7 +377,15 @@ class RemoteEnvRunners:
         unknown = {index: [Call("get_state")] for index in self._pool.indices if self._states[index] is None}
         self._pool.run(unknown, lambda index, number, reply: self._states.update({index: reply.value}))
         states = [pickle.loads(state) for _, state in sorted(self._states.items()) if state is not None]
-        merged = merged_runner_state(states, self.agent_spaces, self.rl_module, self.env_to_module, self.module_to_env)
+        merged = merged_runner_state(
+            states,
+            agent_spaces=self.agent_spaces,
+            rl_module=self.rl_module,
+            env_to_module=self.env_to_module,
+            module_to_env=self.module_to_env,
+        )
+        if self._next_states is not None and self._next_states["before_batch"] is not None:
+            merged["before_batch"] = {**merged["before_batch"], **self._next_states["before_batch"]}
         return {
             **merged,
             "env_to_module": self.env_to_module.get_state(),
@@ -386,7 +398,7 @@ class RemoteEnvRunners:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
         from ray import cloudpickle
 
-        parts = divided_runner_state(state, self.num_envs, self.agent_spaces, self.rl_module)
+        parts = divided_runner_state(state, self.num_envs)
         former = dict(self._states)
         self._states = {index: cloudpickle.dumps(part, protocol=5) for index, part in enumerate(parts)}
         self._new_episodes = new_episodes
@@ -427,14 +439,14 @@ def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
 
     If it ended early, the first episodes of each sub-environment count, the same number from each.
     """
-    order = [(r, place) for r, place in merged_order([reply.order for reply in replies])]
+    order = [(r, place) for r, place in merged_order([reply.places for reply in replies])]
     if len(order) < num_episodes:
-        ended = [Counter(number for _, number in reply.order) for reply in replies]
+        ended = [Counter(number for number, _ in reply.places) for reply in replies]
         rounds = min((min(own.values(), default=0) for own in ended), default=0)
         seen: Counter[int] = Counter()
         kept = []
         for r, place in order:
-            number = replies[r].order[place][1]
+            number = replies[r].places[place].env_number
             seen[number] += 1
             if seen[number] <= rounds:
                 kept.append((r, place))
@@ -450,7 +462,7 @@ def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
 
 
 def _fragment(reply: Reply) -> Fragment:
-    return Fragment(reply.payload, reply.value.order, reply.value.env_steps, reply.value.agent_steps)
+    return Fragment(reply.payload, reply.value.places, reply.value.env_steps, reply.value.agent_steps)
 
 
 def _arrays(state: Any) -> Any:

@@ -1,47 +1,25 @@
-"""Sample: the episodes of a sample, which may still be in other processes, and the order of those of several runners."""
+"""Sample: the episodes of a sample, which may still be in other processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Order = Sequence[tuple[int | None, int]]
-"""For each episode of a sample, the vector step in which it ended (None for a chunk of an episode that continues), and
-the number of its sub-environment."""
-
-
-def merged_order(orders: Sequence[Order]) -> list[tuple[int, int]]:
-    """Returns the order in which one env runner with all sub-environments would return the episodes of several.
-
-    Ended episodes come first, by vector step and sub-environment, and then chunks by sub-environment.
-
-    Args:
-        orders: The order of each env runner's sample.
-
-    Returns:
-        For each episode, the index of the env runner and the index of the episode in its sample.
-    """
-    keys = [
-        (step is None, step or 0, number, runner, place)
-        for runner, order in enumerate(orders)
-        for place, (step, number) in enumerate(order)
-    ]
-    return [(runner, place) for *_, runner, place in sorted(keys)]
-
+from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
 
 class Fragment:
     """The episodes of one env runner's sample.
 
     Attributes:
         payload: The pickled episodes, or a reference of them in Ray's store; None if the episodes are in this process.
-        order: As in ``merged_order``.
+        places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
     """
 
-    def __init__(self, payload: Any, order: Order, env_steps: Sequence[int], agent_steps: Sequence[int]):
+    def __init__(self, payload: Any, places: Sequence[SamplePlace], env_steps: Sequence[int], agent_steps: Sequence[int]):
         self.payload = payload
-        self.order = order
+        self.places = places
         self.env_steps = env_steps
         self.agent_steps = agent_steps
 
@@ -84,7 +62,7 @@ class Sample:
             self._episodes = []
             for fragments in self.rounds:
                 parts = [self._fetch(fragment) for fragment in fragments]
-                order = merged_order([fragment.order for fragment in fragments])
+                order = merged_order([fragment.places for fragment in fragments])
                 self._episodes += [parts[runner][place] for runner, place in order]
         return self._episodes
 

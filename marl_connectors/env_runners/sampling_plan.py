@@ -27,6 +27,7 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
     RemoveSingleTsTimeRankFromBatch,
 )
 from marl_connectors.connectors.piece_errors import progress
+from marl_connectors.connectors.running_stats import FRAGMENT
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
 from marl_connectors.env_runners.action_noise import ActionNoise, random_columns
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
@@ -482,6 +483,8 @@ class SamplingPlan:
             new = slice(group.lookback * rollout.num_lanes, (group.last_row + 1) * rollout.num_lanes)
             actions = tree_map(lambda leaf, rows=new: leaf[rows], rollout.columns[Columns.ACTIONS])
             logp = dist_cls.logp_of_rows(rollout.columns[Columns.ACTION_DIST_INPUTS][new], actions)
+            waiting_for_actions = rollout.cursor[~rollout.pending] - new.start
+            logp[waiting_for_actions[waiting_for_actions >= 0]] = 0.0
             rollout.record(new, {Columns.ACTION_LOGP: logp})
             if Columns.ACTION_DIST_INPUTS in rollout.given:  # some other modules output actions themselves
                 rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()
@@ -526,6 +529,20 @@ class SamplingPlan:
         self._prepared = None
         self._without_logp.clear()
 
+    # Merging what the pieces have learned.
+
+    @property
+    def states_before_batch(self) -> dict[str, Any] | None:
+        """The states of the pieces before they computed the prepared forward batch; None if there is no such batch."""
+        before = None if self._prepared is None else self._prepared.before
+        return None if before is None else before["pieces"]
+
+    @states_before_batch.setter
+    def states_before_batch(self, states: dict[str, Any]) -> None:
+        prepared = self._prepared
+        if prepared is not None and prepared.before is not None:
+            self._prepared = prepared._replace(before={**prepared.before, "pieces": states})
+
     # For checkpoints.
 
     def get_state(self, *, with_batch: bool) -> dict[str, Any]:
@@ -534,7 +551,8 @@ class SamplingPlan:
         Args:
             with_batch: Whether to include the prepared forward batch and the shared data.
         """
-        prepared, own = self._prepared, {k: v for k, v in self._shared_data.items() if k != ACTION_NOISE}
+        prepared = self._prepared
+        own = {k: v for k, v in self._shared_data.items() if k not in (ACTION_NOISE, FRAGMENT)}
         batch = ColumnBatch([]) if prepared is None else prepared.batch
         return {
             "batch": batch_to_state(batch, own) if with_batch else None,
@@ -542,18 +560,21 @@ class SamplingPlan:
             "before_batch": None if prepared is None else prepared.before,
         }
 
-    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def set_state(self, state: Mapping[str, Any], rows: Sequence[LiveRows], device: torch.device) -> None:
         """Restores the state of ``get_state``, for the rows that ``bind`` was called with.
 
         Args:
             state: The state that ``get_state`` returned.
+            rows: The same rows, in the order in which the state has them.
             device: The device for columns that were tensors.
         """
         self.forget()
         saved = state["batch"]
         if saved is None:
             return
-        batch, shared_data = batch_from_state(saved, self._rows if saved["groups"] else (), device)
+        batch, shared_data = batch_from_state(saved, rows if saved["groups"] else (), device)
+        places = {id(own): place for place, own in enumerate(self._rows)}
+        batch.groups.sort(key=lambda group: places[id(group.rows)])
         self._shared_data.update(shared_data)
         if state["before_batch"] is not None:
             self._prepared = _Prepared(batch, state["exploring"], state["before_batch"])

@@ -368,6 +368,16 @@ def whose(episode: Any) -> str:
     return f"agent {episode.agent_id!r} (module {episode.module_id!r}, episode {episode.multi_agent_episode_id!r})"
 
 
+def env_number_of(episode: Any) -> int | None:
+    """Returns the number in the run of the sub-environment that an agent episode comes from.
+
+    Env runners make it the first part of the episode's id: ``"3-17"`` comes from sub-environment 3. None for other ids.
+    """
+    id_ = episode.id_ if episode.multi_agent_episode_id is None else episode.multi_agent_episode_id
+    number = str(id_).partition("-")[0]
+    return int(number) if number.isdecimal() and str(id_) != number else None
+
+
 def _reach(part: RowPart, column: str, offset: int) -> tuple[Tree, np.ndarray]:
     wanted, reached = _wanted(part, offset)
     if not reached.all():

@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.batch import RANKS, ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.ranks import RankResults, Ranks, check_can_be_divided, is_state, rows_of_all_ranks
+from marl_connectors.learner.ranks import (
+    RankResults,
+    Ranks,
+    check_can_be_divided,
+    is_state,
+    pieces_of,
+    rows_of_all_ranks,
+)
 from marl_connectors.learner.updates import (
     Step,
     Steps,
@@ -277,6 +285,8 @@ class Learner(ABC):
         self._begin_ranks()
         began = perf_counter()
         batch = self.make_batch(episodes)
+        if self.ranks is None:
+            self.pipeline.merge_own_state()
         if not all(batch.groups):
             raise LearnerError(
                 f"{type(self).__name__}: expected columns from the learner pipeline, but it made none. "
@@ -507,6 +517,9 @@ class Learner(ABC):
         if self.ranks is None:
             return
         check_can_be_divided(self.config, self.pipeline, reads_batches)
+        for piece in pieces_of(self.pipeline):
+            if isinstance(piece, NormalizeRewards):
+                piece.gather_moments = self.ranks.gather
         self._decided = {module_id: self.should_module_be_updated(module_id) for module_id in self.module}
         self._recorded = RecordingLogger()
         self._recorded.set_state(self.metrics.get_state())

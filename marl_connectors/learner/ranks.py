@@ -121,7 +121,7 @@ def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2, reads_batch
             "policies_to_train: the function reads the train batch, but with several learners none of them has the "
             "whole batch. Use a function of the module id alone, or num_learners=0."
         )
-    for piece in _pieces(pipeline):
+    for piece in pieces_of(pipeline):
         is_own = type(piece).on_columns.__module__.partition(".")[0] != __name__.partition(".")[0]
         if isinstance(piece, GeneralAdvantageEstimation) and piece.standardize and is_own:
             raise LearnerError(
@@ -131,9 +131,9 @@ def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2, reads_batch
             )
 
 
-def _pieces(pipeline: ConnectorPipelineV2) -> list[Any]:
+def pieces_of(pipeline: ConnectorPipelineV2) -> list[Any]:
     """Returns all pieces, also those of nested pipelines."""
-    nested = [_pieces(piece) if isinstance(piece, ConnectorPipelineV2) else [piece] for piece in pipeline]
+    nested = [pieces_of(piece) if isinstance(piece, ConnectorPipelineV2) else [piece] for piece in pipeline]
     return [piece for own in nested for piece in own]
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import as_spaces, newest, play
 from helpers.examples import examples
+from helpers.runs.random_runs import plain
 from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.connectors import running_stats
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.running_stats import StreamMoments
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, StreamMoments
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -117,6 +119,194 @@ def test_merging_is_as_if_one_filter_had_seen_everything(first, second):
         np.testing.assert_allclose(merged, whole, rtol=1e-12, atol=1e-12 * max(np.square(values).sum(), 1))
 
 
+# In env runners.
+
+
+def observe(pieces_of_envs, fragment, observations):
+    """One vector step: each piece gets the observations of its sub-environments, ``{number: {agent: vector}}``.
+
+    Returns what comes out, in the same form.
+    """
+    found = {}
+    for piece, numbers in pieces_of_envs:
+        episodes = [
+            SingleAgentEpisode(
+                f"agent {agent} in {n}",
+                observations=[np.array(vector, np.float64)],
+                observation_space=SPACE,
+                action_space=spaces.Discrete(2),
+                agent_id=agent,
+                multi_agent_episode_id=f"{n}-0",
+            )
+            for n in numbers
+            for agent, vector in observations.get(n, {}).items()
+        ]
+        if episodes:
+            piece(rl_module=None, batch={}, episodes=episodes, shared_data={FRAGMENT: fragment})
+        for episode in episodes:
+            number = int(episode.multi_agent_episode_id[:-2])
+            found.setdefault(number, {})[episode.agent_id] = episode.get_observations(-1).tolist()
+    fragment.step += 1
+    return found
+
+
+def of_agents(**options):
+    return MeanStdFilter(*as_spaces(SPACE), **options)
+
+
+def test_statistics_are_frozen_until_they_are_merged():
+    """Nothing is known in the first fragment. Of 1, 3 and 5, the mean is 3 and the deviation 2 in the next ones."""
+    piece, fragment = of_agents(), Fragment()
+    raw = [observe([(piece, [0])], fragment, {0: {"a": [x, -x]}}) for x in (1, 3, 50)]
+    np.testing.assert_allclose([step[0]["a"] for step in raw], [[1, -1], [3, -3], [10, -10]], rtol=1e-7)
+    piece.reset_state()
+    for x in (1, 3, 5):
+        observe([(piece, [0])], fragment, {0: {"a": [x, -x]}})
+    piece.merge_own_state()
+    for _ in range(2):
+        np.testing.assert_allclose(observe([(piece, [0])], Fragment(), {0: {"a": [7, -3]}})[0]["a"], [2, 0], rtol=1e-7)
+    assert piece.get_state()["a"]["base"]["count"] == 3
+    assert piece.get_state()["a"]["own"]["count"].tolist() == [2]
+
+
+def test_the_state_has_new_moments_by_sub_environment():
+    piece, fragment = of_agents(), Fragment()
+    observe([(piece, [7, 2])], fragment, {7: {"a": [1, 1]}, 2: {"a": [10, 0]}})
+    observe([(piece, [7, 2])], fragment, {7: {"a": [3, 1], "b": [5, 5]}})
+    state = piece.get_state()
+    assert state["a"]["own"]["env_numbers"].tolist() == [2, 7]
+    assert state["a"]["own"]["count"].tolist() == [1, 2]
+    assert state["a"]["own"]["mean"].tolist() == [[10, 0], [2, 1]]
+    assert state["a"]["own"]["squares"].tolist() == [[0, 0], [2, 0]]
+    assert state["b"]["own"]["env_numbers"].tolist() == [7]
+    merged = piece.merge_states([state])
+    assert merged["a"]["base"]["count"] == 3
+    np.testing.assert_allclose(merged["a"]["base"]["mean"], [14 / 3, 2 / 3], rtol=1e-15)
+    np.testing.assert_allclose(merged["a"]["base"]["squares"], [134 / 3, 2 / 3], rtol=1e-15)
+
+
+STEP = st.dictionaries(
+    st.integers(0, 4),
+    st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(-1000, 1000), st.floats(-1e9, 1e9)), min_size=1),
+    max_size=5,
+)
+
+
+@examples(20)
+@given(
+    st.lists(st.lists(STEP, max_size=5), min_size=1, max_size=3),
+    st.lists(st.integers(0, 2), min_size=5, max_size=5),
+    st.permutations(range(3)),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_states_of_any_split_merge_to_that_of_one_filter_bit_for_bit(fragments, owners, arrival, share, block):
+    """The sub-environments are split among three runners; their states arrive in any order, and some twice."""
+    whole = of_agents(share_between_agents=share)
+    runners = [of_agents(share_between_agents=share) for _ in range(3)]
+    split = [(piece, [n for n in range(5) if owners[n] == i]) for i, piece in enumerate(runners)]
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running_stats, "_BLOCK_BYTES", 16 * block)  # moments are computed every few steps
+        for steps in fragments:
+            one, other = Fragment(), Fragment()
+            for observations in steps:
+                mine = observe([(whole, range(5))], one, observations)
+                assert observe(split, other, observations) == mine
+                seen += [(agent, v) for agents in observations.values() for agent, v in agents.items()]
+            states = [runners[i].get_state() for i in arrival]
+            merged = MeanStdFilter().merge_states(states)
+            again = MeanStdFilter().merge_states([merged, merged])
+            assert plain(again) == plain(merged) == plain(MeanStdFilter().merge_states([*states, states[0]]))
+            for piece in runners:
+                piece.set_state(merged)
+            asked = whole.merge_states([whole.get_state()])
+            whole.merge_own_state()
+            assert plain(whole.get_state()) == plain(asked) == plain(merged)
+    for key, state in whole.get_state().items():
+        values = np.array([v for agent, v in seen if share or agent == key])
+        assert state["base"]["count"] == len(values)
+        scale = 1 + np.abs(values).max(0)
+        np.testing.assert_array_less(np.abs(state["base"]["mean"] - values.mean(0)), 1e-12 * scale)
+        squares = np.square(values - values.mean(0)).sum(0)
+        np.testing.assert_array_less(np.abs(state["base"]["squares"] - squares), 1e-10 * np.square(scale))
+
+
+def test_agents_that_share_statistics_count_in_one_order_whatever_the_order_of_their_groups():
+    """Of 1e16, 1 and -1e16 the sum depends on the order."""
+    vectors = {"a": [1e16, 0], "b": [1, 0], "c": [-1e16, 0]}
+    states = []
+    for order in ("abc", "cab", "bca"):
+        piece, fragment = of_agents(share_between_agents=True), Fragment()
+        for agent in order:
+            observe([(piece, [0])], fragment, {0: {agent: vectors[agent]}})
+            fragment.step = 0  # all in one step
+        states.append(plain(piece.get_state()))
+    assert states[0] == states[1] == states[2]
+
+
+def test_steps_that_a_sample_does_not_return_do_not_count():
+    piece, fragment = of_agents(), Fragment()
+    observe([(piece, [0, 1])], fragment, {0: {"a": [1, 1]}, 1: {"a": [5, 5]}})
+    fragment.finished = frozenset([0])
+    observe([(piece, [0, 1])], fragment, {0: {"a": [100, 100]}, 1: {"a": [7, 7]}})
+    own = piece.get_state()["a"]["own"]
+    assert (own["count"].tolist(), own["mean"].tolist()) == ([1, 2], [[1, 1], [6, 6]])
+
+
+def test_two_states_with_different_moments_of_one_sub_environment_are_an_error():
+    pieces = [of_agents() for _ in range(2)]
+    for x, piece in enumerate(pieces):
+        observe([(piece, [3])], Fragment(), {3: {"a": [x, x]}})
+    with pytest.raises(ConnectorError, match=r"two states have different ones of 'a' in sub-environment 3\. Merge one"):
+        pieces[0].merge_states([piece.get_state() for piece in pieces])
+
+
+def test_a_runner_that_has_missed_a_merge_does_not_set_the_others_back():
+    one, late = of_agents(), of_agents()
+    observe([(one, [0])], Fragment(), {0: {"a": [1, 1]}})
+    one.merge_own_state()
+    observe([(late, [1])], Fragment(), {1: {"a": [5, 5]}})
+    for states in ([one.get_state(), late.get_state()], [late.get_state(), one.get_state()]):
+        merged = one.merge_states(states)
+        assert (merged["a"]["base"]["count"], merged["a"]["base"]["mean"].tolist()) == (2, [3, 3])
+
+
+def test_a_state_of_a_former_version_gives_the_same_statistics():
+    """It has 1 and 3 in its base, and 5 in its own part. They are in the base afterwards."""
+    base = {"count": 2, "mean": np.array([2.0, 2.0]), "squares": np.array([2.0, 2.0])}
+    own = {"count": 1, "mean": np.array([5.0, 5.0]), "squares": np.zeros(2)}
+    former = {None: {"base": base, "own": own}}
+    piece = MeanStdFilter(SPACE, None, update_stats=False)
+    piece.set_state(former)
+    np.testing.assert_allclose(see(piece, [7, 3]), [[2, 0]], rtol=1e-7)
+    assert piece.get_state()[None]["base"]["count"] == 3
+    assert "own" not in piece.get_state()[None]
+    assert plain(piece.merge_states([former])) == plain(piece.get_state())
+
+
+def test_an_agent_that_is_like_another_begins_with_its_statistics():
+    piece = of_agents(update_stats=False)
+    piece.set_state(state := {"a": {"base": {"count": 3, "mean": np.full(2, 3.0), "squares": np.full(2, 8.0)}}})
+    piece.know_agent("new", "a")
+    assert observe([(piece, [0])], Fragment(), {0: {"new": [7, 3]}})[0]["new"] == pytest.approx([2, 0])
+    assert plain(piece.get_state()["new"]) == plain(state["a"])
+
+
+def test_a_subclass_that_merges_in_its_own_way_is_asked():
+    class Forgetful(MeanStdFilter):
+        def merge_states(self, states):
+            return {}
+
+    piece = Forgetful(SPACE, None)
+    see(piece, [1, -2], [3, 0])
+    piece.merge_own_state()
+    assert piece.get_state() == {}
+
+
+# Numbers.
+
+
 def test_far_from_zero_the_deviation_is_still_right():
     piece = MeanStdFilter(spaces.Box(-1e12, 1e12, (2,), np.float64), None)
     rng = np.random.default_rng(0)
@@ -163,8 +353,8 @@ def test_each_agent_has_statistics_of_its_own_unless_they_are_shared():
     shared.on_columns(rl_module=None, columns=group)
     ((key, only),) = shared.get_state().items()
     assert key == "agents with Box(2,) float64 and actions of Discrete(4)"
-    assert only["own"]["count"] == 8
-    np.testing.assert_allclose(only["own"]["mean"], seen.mean(0))
+    assert only["own"]["count"].tolist() == [8]
+    np.testing.assert_allclose(only["own"]["mean"], [seen.mean(0)])
 
 
 def test_last_observations_of_ended_episodes_are_changed_but_not_counted():
@@ -214,8 +404,8 @@ def test_the_state_goes_through_a_checkpoint(tmp_path):
     piece.on_columns(rl_module=None, columns=first)
     other.on_columns(rl_module=None, columns=second)
     np.testing.assert_array_equal(first.rows.get("obs"), second.rows.get("obs"))
-    counts = {key: value["own"]["count"] for key, value in piece.get_state().items()}
-    assert json.loads(json.dumps(counts)) == dict.fromkeys("abcd", 3)
+    counts = {key: value["own"]["count"].tolist() for key, value in piece.get_state().items()}
+    assert json.loads(json.dumps(counts)) == {key: [3] for key in "abcd"}
 
 
 def test_ever_new_agents_leave_nothing_behind():

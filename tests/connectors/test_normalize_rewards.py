@@ -57,6 +57,10 @@ def run(piece, episodes, *, form="columns", before=()):
     return group["rewards"][group.rows.acted].tolist()
 
 
+def groups_of(episodes):
+    return [ColumnGroup(rows_of_episodes(episodes, ["default_policy"]))] if episodes else []
+
+
 def zip_rewards(batch, episodes):
     begins = {}
     for episode in episodes:
@@ -95,7 +99,7 @@ def test_the_return_goes_on_through_the_chunks_of_an_episode(rewards, cuts, form
     for batch in [chunks] if together else [[part] for part in chunks]:
         run(piece, batch, form=form)
     returns = returns_of(rewards, 0.9)
-    count, mean, squares = piece.get_state()["moments"]["default_policy"]
+    count, mean, squares = piece.get_state()["own"]["default_policy"]
     assert count == len(returns)
     np.testing.assert_allclose([mean, squares], [np.mean(returns), np.var(returns) * count], rtol=1e-9, atol=1e-9)
     saved = piece.get_state()["ongoing"]["default_policy"]
@@ -123,9 +127,9 @@ def test_items_and_columns_give_the_same(histories, mapping, after_columns):
     for key, rewards in found[0]["rewards"].items():
         np.testing.assert_allclose(rewards, found[1]["rewards"][key], rtol=1e-5, atol=1e-5)
     one, other = (piece.get_state() for piece in pieces)
-    assert set(one["moments"]) == set(other["moments"])
-    for module_id, moments in one["moments"].items():
-        np.testing.assert_allclose(moments, other["moments"][module_id], rtol=1e-9, atol=1e-9)
+    assert set(one["own"]) == set(other["own"])
+    for module_id, moments in one["own"].items():
+        np.testing.assert_allclose(moments, other["own"][module_id], rtol=1e-9, atol=1e-9)
     assert set(one["ongoing"]) == set(other["ongoing"])
     for module_id, saved in one["ongoing"].items():
         also = other["ongoing"][module_id]
@@ -223,9 +227,82 @@ def test_merged_states_are_that_of_one_piece_that_has_seen_everything():
         run(piece, batch)
         run(whole, batch)
     merged = NormalizeRewards().merge_states([piece.get_state() for piece in copies])
-    found, expected = merged["moments"]["default_policy"], whole.get_state()["moments"]["default_policy"]
+    found, expected = merged["moments"]["default_policy"], whole.get_state()["own"]["default_policy"]
     assert np.allclose(found, expected, rtol=1e-12, atol=0)
     assert merged["ongoing"]["default_policy"]["episodes"] == whole.get_state()["ongoing"]["default_policy"]["episodes"]
+
+
+def moments_of(returns):
+    return [len(returns), np.mean(returns), np.var(returns) * len(returns)]
+
+
+def test_what_copies_of_a_piece_have_in_common_counts_once_when_their_states_are_merged():
+    """With gamma 0, returns are rewards: 2 and 4 are in both copies, 8 and 16 in one each."""
+    first = NormalizeRewards(gamma=0.0)
+    run(first, [chunk("x", [2.0, 4.0], terminated=True)])
+    common = NormalizeRewards().merge_states([first.get_state()])
+    assert (common["own"], common["moments"]["default_policy"]) == ({}, [2.0, 3.0, 2.0])
+    copies = [NormalizeRewards(gamma=0.0) for _ in range(2)]
+    for piece, reward in zip(copies, (8.0, 16.0), strict=True):
+        piece.set_state(common)
+        run(piece, [chunk("y", [reward], terminated=True)])
+    states = [piece.get_state() for piece in copies]
+    merged = NormalizeRewards().merge_states(states)
+    assert merged["moments"]["default_policy"] == pytest.approx(moments_of([2.0, 4.0, 8.0, 16.0]))
+    assert merged == NormalizeRewards().merge_states([merged, merged]) == NormalizeRewards().merge_states(states)
+
+
+def test_a_piece_that_is_alone_merges_its_own_state_as_merge_states_does():
+    pieces = [NormalizeRewards(gamma=0.5) for _ in range(2)]
+    for i in range(3):
+        for piece in pieces:
+            run(piece, [chunk("x", [1.0, 5.0 - i], 2 * i), chunk("y", [3.0], i, module_id="red")])
+        pieces[0].merge_own_state()
+        pieces[1].set_state(pieces[1].merge_states([pieces[1].get_state()]))
+        assert str(pieces[0].get_state()) == str(pieces[1].get_state())
+        assert pieces[0].get_state()["own"] == {}
+
+
+@examples(20)
+@given(st.lists(st.lists(REWARDS, max_size=3), min_size=1, max_size=3))
+def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_batch(parts):
+    """Each learner has a part of each of two batches, which may be empty."""
+    whole = NormalizeRewards(gamma=0.9, clip=None)
+    learners = [NormalizeRewards(gamma=0.9, clip=None) for _ in parts]
+    for batch in range(2):
+        chunks = [
+            [chunk(f"{i} {k} {batch}", rewards, terminated=True) for k, rewards in enumerate(part)]
+            for i, part in enumerate(parts)
+        ]
+        if not any(chunks):
+            return
+        own = [piece.moments_of(groups_of(copy.deepcopy(part))) for piece, part in zip(learners, chunks, strict=True)]
+        expected = run(whole, copy.deepcopy([episode for part in chunks for episode in part]))
+        whole.merge_own_state()
+        found = []
+        for piece, part, mine in zip(learners, chunks, own, strict=True):
+
+            def gather(again, mine=mine, own=own):
+                assert again == mine
+                return own
+
+            piece.gather_moments = gather
+            if part:
+                found += run(piece, part)
+            else:
+                piece.before_columns([], None)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    states = [piece.get_state()["moments"]["default_policy"] for piece in learners]
+    assert all(state == states[0] for state in states)
+    merged = NormalizeRewards().merge_states([piece.get_state() for piece in learners])
+    assert merged["moments"]["default_policy"] == states[0], "what all learners have counted counts once"
+    np.testing.assert_allclose(states[0], whole.get_state()["moments"]["default_policy"], rtol=1e-9, atol=1e-9)
+
+
+def test_states_of_former_versions_can_be_loaded():
+    piece = NormalizeRewards(gamma=0.0, clip=None, update_stats=False)
+    piece.set_state({"moments": {"default_policy": [4, 0.0, 16.0]}, "ongoing": {}})
+    assert run(piece, [chunk("x", [6.0])]) == pytest.approx([3.0])
 
 
 def test_a_state_survives_json_and_gives_the_same_afterwards():
@@ -238,7 +315,7 @@ def test_a_state_survives_json_and_gives_the_same_afterwards():
     assert run(other, following) == run(one, following)
     assert str(other.get_state()) == str(one.get_state())
     other.reset_state()
-    assert other.get_state() == {"moments": {}, "ongoing": {}}
+    assert other.get_state() == {"moments": {}, "own": {}, "ongoing": {}}
 
 
 def test_tensors_are_an_error():

@@ -36,11 +36,11 @@ def trained(config: PPOConfig) -> dict[str, Any]:
             found = without_times(algo.train())
             found.pop("fault_tolerance", None)
             results.append(plain(found))
-        state = {"learner": algo.learner.get_state()}
+        state = algo.get_state()
         return {
             "results": results,
             "parameters": plain(state["learner"]),
-            # "runner": plain(without_order_of_counts(state["env_runner"])),
+            "runner": plain(without_order_of_counts(state["env_runner"])),
             "evaluation": plain(without_times(algo.evaluate(num_episodes=5))),
         }
     finally:

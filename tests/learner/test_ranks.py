@@ -17,6 +17,7 @@ from helpers.runs.rank_configs import (
     life_config,
     mapped_config,
     masked_config,
+    normalized_config,
     random_case,
 )
 from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_env, updates_of_one
@@ -128,6 +129,21 @@ def test_buffers_that_training_changes_are_the_same_on_all_ranks(pool):
     assert [rank.error for rank in ranks] == [None, None]
     assert largest_difference(ranks[0].state["module"], ranks[1].state["module"]) == 0.0
     assert ranks[0].state["module"]["a"]["norm.num_batches_tracked"] > 0
+
+
+def test_the_state_of_pieces_is_that_of_one_learner(pool):
+    one, ranks = rank_updates(pool, normalized_config, lambda env: env % 2, 2)
+    expected = one.state["pipeline"]["NormalizeRewards"]
+    for rank in ranks:
+        found = rank.state["pipeline"]["NormalizeRewards"]
+        assert found.keys() == expected.keys()
+        assert largest_difference(rank.state["pipeline"]["NormalizeRewards"]["moments"], expected["moments"]) < 1e-6
+        for module_id, ongoing in expected["ongoing"].items():
+            mine = found["ongoing"][module_id]
+            assert sorted(ongoing["episodes"]) == sorted(mine["episodes"])
+            for name in ("t", "returns"):
+                values = [dict(zip(own["episodes"], own[name].tolist(), strict=True)) for own in (ongoing, mine)]
+                assert values[0] == pytest.approx(values[1])
 
 
 # Failures.

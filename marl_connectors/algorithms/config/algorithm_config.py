@@ -310,8 +310,8 @@ class AlgorithmConfig:
                 env runners after each sample. ``"training_only"`` means the same: the pieces in evaluations learn
                 nothing. False leaves each env runner with what it has seen itself, and then the results depend on
                 the number of env runners.
-            broadcast_env_runner_states: Whether remote env runners get the merged states with the next sample. False
-                leaves them with their own, as above; the merged states are used in evaluations and checkpoints only.
+            broadcast_env_runner_states: Whether remote env runners continue with the merged states. False leaves each
+                with its own, as above.
             gym_env_vectorize_mode: ``"sync"``: single sub-environments, which are stepped in as many processes as
                 ``num_env_workers`` says. ``"async"``: always in worker processes. ``"vector_entry_point"``: the
                 environment's maker returns all of them, as one ``gymnasium.vector.VectorEnv``.

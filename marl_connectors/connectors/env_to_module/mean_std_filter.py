@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
-from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, with_total_base
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
@@ -17,31 +17,50 @@ from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
 
-_TINY = 1e-8
+_REMEMBERED = 16
 
 
-class _Streams(NamedTuple):
+class _Streams:
     """The streams of statistics that some agent-steps belong to.
 
     Attributes:
         table: The table of the streams.
-        streams: ``[K]`` the indices of the streams in the table, ascending.
-        index: ``[B]`` the index in ``streams`` of each step's stream.
-        grouping: The steps by stream.
+        index: ``[B]`` the index in the table of each step's stream.
+        sources: The sources of the steps' observations. None until they are needed, which is in env runners only.
     """
 
-    table: StatsTable
-    streams: np.ndarray
-    index: np.ndarray
-    grouping: Grouping
+    __slots__ = ("_applied", "_version", "index", "sources", "table")
+
+    def __init__(self, table: StatsTable, index: np.ndarray):
+        self.table = table
+        self.index = index
+        self.sources: Sources | None = None
+        self._version = -1
+        self._applied: tuple[np.ndarray, np.ndarray] = (index, index)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the statistics to apply to each step, ``[B, F]`` each, or ``[1, F]`` if there is only one stream."""
+        table = self.table
+        if self._version != table.version:
+            mean, std = table.applied()
+            self._applied = (mean, std) if len(mean) == 1 else (mean[self.index], std[self.index])
+            self._version = table.version
+        return self._applied
 
 
 class MeanStdFilter(ObservationTransform):
     """Subtracts the running mean from each number of an observation and divides by the running standard deviation.
 
     The filter works on all Box parts, also in Dict and Tuple spaces; other parts stay as they are. Floats keep their
-    dtype, integers become float32. The statistics are updated with all observations of a call before these are
-    standardised. Each observation that is acted on counts exactly once; the last one of an ended episode is
+    dtype, integers become float32.
+
+    In an env runner, the statistics are frozen within a sample: its observations are standardised with the statistics
+    of its beginning, and are merged into these at its end. So what an agent observes does not depend on the
+    sub-environments beside it, and statistics that several runners merge are those of one runner, bit for bit. Nothing
+    is known in the first sample of a run, so its observations are only clipped. If the pipeline is called by hand, all
+    observations of a call update the statistics before they are standardised.
+
+    Each observation that is acted on counts exactly once, if the sample returns it; the last one of an ended episode is
     standardised, but does not count.
 
     As in RLlib, each agent has its own statistics. With ``share_between_agents=True``, all agents with like spaces
@@ -49,8 +68,9 @@ class MeanStdFilter(ObservationTransform):
     the state does not grow with each new agent.
 
     Reads ``obs``; writes it back to the episodes, so that the learner gets the same observations as the policy. State:
-    count, mean and sum of squared distances (float64) for each key. ``merge_states`` computes from the states of
-    several runners the state of one filter that has seen all of their observations (Chan et al.).
+    count, mean and sum of squared distances (float64) for each key, and the same of the observations that have not been
+    merged yet, for each key and sub-environment. ``merge_states`` computes from the states of several runners the state
+    of one filter that has seen all of their observations (Chan et al.), in the order of the sub-environments.
     """
 
     belongs_in = (ENV_TO_MODULE,)
@@ -91,7 +111,8 @@ class MeanStdFilter(ObservationTransform):
         self.update_stats = update_stats
         self._share = share_between_agents
         self._tables: dict[int, StatsTable] = {}
-        self._newest: dict[Any, tuple[Agents, _Streams]] = {}
+        self._newest: dict[int, tuple[Agents, _Streams]] = {}
+        self._numbers_of: tuple[Tree, np.ndarray] | None = None
         super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
     # Spaces.
@@ -119,82 +140,82 @@ class MeanStdFilter(ObservationTransform):
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
         """Gives the agent the other one's statistics to begin with."""
         super().know_agent(agent_id, like)
-        known = self.get_state().get(like)  # type: ignore[call-overload]
-        if known is not None and like in self._plans:
-            features = self._plans[like].how[0]
-            self._tables[features].restore(agent_id, known["base"], known["own"])
+        table = self._tables.get(self._plans[like].how[0]) if like in self._plans else None
+        if table is not None and like in table.keys:
+            table.copy_stream(like, agent_id)
             self.forget()
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Updates the statistics with all rows of a group, then standardises the rows."""
+    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Standardises all rows of a group. New observations update the statistics, or are collected for that."""
         rows = columns.rows
         if self.in_learner_pipeline or len(rows) != len(rows.counts):
             raise _misplaced()
         observations, steps = self.given(columns), Steps(rows, self._lookup)
         is_by_hand = isinstance(rows, EpisodeRows)  # then the episodes may have ended
         if self.update_stats and rows.acted is None and not (is_by_hand and rows.episodes[0].is_done):
-            self._count(observations, steps)
+            self._count(observations, steps, None if shared_data is None else shared_data.get(FRAGMENT))
         self.give_back(columns, observations, self.changed(observations, steps))
+        self._numbers_of = None
 
     def _streams(self, plan: Plan, steps: Steps) -> _Streams:
-        """Returns the streams of some steps. A runner's rows often have the same agents, so the newest are cached."""
+        """Returns the streams of some steps. They are cached if they may come again, as an env runner's rows do."""
         agents = steps.agents
-        known = self._newest.get(plan.how)
+        known = self._newest.get(id(agents))
         if known is not None and known[0] is agents:
             return known[1]
-        found = self._find_streams(plan, agents)
-        self._newest[plan.how] = (agents, found)
+        found = self._find_streams(plan, steps)
+        if steps.rows.acted is None:
+            while len(self._newest) >= _REMEMBERED:
+                self._newest.pop(next(iter(self._newest)))
+            self._newest[id(agents)] = agents, found
         return found
 
-    def _find_streams(self, plan: Plan, agents: Agents) -> _Streams:
-        features, shared_key = plan.how
+    def _find_streams(self, plan: Plan, steps: Steps) -> _Streams:
+        (features, shared_key), agents = plan.how, steps.agents
         if features not in self._tables:
             self._tables[features] = StatsTable(features)
         table = self._tables[features]
 
-        def find(ids: tuple[AgentID | None, ...]) -> tuple[np.ndarray, np.ndarray]:
+        def find(ids: tuple[AgentID | None, ...]) -> np.ndarray:
             own = None in self._plans
             keys = [
                 None if own else shared_key if self._share or agent_id not in self._plans else agent_id
                 for agent_id in ids
             ]
-            return np.unique([table.stream_of(key) for key in keys], return_inverse=True)
+            return np.array([table.stream_of(key) for key in keys], np.int64)
 
-        streams, place = self.remembered(agents.ids, find)
-        index = place[agents.index]
-        return _Streams(table, streams, index, Grouping(index))
+        index = self.remembered(agents.ids, find)[agents.index]
+        return _Streams(table, index)
 
-    def _count(self, observations: Tree, steps: Steps) -> None:
+    def _count(self, observations: Tree, steps: Steps, fragment: Fragment | None) -> None:
         plan = self._plan_for(steps)
         if not fits(plan.before, observations):
             return  # transforming them raises the error
-        table, streams, _, grouping = self._streams(plan, steps)
-        with np.errstate(invalid="ignore", over="ignore"):
-            moments = grouping.moments(_numbers(plan.before, observations))
-        if not np.isfinite(moments.mean).all():
-            bad = int(np.flatnonzero(~np.isfinite(moments.mean).all(axis=1))[0])
-            keys = list(table.keys)
+        streams, numbers = self._streams(plan, steps), _numbers(plan.before, observations)
+        if not np.isfinite(numbers).all():
+            bad = streams.index[int(np.flatnonzero(~np.isfinite(numbers).all(axis=1))[0])]
             raise ConnectorError(
-                f"MeanStdFilter: an observation of {keys[streams[bad]]!r} is not finite, which would make its "
-                f"statistics useless. Fix the environment."
+                f"MeanStdFilter: an observation of {list(streams.table.keys)[bad]!r} is not finite, which would make "
+                f"its statistics useless. Fix the environment."
             )
-        table.add(streams, moments)
+        if fragment is None:
+            streams.table.add_by_hand(numbers, streams.index)
+        else:
+            if streams.sources is None:
+                streams.sources = Sources.of(streams.index, steps.rows, steps.agents)
+            streams.table.collect(numbers, streams.sources, fragment)
+        self._numbers_of = observations, numbers
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Standardises the observations with the statistics so far."""
-        table, streams, index, _ = self._streams(plan, steps)
-        total = table.total(streams)
-        values = _numbers(plan.before, observations)
-
-        def of_each(numbers: np.ndarray) -> np.ndarray:
-            return numbers.take(index, axis=0) if len(streams) > 1 else numbers
-
-        if self.de_mean_to_zero:
-            values -= of_each(total.mean)
+        """Standardises the observations with the statistics that apply."""
+        mean, std = self._streams(plan, steps).mean_and_std()
+        known = self._numbers_of
+        values = known[1] if known is not None and known[0] is observations else _numbers(plan.before, observations)
+        values = values - mean if self.de_mean_to_zero else values.copy()
         if self.de_std_to_one:
-            values /= of_each(total.std() + _TINY)
+            values /= std
         if self.clip_by_value is not None:
-            np.clip(values, -self.clip_by_value, self.clip_by_value, out=values)
+            np.minimum(np.maximum(values, -self.clip_by_value, out=values), self.clip_by_value, out=values)
         begin = 0
 
         def filtered(space: Space, leaf: np.ndarray) -> np.ndarray:
@@ -212,13 +233,11 @@ class MeanStdFilter(ObservationTransform):
     def get_state(self) -> dict[str, Any]:
         """Returns ``{key: {"base": ..., "own": ...}}``: the statistics that were merged last, and those since then.
 
-        Keys are agent ids, or what agents that share statistics have in common.
+        Keys are agent ids, or what agents that share statistics have in common. ``own`` has one entry for each
+        sub-environment with new observations, and is left out if there are none.
         """
-        return {
-            key: {"base": to_state(table.base, stream), "own": to_state(table.own, stream)}
-            for table in self._tables.values()
-            for key, stream in table.keys.items()
-        }  # type: ignore[return-value]
+        found = {key: state for table in self._tables.values() for key, state in table.get_state().items()}
+        return {key: found[key] for key in sorted(found, key=repr)}  # type: ignore[misc]
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned.
@@ -227,16 +246,14 @@ class MeanStdFilter(ObservationTransform):
             ConfigError: If an agent's observations have another size than the statistics in the state.
         """
         for key, own in state.items():
-            size, plan = len(own["own"]["mean"]), self._plans.get(key)
+            size, plan = len(own["base"]["mean"]), self._plans.get(key)
             if plan is not None and plan.how[0] != size:
                 raise ConfigError(
                     f"MeanStdFilter: the state has {size} numbers for {key!r}, whose observations have {plan.how[0]}. "
                     f"Build the pipeline with the same environment and pieces."
                 )
         self.reset_state()
-        for key, own in state.items():
-            size = len(own["own"]["mean"])
-            self._tables.setdefault(size, StatsTable(size)).restore(key, own["base"], own["own"])
+        self._tables = _tables({key: [with_total_base(own)] for key, own in state.items()})
 
     def reset_state(self) -> None:
         """Clears all statistics."""
@@ -247,10 +264,36 @@ class MeanStdFilter(ObservationTransform):
         super().forget()
         self._newest = {}
 
+    def merge_own_state(self) -> None:
+        """Merges the new observations into the statistics that apply."""
+        if type(self).merge_states is not MeanStdFilter.merge_states:
+            super().merge_own_state()
+            return
+        for table in self._tables.values():
+            table.merge()
+
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges states to that of one filter that has seen all observations, each of them once."""
-        keys = dict.fromkeys(key for state in states for key in state)
-        return {key: merge_streams([state[key] for state in states if key in state]) for key in keys}
+        """Merges states to that of one filter that has seen all observations, each of them once.
+
+        The states need not be in the order of their runners. A state may be given twice.
+
+        Raises:
+            ConnectorError: If states have different new observations of one sub-environment.
+        """
+        keys = sorted({key for state in states for key in state}, key=repr)
+        merged = MeanStdFilter()
+        merged._tables = _tables({key: [state[key] for state in states if key in state] for key in keys})
+        merged.merge_own_state()
+        return merged.get_state()
+
+
+def _tables(states: dict[Any, list[Any]]) -> dict[int, StatsTable]:
+    """Returns the tables, by size, that have these states by key."""
+    tables: dict[int, StatsTable] = {}
+    for key, own in states.items():
+        size = len(own[0]["base"]["mean"])
+        tables.setdefault(size, StatsTable(size)).restore(key, own)
+    return tables
 
 
 def _misplaced() -> ConnectorError:

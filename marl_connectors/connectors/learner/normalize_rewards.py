@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +31,9 @@ class RewardMoments(NamedTuple):
 
     def merged(self, other: RewardMoments) -> RewardMoments:
         """Returns the moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
+        if not self.count:
+            return other
         count = self.count + other.count
-        if not count:
-            return self
         apart = other.mean - self.mean
         mean = self.mean + apart * other.count / count
         return RewardMoments(
@@ -46,6 +46,10 @@ class RewardMoments(NamedTuple):
         return self.squares / self.count if self.count else 1.0
 
 
+GatherMoments = Callable[[dict[ModuleID, RewardMoments]], Sequence[Mapping[ModuleID, RewardMoments]]]
+"""Maps the moments of one learner's part of a batch to those of all learners' parts."""
+
+
 class NormalizeRewards(ConnectorV2):
     """Divides the train batch's ``rewards`` by the running standard deviation of the discounted return.
 
@@ -54,8 +58,16 @@ class NormalizeRewards(ConnectorV2):
     returns of its agents so far, including those of the batch.
 
     Reads the batch's ``rewards`` or, if no piece has added them yet, those of the episodes. Writes ``rewards`` to the
-    batch, ``[B]`` float32; the episodes keep the environment's rewards. State: the statistics, and the returns of
-    episodes that have not ended.
+    batch, ``[B]`` float32; the episodes keep the environment's rewards. State: the statistics that were merged last,
+    those since then, and the returns of episodes that have not ended.
+
+    Several learners that each have a part of a batch divide by the statistics of the whole batch if they set
+    ``gather_moments``.
+
+    Attributes:
+        gather_moments: A function that gets the moments of this learner's part of a batch, by module, and returns those
+            of all learners, in the same order on each of them. It is called once for each batch, also if the part is
+            empty. None if there is only one learner.
     """
 
     belongs_in = (LEARNER,)
@@ -91,23 +103,53 @@ class NormalizeRewards(ConnectorV2):
         self.clip = clip
         self.epsilon = epsilon
         self.update_stats = update_stats
+        self.gather_moments: GatherMoments | None = None
         self.reset_state()
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Normalises the rewards of all rows of a group at once."""
-        rewards, rows = rewards_of_columns(columns), columns.rows
-        if not isinstance(rewards, np.ndarray):
-            raise ConnectorError("NormalizeRewards: the rewards are tensors already. Put it before NumpyToTensor.")
-        acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
-        if self.update_stats:
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
+        """Updates the statistics with all returns of the batch."""
+        if not self.update_stats:
+            return
+        own = self.moments_of(groups)
+        self.apply_moments([own] if self.gather_moments is None else self.gather_moments(own))
+
+    def moments_of(self, groups: Sequence[ColumnGroup]) -> dict[ModuleID, RewardMoments]:
+        """Returns the moments of a batch's returns by module, and stores the returns of ongoing episodes.
+
+        It must be called once for each batch, in the order of the batches.
+
+        Raises:
+            ConnectorError: If the rewards are tensors already.
+        """
+        found: dict[ModuleID, RewardMoments] = {}
+        for columns in groups:
+            rewards, rows = _rewards(columns), columns.rows
+            acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
             returns = self._returns(rewards, columns, rows.acted is not None)[acted]
             bounds = np.concatenate([[0], np.cumsum(acted)])[np.array(columns.splits)]
             counts, begins = np.diff(bounds), bounds[:-1]
             means = np.add.reduceat(returns, begins) / counts
             squares = np.add.reduceat((returns - np.repeat(means, counts)) ** 2, begins)
-            self._learn(zip(columns.module_ids, np.stack([counts, means, squares], axis=1).tolist(), strict=True))
+            for module_id, moments in zip(columns.module_ids, zip(counts, means, squares, strict=True), strict=True):
+                _add(found, module_id, RewardMoments(*map(float, moments)))
+        return found
+
+    def apply_moments(self, of_learners: Sequence[Mapping[ModuleID, RewardMoments]]) -> None:
+        """Adds the moments of a batch to the statistics.
+
+        Args:
+            of_learners: What ``moments_of`` returned for each learner's part of the batch. All learners must get them
+                in the same order. With ``gather_moments``, they are merged then, so ``merge_states`` counts them once.
+        """
+        statistics = self._own if self.gather_moments is None else self._merged
+        for part in of_learners:
+            for module_id, moments in part.items():
+                _add(statistics, module_id, moments)
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Normalises the rewards of all rows of a group at once."""
         scales = np.array([self._scale(module_id) for module_id in columns.module_ids])
-        columns[Columns.REWARDS] = self._normalized(rewards, np.repeat(scales, np.diff(columns.splits)))
+        columns[Columns.REWARDS] = self._normalized(_rewards(columns), np.repeat(scales, np.diff(columns.splits)))
 
     def _returns(self, rewards: np.ndarray, columns: ColumnGroup, has_last: bool) -> np.ndarray:
         """Returns ``[B]`` running returns, and stores those of episodes that have not ended."""
@@ -133,9 +175,11 @@ class NormalizeRewards(ConnectorV2):
 
     def _note(self, episode: SingleAgentEpisode, total: float) -> None:
         ongoing = self._ongoing[_module_of(episode)]
-        ongoing.pop(episode.id_, None)  # so that the newest come last
+        before = ongoing.pop(episode.id_, None)  # so that the newest come last
         if not episode.is_done:
             ongoing[episode.id_] = (episode.t_started + len(episode), total)
+        elif before is not None:
+            self._ended.setdefault(_module_of(episode), []).append(episode.id_)
 
     def _forget_oldest(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Forgets the oldest returns, since some episodes are never finished."""
@@ -148,13 +192,10 @@ class NormalizeRewards(ConnectorV2):
             for id_ in list(ongoing)[: max(0, len(ongoing) - max(_KEEP_AT_LEAST, 4 * count))]:
                 del ongoing[id_]
 
-    def _learn(self, found: Iterable[tuple[ModuleID, Any]]) -> None:
-        for module_id, (count, mean, squares) in found:
-            new = RewardMoments(float(count), float(mean), float(squares))
-            self._moments[module_id] = self._moments.get(module_id, RewardMoments()).merged(new)
-
     def _scale(self, module_id: ModuleID) -> float:
-        return float(np.sqrt(self._moments.get(module_id, RewardMoments()).variance + self.epsilon))
+        nothing = RewardMoments()
+        moments = self._merged.get(module_id, nothing).merged(self._own.get(module_id, nothing))
+        return float(np.sqrt(moments.variance + self.epsilon))
 
     def _normalized(self, rewards: np.ndarray, scales: Any) -> np.ndarray:
         normalized = rewards / scales
@@ -166,12 +207,19 @@ class NormalizeRewards(ConnectorV2):
 
     def standard_deviations(self) -> dict[ModuleID, float]:
         """Returns the number that each module's rewards are divided by."""
-        return {module_id: self._scale(module_id) for module_id in self._moments}
+        return {module_id: self._scale(module_id) for module_id in {**self._merged, **self._own}}
 
     def get_state(self) -> dict[str, Any]:
-        """Returns ``[count, mean, sum of squares]`` by module, and the returns of episodes that have not ended."""
+        """Returns ``[count, mean, sum of squares]`` by module, and the returns of episodes that have not ended.
+
+        ``moments`` are those that were merged last, and ``own`` those of later batches. ``ended``, if it is there, has
+        the episodes that have ended since the last merge.
+        """
+        ended = {"ended": {module_id: list(ids) for module_id, ids in self._ended.items()}} if self._ended else {}
         return {
-            "moments": {module_id: list(moments) for module_id, moments in self._moments.items()},
+            **ended,
+            "moments": {module_id: list(moments) for module_id, moments in self._merged.items()},
+            "own": {module_id: list(moments) for module_id, moments in self._own.items()},
             "ongoing": {
                 module_id: {
                     "episodes": list(ongoing),
@@ -185,9 +233,9 @@ class NormalizeRewards(ConnectorV2):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned."""
-        self._moments = {
-            module_id: RewardMoments(*map(float, moments)) for module_id, moments in state["moments"].items()
-        }
+        self._merged = _from_lists(state["moments"])
+        self._own = _from_lists(state.get("own", {}))  # former versions did not keep it apart
+        self._ended = {module_id: list(ids) for module_id, ids in state.get("ended", {}).items()}
         self._ongoing = {
             module_id: dict(
                 zip(
@@ -201,19 +249,66 @@ class NormalizeRewards(ConnectorV2):
 
     def reset_state(self) -> None:
         """Clears the statistics and all returns."""
-        self._moments: dict[ModuleID, RewardMoments] = {}
+        self._merged: dict[ModuleID, RewardMoments] = {}
+        self._own: dict[ModuleID, RewardMoments] = {}
         self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
+        self._ended: dict[ModuleID, list[EpisodeID]] = {}
+
+    def merge_own_state(self) -> None:
+        """Merges the moments of the newest batches into those that were merged before."""
+        if type(self).merge_states is not NormalizeRewards.merge_states:
+            super().merge_own_state()
+            return
+        for module_id, moments in self._own.items():
+            _add(self._merged, module_id, moments)
+        self._own, self._ended = {}, {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges states of pieces that have each seen different rewards."""
+        """Merges the states of pieces that continued from one state with different batches, or with parts of them.
+
+        The moments of batches are added in the order of the states. Those that were merged before are in all states,
+        and count once.
+        """
         merged = NormalizeRewards()
+        for state in states:
+            for module_id, moments in _from_lists(state["moments"]).items():
+                if moments.count > merged._merged.get(module_id, RewardMoments()).count:
+                    merged._merged[module_id] = moments
         for state in states:
             other = NormalizeRewards()
             other.set_state(state)
-            merged._learn(other._moments.items())
+            for module_id, moments in other._own.items():
+                _add(merged._merged, module_id, moments)
             for module_id, ongoing in other._ongoing.items():
-                merged._ongoing.setdefault(module_id, {}).update(ongoing)
+                _continue(merged._ongoing.setdefault(module_id, {}), ongoing)
+        for state in states:
+            for module_id, ids in state.get("ended", {}).items():
+                for id_ in ids:
+                    merged._ongoing.get(module_id, {}).pop(id_, None)
         return merged.get_state()
+
+
+def _rewards(columns: ColumnGroup) -> np.ndarray:
+    rewards = rewards_of_columns(columns)
+    if not isinstance(rewards, np.ndarray):
+        raise ConnectorError("NormalizeRewards: the rewards are tensors already. Put it before NumpyToTensor.")
+    return rewards
+
+
+def _add(statistics: dict[ModuleID, RewardMoments], module_id: ModuleID, moments: RewardMoments) -> None:
+    statistics[module_id] = statistics.get(module_id, RewardMoments()).merged(moments)
+
+
+def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[EpisodeID, tuple[int, float]]) -> None:
+    """Adds the returns of episodes that are not known, or that have gone on since then."""
+    for id_, (t, total) in others.items():
+        if id_ not in known or known[id_][0] < t:
+            known.pop(id_, None)
+            known[id_] = (t, total)
+
+
+def _from_lists(moments: Mapping[ModuleID, Any]) -> dict[ModuleID, RewardMoments]:
+    return {module_id: RewardMoments(*map(float, own)) for module_id, own in moments.items()}
 
 
 def _module_of(episode: SingleAgentEpisode) -> ModuleID:

@@ -20,6 +20,7 @@ from marl_connectors import (
     ConnectorV2,
     DefaultPPORLModule,
     MultiRLModuleSpec,
+    NormalizeRewards,
     PPOConfig,
     RLModuleSpec,
     SelfSupervisedLossAPI,
@@ -105,6 +106,15 @@ def masked_config() -> PPOConfig:
 
 def items_config() -> PPOConfig:
     return life_config().learners(learner_connector=make_names)
+
+
+def normalized_config() -> PPOConfig:
+    """Rewards that are divided by the statistics of all learners; two chunks of an episode in a batch."""
+    return life_config(train_batch_size_per_learner=45).learners(learner_connector=make_normalize)
+
+
+def make_normalize() -> ConnectorV2:
+    return NormalizeRewards(gamma=0.9)
 
 
 def mapped_config() -> PPOConfig:
@@ -208,6 +218,7 @@ def batch_norm_config() -> PPOConfig:
 CASES: dict[str, Callable[[], PPOConfig]] = {
     "masked rows": masked_config,
     "a piece on items": items_config,
+    "normalised rewards": normalized_config,
     "modules that ranks lack": mapped_config,
     "modules with settings of their own": overridden_config,
     "LSTMs and masks": recurrent_config,
