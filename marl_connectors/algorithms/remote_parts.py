@@ -99,6 +99,10 @@ class RemoteParts:
             raise
         return learners
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error says that data in Ray's store was lost with a node."""
+        return self.cluster is not None and isinstance(error, self.cluster.ray.exceptions.ObjectLostError)
+
     def stop(self) -> None:
         """Ends the use of the cluster."""
         if self.cluster is not None:

@@ -207,6 +207,13 @@ class ActorPool:
         _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
         self._start(index)
 
+    def restart(self) -> None:
+        """Replaces all actors by new ones, which begin with the newest state."""
+        for index in self.indices:
+            self._cluster.kill(self._actors.pop(index))
+            self._beginning.pop(index, None)
+            self._start(index)
+
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
         refs = {index: self._actors[index].progress.remote() for index in indices}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import time
@@ -33,6 +34,20 @@ from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, 
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
+
+_CHANGED_BY_SAMPLES = (
+    "num_env_steps",
+    "num_agent_steps",
+    "_states",
+    "_new_episodes",
+    "_next_states",
+    "_restarts_episodes",
+    "_begins_iteration",
+    "_counts",
+    "_finished",
+    "_uncredited_rewards",
+)
+"""The attributes of RemoteEnvRunners that samples change."""
 
 
 class RemoteEnvRunners:
@@ -111,6 +126,8 @@ class RemoteEnvRunners:
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
+        self._fetches_episodes = fetches_episodes
+        self._before_batch: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
         self._new_episodes = False
         self._why_not_kept: dict[int, str] = {}
@@ -178,6 +195,30 @@ class RemoteEnvRunners:
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
         self._restarts_episodes = True
+
+    # Batches whose episodes stay in other processes. They can be lost with a node, until learners have fetched them.
+
+    def begin_batch(self) -> None:
+        """Remembers the state before the samples of a train batch, for ``repeat_batch``."""
+        if not self._fetches_episodes:
+            pieces = self.get_connector_states()
+            loggers = {name: logger.get_state() for name, logger in self._loggers()}
+            self._before_batch = {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES}, pieces, loggers
+
+    def repeat_batch(self) -> None:
+        """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
+        assert self._before_batch is not None
+        before, pieces, loggers = self._before_batch
+        for name, value in before.items():
+            setattr(self, name, copy.copy(value))
+        self.env_to_module.set_state(pieces["env_to_module"])
+        self.module_to_env.set_state(pieces["module_to_env"])
+        for name, logger in self._loggers():
+            logger.set_state(loggers[name])
+        self._pool.restart()
+
+    def _loggers(self) -> list[tuple[str, MetricsLogger]]:
+        return [*self.metrics.items(), ("callbacks", self.callback_metrics)]
 
     # Sampling.
 
@@ -280,7 +321,7 @@ class RemoteEnvRunners:
 
     def _merge(self, replies: Sequence[SampleReply]) -> None:
         """Merges the metrics and the states of the connector pieces into those of this process."""
-        for name, logger in (*self.metrics.items(), ("callbacks", self.callback_metrics)):
+        for name, logger in self._loggers():
             logger.set_state(merged_metrics([reply.metrics[name] for reply in replies]))
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
