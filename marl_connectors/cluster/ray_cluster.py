@@ -137,7 +137,8 @@ class RayCluster:
         options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}, **resources.as_options()}
         if self.is_own:
             options["num_cpus"] = 0  # nobody else shares the machine, which may have fewer cores than actors
-        return self.ray.remote(**options)(Host).remote(label, max(1, int(resources.cpus)), self.paths)
+        named = type(label.partition(" (")[0].title().replace(" ", ""), (Host,), {})  # the process has this name
+        return self.ray.remote(**options)(named).remote(label, max(1, int(resources.cpus)), self.paths)
 
     def free_resources(self) -> str:
         """Describes what is free now, for messages."""
