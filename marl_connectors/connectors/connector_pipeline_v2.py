@@ -469,7 +469,7 @@ class ConnectorPipelineV2(ConnectorV2):
         if type(self).merge_states is not ConnectorPipelineV2.merge_states:
             super().merge_own_state()
             return
-        for piece in self.connectors:
+        for piece in filter(_can_merge, self.connectors):
             progress.begin(None)
             try:
                 piece.merge_own_state()
@@ -534,6 +534,12 @@ class BoundCall(NamedTuple):
 def cause_of(error: Exception) -> BaseException:
     """Returns the piece's own error, which is the cause of one that a pipeline has raised."""
     return error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+
+
+def _can_merge(piece: ConnectorV2) -> bool:
+    """Whether ``merge_own_state`` may change a piece."""
+    cls = type(piece)
+    return not (cls.merge_own_state is ConnectorV2.merge_own_state and cls.merge_states is ConnectorV2.merge_states)
 
 
 def _phase_after(piece: ConnectorV2) -> Phase | None:
