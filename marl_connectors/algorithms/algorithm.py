@@ -24,6 +24,7 @@ from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, P
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
+from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
@@ -36,6 +37,7 @@ from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
+from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
@@ -61,7 +63,8 @@ class Algorithm:
         config: The settings of the run, as they are now.
         seed: The seed from which all random streams of the run follow.
         rl_module: The modules. Env runners act with them, and the learner updates them.
-        learner: The learner, with its pipeline.
+        learner: The learner in this process, with its pipeline. Remote learners give it their state after each update.
+        learner_group: The learners that update the modules.
         env_runner_group: The env runners that sample the episodes for training.
         eval_env_runner_group: The remote env runners for evaluations; None if evaluations play in this process.
         masking: The action masks that are applied. ``str(masking)`` describes them.
@@ -106,6 +109,7 @@ class Algorithm:
         try:
             self.env_runner_group = self._build_env_runner_group()
             self.eval_env_runner_group = self._build_eval_env_runner_group()
+            self.learner_group = self._build_learner_group()
         except BaseException:
             self._remote.stop()
             raise
@@ -162,6 +166,17 @@ class Algorithm:
             module_to_env=self.env_runner_group.module_to_env,
         )
         return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
+
+    def _build_learner_group(self) -> LearnerGroup:
+        if not self.config.num_learners:
+            return LearnerGroup(self.learner)
+        return LearnerGroup(self.learner, self._remote.learners(), self._learner_blueprint)
+
+    def _learner_blueprint(self) -> RunLearnerBlueprint:
+        """Returns how remote learners are made now."""
+        config = self.config.copy()
+        config.change(num_learners=0, num_gpus_per_learner=float(self._remote.learner_device != "cpu"))
+        return RunLearnerBlueprint.of(config, self._setup, self._env_to_module, self.rl_module, self.seed)
 
     def _blueprint(self) -> RunBlueprint:
         """Returns how remote env runners are made now."""
@@ -227,6 +242,7 @@ class Algorithm:
 
     def stop(self) -> None:
         """Closes the environments, and ends remote env runners and learners."""
+        self.learner_group.stop()
         self.env_runner_group.stop()
         if self.eval_env_runner_group is not None:
             self.eval_env_runner_group.stop()
@@ -252,13 +268,7 @@ class Algorithm:
             warn_of_late_masks(sample.episodes())
         sampled = time.perf_counter()
         runners = self.env_runner_group
-        learned = self.learner.update(
-            episodes=sample.episodes(),
-            timesteps={
-                "num_env_steps_sampled_lifetime": runners.num_env_steps,
-                "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
-            },
-        )
+        learned = self._update(sample)
         ended = time.perf_counter()
         self.iteration += 1
         self.time_total_s += ended - began
@@ -274,6 +284,19 @@ class Algorithm:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
+
+    def _update(self, sample: Sample) -> dict[str, Any]:
+        """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
+        runners = self.env_runner_group
+        timesteps = {
+            "num_env_steps_sampled_lifetime": runners.num_env_steps,
+            "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
+        }
+        if self.learner_group.is_local or not sample.is_remote:
+            return self.learner_group.update(episodes=sample.episodes(), timesteps=timesteps)
+        return self.learner_group.update(
+            references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
+        )
 
     def _sample(self) -> Sample:
         """Samples the episodes of one train batch."""

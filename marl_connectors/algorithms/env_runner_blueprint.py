@@ -48,6 +48,7 @@ class RunBlueprint:
     def of(cls, config: AlgorithmConfig, **fields: Any) -> RunBlueprint:
         """Returns the blueprint with a copy of the config, whose device is that of remote env runners."""
         config = config.copy()
+        config.num_learners = 0  # so that num_gpus_per_learner is the device
         config.num_gpus_per_learner = float(config.num_gpus_per_env_runner > 0)
         if config.num_env_workers == "auto":
             config.num_env_workers = 0  # the env runners themselves are the processes

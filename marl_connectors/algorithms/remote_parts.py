@@ -1,4 +1,4 @@
-"""RemoteParts: the connection to Ray of an algorithm, and its env runners in Ray actors."""
+"""RemoteParts: the connection to Ray of an algorithm, and its env runners and learners in Ray actors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.learner.remote_learners import RemoteLearners
 
 
 class RemoteParts:
@@ -30,11 +31,16 @@ class RemoteParts:
         self.cluster: RayCluster | None = None
         number = config.num_env_runners + config.evaluation_num_env_runners
         needed = Counter(runner_resources(config).as_totals(number))
-        needed.update(learner_resources(config).as_totals(config.num_learners))
+        self._learner_resources = learner_resources(config)
+        needed.update(self._learner_resources.as_totals(config.num_learners))
         asked = ("num_env_runners", "evaluation_num_env_runners", "num_learners")
         wanted = [f"{name}={getattr(config, name)}" for name in asked if getattr(config, name)]
         if wanted:
             self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted))
+            if config.num_gpus_per_learner == "auto" and config.num_learners:
+                free = self.cluster.ray.cluster_resources().get("GPU", 0.0) - needed["GPU"]
+                if free >= config.num_learners:
+                    self._learner_resources = learner_resources(config, gpus=1.0)
 
     def env_runners(
         self, blueprint: RunBlueprint, num_envs: Sequence[int], *, for_evaluation: bool = False, **fields: Any
@@ -70,6 +76,29 @@ class RemoteParts:
             raise
         return runners
 
+    @property
+    def learner_device(self) -> str:
+        """The device of remote learners. With ``num_gpus_per_learner="auto"``, GPUs are used if each learner has one."""
+        return "cuda" if self._learner_resources.gpus else "cpu"
+
+    def learners(self) -> RemoteLearners:
+        """Starts learners in Ray actors, and waits until they are connected with one another."""
+        assert self.cluster is not None
+        config = self._config
+        learners = RemoteLearners(
+            self.cluster,
+            config.num_learners,
+            self._learner_resources,
+            restart_policy(config),
+            device=self.learner_device,
+        )
+        try:
+            learners.connect()
+        except BaseException:
+            learners.close()
+            raise
+        return learners
+
     def stop(self) -> None:
         """Ends the use of the cluster."""
         if self.cluster is not None:
@@ -83,10 +112,10 @@ def runner_resources(config: AlgorithmConfig) -> Resources:
     )
 
 
-def learner_resources(config: AlgorithmConfig) -> Resources:
-    """Returns what each remote learner reserves."""
-    gpus = config.num_gpus_per_learner
-    gpus = 0.0 if isinstance(gpus, str) else float(gpus)
+def learner_resources(config: AlgorithmConfig, gpus: float = 0.0) -> Resources:
+    """Returns what each remote learner reserves. ``gpus`` is what ``num_gpus_per_learner="auto"`` stands for."""
+    own = config.num_gpus_per_learner
+    gpus = gpus if isinstance(own, str) else float(own)
     cpus = config.num_cpus_per_learner
     return Resources((0.0 if gpus else 1.0) if isinstance(cpus, str) else float(cpus), gpus)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from marl_connectors.cluster.references import EpisodeReference
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
 
 class Fragment:
@@ -55,6 +56,21 @@ class Sample:
         sample.env_steps = sum(episode.env_steps() for episode in episodes)
         sample.agent_steps = sum(episode.agent_steps() for episode in episodes)
         return sample
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the episodes were not fetched into this process."""
+        return self._episodes is None
+
+    def references(self) -> list[EpisodeReference]:
+        """Returns references of the episodes in other processes, in the order of ``episodes``."""
+        found = []
+        for fragments in self.rounds:
+            for runner, place in merged_order([fragment.places for fragment in fragments]):
+                own = fragments[runner]
+                number, steps = own.places[place].env_number, own.agent_steps[place]
+                found.append(EpisodeReference(own.payload, place, number, steps))
+        return found
 
     def episodes(self) -> list[Any]:
         """Returns the episodes. Those in other processes are fetched once."""
