@@ -157,7 +157,8 @@ class RayCluster:
         RayCluster._num_users -= 1
         if RayCluster._num_users == 0 and RayCluster._started_here:
             RayCluster._started_here, RayCluster._address = False, None
-            self.ray.shutdown()
+            with global_generators_kept():
+                self.ray.shutdown()
 
 
 def _named(address: str | None) -> str:
