@@ -329,7 +329,9 @@ class Algorithm:
             if config.batch_mode == "complete_episodes":
                 new = runners.sample()
             elif config.rollout_fragment_length == "auto":
-                steps = math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                steps = (
+                    math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                )
                 new = runners.sample(num_timesteps=min(steps, most))
             else:
                 ahead = 1 if by_agents else math.ceil((size - collected) / most)

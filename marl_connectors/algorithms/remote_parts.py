@@ -78,7 +78,7 @@ class RemoteParts:
 
     @property
     def learner_device(self) -> str:
-        """The device of remote learners. With ``num_gpus_per_learner="auto"``, GPUs are used if each learner has one."""
+        """The device of remote learners. ``num_gpus_per_learner="auto"`` stands for 1 if there are as many GPUs."""
         return "cuda" if self._learner_resources.gpus else "cpu"
 
     def learners(self) -> RemoteLearners:

@@ -112,7 +112,7 @@ class EnvRunnerGroup:
             self.remote.begin_batch()
 
     def repeat_iteration(self) -> None:
-        """Lets the samples since ``begin_iteration`` be sampled again, because episodes in other processes were lost."""
+        """Goes back to ``begin_iteration``, because episodes in other processes were lost."""
         assert self.remote is not None
         self.remote.repeat_batch()
 
