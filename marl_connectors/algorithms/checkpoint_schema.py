@@ -40,6 +40,7 @@ def check_state(state: Any) -> None:
     with taking_over("state"):
         _STATE(state, "")
         _check_modules(state)
+        _check_counts(state)
         _check_episodes(state)
 
 
@@ -407,6 +408,13 @@ _BATCH = _Record(
         "shared_data": _DICT,
     }
 )
+
+
+def _uncredited_reward(value: Any, where: str) -> None:
+    """Accepts a number for each sub-environment. Former versions wrote their sum."""
+    (_list_of(_NUMBER) if isinstance(value, list) else _NUMBER)(value, where)
+
+
 _ENV_RUNNER = _Record(
     {
         "seed": _SEED,
@@ -428,12 +436,14 @@ _ENV_RUNNER = _Record(
             }
         ),
         "finished": _list_of(_summary),
-        "uncredited_reward": _NUMBER,
+        "uncredited_reward": _uncredited_reward,
         "episode_numbers": _list_of(_value("a whole number from -1", lambda n: _is_whole(n) and -1 <= n < 2**31)),
     },
     {
         "metrics": _map_of(_METRICS),
         "callback_metrics": _METRICS,
+        "finished_at": _list_of(_row(_INDEX, _INDEX, _INDEX)),
+        "num_samples": _INDEX,
         "observations_out_of_bounds": _COUNT,
         "lost": _Record(dict.fromkeys((field.name for field in dataclasses.fields(FailureCounts)), _COUNT)),
     },
@@ -482,6 +492,18 @@ def _check_modules(state: Mapping[str, Any]) -> None:
     for name in state["changed_settings"]:
         if name not in state["config"]["settings"]:
             raise _fault("changed_settings", "settings of the config", name)
+
+
+def _check_counts(state: Mapping[str, Any]) -> None:
+    """Checks that the counts are of the sub-environments and the finished episodes of the state."""
+    runner = state["env_runner"]
+    num_envs, rewards, places = len(runner["episode_numbers"]), runner["uncredited_reward"], runner.get("finished_at")
+    if isinstance(rewards, list) and len(rewards) != num_envs:
+        raise _fault("env_runner/uncredited_reward", f"{num_envs} numbers", rewards)
+    if places is not None and len(places) != len(runner["finished"]):
+        raise _fault("env_runner/finished_at", f"as many as the {len(runner['finished'])} in finished", places)
+    if any(env_index >= num_envs for *_, env_index in places or ()):
+        raise _fault("env_runner/finished_at", f"of {num_envs} sub-environments", places)
 
 
 def _check_episodes(state: Mapping[str, Any]) -> None:

@@ -189,7 +189,7 @@ class ConnectorV2:
         Raises:
             ConnectorError: If the states differ and the class does not override this method.
         """
-        if any(not _same_state(states[0], state) for state in states[1:]):
+        if any(not same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
                 f"{type(self).__name__}: the {len(states)} states of this piece differ, and the class does not say how "
                 f"to merge them. Override merge_states(states) and return one state."
@@ -389,12 +389,12 @@ def _check_arguments(cls: type, names: Iterable[str]) -> None:
             raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
 
 
-def _same_state(one: Any, other: Any) -> bool:
+def same_state(one: Any, other: Any) -> bool:
     """Whether two states, which consist of JSON data and arrays, are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_state(part, other[key]) for key, part in one.items())
+        return one.keys() == other.keys() and all(same_state(part, other[key]) for key, part in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(_same_state(*parts) for parts in zip(one, other, strict=True))
+        return len(one) == len(other) and all(same_state(*parts) for parts in zip(one, other, strict=True))
     one_array, other_array = np.asarray(one), np.asarray(other)
     both_floats = one_array.dtype.kind in "fc" and other_array.dtype.kind in "fc"
     return np.array_equal(one_array, other_array, equal_nan=both_floats)

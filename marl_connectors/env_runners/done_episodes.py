@@ -21,11 +21,50 @@ class DoneEpisode(NamedTuple):
         episode: The last chunk of the episode.
         env_index: The sub-environment of the episode.
         summary: The returns and the length of the episode.
+        vector_step: The step of all sub-environments in which it ended, counted from 1 in each sample.
     """
 
     episode: Episode
     env_index: int
     summary: EpisodeSummary
+    vector_step: int = 0
+
+
+class SamplePlace(NamedTuple):
+    """The sub-environment of an episode that a sample returned, and the time of its end.
+
+    Attributes:
+        env_number: The number of the sub-environment in the run.
+        vector_step: The step of all sub-environments in which the episode ended, counted from 1 in each sample. None
+            for a chunk of an episode that continues.
+    """
+
+    env_number: int
+    vector_step: int | None
+
+
+def merged_order(places: Sequence[Sequence[SamplePlace]]) -> list[tuple[int, int]]:
+    """Returns the order in which one env runner with all sub-environments would return the episodes of several.
+
+    These are the episodes that ended, sorted by vector step and by the number of the sub-environment, and then the
+    chunks, sorted by this number.
+
+    Args:
+        places: For each runner, the places of the episodes that it returned (``EnvRunner.places``).
+
+    Returns:
+        For each episode, the index of its runner and its index among the runner's episodes.
+
+    >>> merged_order([[SamplePlace(0, 7), SamplePlace(1, None)], [SamplePlace(2, 3), SamplePlace(2, None)]])
+    [(1, 0), (0, 0), (0, 1), (1, 1)]
+    """
+    found = [(runner, index) for runner, own in enumerate(places) for index in range(len(own))]
+
+    def key(at: tuple[int, int]) -> tuple[bool, int, int]:
+        env_number, vector_step = places[at[0]][at[1]]
+        return vector_step is None, vector_step or 0, env_number
+
+    return sorted(found, key=key)
 
 
 def shares(num_envs: int, num_episodes: int) -> list[int]:

@@ -22,6 +22,8 @@ from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
+    Episode,
+    SamplePlace,
     check_sample_size,
     first_of_each_sub_env,
     first_rounds,
@@ -32,6 +34,7 @@ from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, Epi
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
+from marl_connectors.env_runners.state_shares import finished_places, uncredited_rewards
 from marl_connectors.environments.vector.action_history import HISTORY_BYTES
 from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
@@ -65,6 +68,7 @@ class EnvRunner:
         times: How long the parts of sampling took, in seconds.
         num_env_steps: The number of steps of all sub-environments so far.
         num_agent_steps: The number of actions of all agents so far.
+        places: For each episode of the newest sample, its sub-environment and when it ended, for ``merged_order``.
     """
 
     def __init__(
@@ -170,8 +174,12 @@ class EnvRunner:
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
+        self.places: list[SamplePlace] = []
         self._finished: list[EpisodeSummary] = []
-        self._uncredited_reward = 0.0
+        # Of each finished episode: the sample (counted from the last take_finished), the vector step, the env_index.
+        self._finished_at: list[tuple[int, int, int]] = []
+        self._num_samples = 0
+        self._uncredited_rewards = [0.0] * num_envs
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
         self._env_config = env_config or {}
@@ -259,6 +267,9 @@ class EnvRunner:
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._begin(explore)
+        self.places = []
+        self._num_samples += 1
+        self._episodes.vector_step = 0
         sub_envs = len(self.vector_env.sub_envs)
         callbacks = self._episodes.callbacks
         if callbacks is not None:
@@ -286,16 +297,20 @@ class EnvRunner:
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.summary for entry in done]
-        episodes = [entry.episode for entry in done]
+        self._finished_at += [(self._num_samples - 1, entry.vector_step, entry.env_index) for entry in done]
+        found: list[tuple[int, int | None, Episode]] = [(own.env_index, own.vector_step, own.episode) for own in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
             if callbacks is not None:
-                callbacks.cut(chunks)
-            episodes += chunks
+                callbacks.cut([chunk for _, chunk in chunks])
+            found += [(env_index, None, chunk) for env_index, chunk in chunks]
         else:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
-        self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
+        episodes = [episode for *_, episode in found]
+        self.places = [SamplePlace(int(self._env_numbers[index]), vector_step) for index, vector_step, _ in found]
+        for env_index, _, episode in found:
+            self._uncredited_rewards[env_index] += episode.uncredited_reward
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
 
@@ -369,6 +384,7 @@ class EnvRunner:
         self.num_env_steps += len(actions) if vector_env.has_reset_steps else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
+        episodes.vector_step += 1
         if self._turn_based:
             episodes.acted()
         acted = perf_counter()
@@ -423,7 +439,9 @@ class EnvRunner:
 
         This happens at the end of a sample, before the chunks are returned. The next sample acts on the result.
         """
-        if self._plan.looks_ahead:
+        if not self._plan.looks_ahead:
+            self._episodes.forget_observations()
+        else:
             self._episodes.note_observations()
             began = perf_counter()
             self._plan.prepare()
@@ -505,6 +523,7 @@ class EnvRunner:
     def take_finished(self) -> list[EpisodeSummary]:
         """Returns the returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
+        self._finished_at, self._num_samples = [], 0
         return finished
 
     def take_uncredited_reward(self) -> float:
@@ -513,8 +532,8 @@ class EnvRunner:
         An uncredited reward belongs to no action in the same chunk, so it is in no train batch. The agent got it before
         its first action, or for an action of an earlier chunk in which the agent ended.
         """
-        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
-        return uncredited
+        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * len(self.vector_env.sub_envs)
+        return sum(uncredited)
 
     def take_failure_counts(self) -> dict[str, int]:
         """Returns the counts of failures since the last call.
@@ -570,7 +589,11 @@ class EnvRunner:
     # For checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes."""
+        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes.
+
+        ``merged_runner_state`` and ``divided_runner_state`` turn the states of several runners into that of one with
+        all their sub-environments, and the other way round.
+        """
         self._end_layout()
         self._episodes.lanes.settle_counts()
         episodes = self._episodes.get_state() if self._continues_episodes else None
@@ -588,7 +611,9 @@ class EnvRunner:
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._episodes.lanes.counts.get_state(),
             "finished": [summary.get_state() for summary in self._finished],
-            "uncredited_reward": self._uncredited_reward,
+            "finished_at": [list(place) for place in self._finished_at],
+            "num_samples": self._num_samples,
+            "uncredited_reward": list(self._uncredited_rewards),
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
@@ -617,7 +642,7 @@ class EnvRunner:
         if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(
                 f"checkpoint: it has {len(state['episode_numbers'])} sub-environments, this run has "
-                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner."
+                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner, or divide the state."
             )
         self._seed = self.vector_env.seed = state["seed"]
         self._noise.restart(self._seed, state["noise_step"])
@@ -630,7 +655,9 @@ class EnvRunner:
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
         self._finished = [EpisodeSummary.from_state(summary) for summary in state["finished"]]
-        self._uncredited_reward = state["uncredited_reward"]
+        self._finished_at = finished_places(state)
+        self._num_samples = state.get("num_samples", 1)
+        self._uncredited_rewards = uncredited_rewards(state)
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0
         self._episodes.lanes.settle_counts()
@@ -647,7 +674,9 @@ class EnvRunner:
             self._arrange()
             self._continues_episodes = True
             device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
-            self._plan.set_state(state, device)
+            self._plan.set_state(
+                state, [group.rows for group in self._episodes.lanes.groups if group.num_acting], device
+            )
         elif state["episodes_too_long"]:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run continues with new episodes, and not step for step "

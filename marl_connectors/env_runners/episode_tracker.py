@@ -54,6 +54,7 @@ class EpisodeTracker:
         lanes: The lane of each agent.
         lookback: The number of earlier steps that a chunk of an episode keeps.
         done: The episodes that have ended and were not taken yet.
+        vector_step: The number of steps of all sub-environments in the current sample. The runner sets it.
         lost: The counts of failures, dropped episodes and dropped env steps.
         callbacks: Calls the callbacks for beginnings, steps and ends of episodes. None if there are none.
     """
@@ -88,6 +89,7 @@ class EpisodeTracker:
         num_envs = len(vector_env.sub_envs)
         self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
         self.done: list[DoneEpisode] = []
+        self.vector_step = 0
         self.lost = FailureCounts()
         self._vector_env = vector_env
         self._modules = AgentModules(policy_mapping_fn, rl_module, action_spaces, observation_spaces)
@@ -600,7 +602,7 @@ class EpisodeTracker:
             episode.env_t = summary.length
             episode.is_truncated = summary.is_truncated
             episode.is_terminated = not summary.is_truncated
-        self.done.append(DoneEpisode(episode, index, summary))
+        self.done.append(DoneEpisode(episode, index, summary, self.vector_step))
 
     def _drop_episode(self, event: Event) -> None:
         """Counts an episode as dropped after a failed step. The chunks of it that were returned stay valid."""
@@ -612,19 +614,19 @@ class EpisodeTracker:
     # Cuts.
 
     @without_collections
-    def cut(self, num_rows: int) -> list[Episode]:
+    def cut(self, num_rows: int) -> list[tuple[int, Episode]]:
         """Ends the fragment. All groups continue in fresh rollouts.
 
         Args:
             num_rows: The number of steps that the fresh rollouts have rows for.
 
         Returns:
-            The chunks of ongoing episodes that have at least one step.
+            The ``env_index`` and the chunk of each ongoing episode that has at least one step in the fragment.
         """
         self.sync()
         if self._vector_env.turn_based:  # a lane has rows for its agent's turns only, about as many as in this fragment
             num_rows = min(num_rows, max((g.last_row - g.lookback + 1 for g in self.lanes.groups), default=1))
-        chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
+        chunks = [own for own in enumerate(self.ongoing) if own[1].env_steps() > 0]
         lanes = self.lanes.of_envs(range(len(self.ongoing)))
         none = np.zeros(len(lanes.number), bool)
         ended = lanes.ended(none, none)
@@ -677,6 +679,10 @@ class EpisodeTracker:
             tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.newest())) for group in self.lanes.groups
         ]
 
+    def forget_observations(self) -> None:
+        """Forgets the copies of ``note_observations``, because no piece may overwrite the newest observations."""
+        self._observed = None
+
     def restore_observations(self) -> None:
         """Restores the environments' newest observations of the agents that act next, which pieces may have changed."""
         for group, observed in zip(self.lanes.groups, self._observed or [], strict=True):
@@ -707,6 +713,11 @@ class EpisodeTracker:
         sub_envs = self._vector_env.sub_envs
         if not self.can_be_replayed:
             return None
+        groups = self.lanes.get_members()
+        # Lanes are numbered by their place in the order, and groups are sorted, so that neither depends on the lanes of
+        # earlier episodes.
+        place = {group: index for index, (group, _) in enumerate(groups)}
+        row = {group: {number: row for row, number in enumerate(group.order.tolist())} for group, _ in groups}
         return {
             "copies": [
                 {
@@ -718,20 +729,16 @@ class EpisodeTracker:
                 }
                 for sub_env, episode, summary in zip(sub_envs, self.ongoing, self._summaries, strict=True)
             ],
-            "observed": self._observed,
+            "observed": None if self._observed is None else [self._observed[group.index] for group, _ in groups],
             "groups": [
-                {
-                    "members": members,
-                    "num_lanes": group.rollout.num_lanes,
-                    "rollout": group.rollout.get_state(),
-                }
-                for group, members in zip(self.lanes.groups, self.lanes.get_members(), strict=True)
+                {"members": members, "num_lanes": len(group.order), "rollout": group.rollout.get_state(group.order)}
+                for group, members in groups
             ],
             "lanes": [
                 {
-                    "group": lane.group.index,
-                    "row": int(np.flatnonzero(lane.group.order == lane.number)[0]),
-                    "number": lane.number,
+                    "group": place[lane.group],
+                    "row": row[lane.group][lane.number],
+                    "number": row[lane.group][lane.number],
                     "env_index": lane.env_index,
                     "agent_id": lane.agent_id,
                     "module_id": lane.module_id,

@@ -196,6 +196,7 @@ class LaneGroup:
         index: The index of the group among all groups.
         rollout: The columns of the current fragment.
         kind: What the modules of the lanes have in common. ``LaneTable`` defines it.
+        sort_key: The place of the group among all groups. ``LaneTable`` defines it.
         env_action_space: The action space of the environment. The action space of the rollout, which holds the recorded
             actions, is that of the modules.
         ongoing: The ongoing episodes of all sub-environments.
@@ -236,9 +237,11 @@ class LaneGroup:
         module_action_space: Space | None = None,
         ongoing: Sequence[Any] = (),
         num_rows: int = 0,
+        sort_key: Any = (),
     ):
         self.index = index
         self.kind = kind
+        self.sort_key = sort_key
         self.env_action_space = action_space
         self.lookback = lookback
         recorded = action_space if module_action_space is None else module_action_space
@@ -512,11 +515,11 @@ class LaneGroup:
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
         if len(numbers) < rollout.num_lanes or (numbers[1:] - numbers[:-1] != 1).any():
-            rewards = rewards[:, numbers]
+            rewards = rewards.take(numbers, axis=1)
         if int(first_rows.max()) == low and int(last_rows.min()) == high:
-            return rewards.sum(axis=0)
+            return _sums(rewards)
         rows = np.arange(low, high)[:, None]
-        return np.where((rows >= first_rows) & (rows < last_rows), rewards, 0.0).sum(axis=0)
+        return _sums(np.where((rows >= first_rows) & (rows < last_rows), rewards, 0.0))
 
     def total_returns(self, numbers: np.ndarray) -> np.ndarray:
         """Returns ``[N]`` the sums of the rewards in all chunks of the episodes. ``numbers`` must not be empty."""
@@ -557,6 +560,16 @@ class LaneGroup:
         """Marks the lanes whose first row after the lookback was recorded before this fragment."""
         first, lanes = self.lookback * self.rollout.num_lanes, self.rollout.num_lanes
         self.carried = self.rollout.columns[Columns.T][first : first + lanes] >= 0
+
+
+def _sums(rewards: np.ndarray) -> np.ndarray:
+    """Returns the sum of each column, added row by row, so that it does not depend on the other columns.
+
+    numpy adds the rows one after another, unless a column is contiguous in memory, which it adds in another order.
+    """
+    if rewards.shape[1] == 1:
+        return np.add.accumulate(rewards)[-1] if len(rewards) else np.zeros(1)
+    return np.ascontiguousarray(rewards).sum(axis=0)
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,8 @@ class LaneTable:
         module_ids: All modules that lanes have had.
         live: The groups with lanes that act next, each with a Pick. It selects the group's items from those of all
             agents that act, in the order of the sub-environments and their agents. It is None if the group has them all
-            in this order.
+            in this order. The groups are sorted by their ``sort_key``, so that their order does not depend on the order
+            in which agents joined.
         pick_actions: Reorders the concatenated actions of all groups into that order. None if they are in it.
         counts: The counts of steps by agent and by module.
     """
@@ -119,6 +121,7 @@ class LaneTable:
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         self._asked: tuple[Sequence[int], EnvLanes] | None = None
         self._members: dict[int, tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]] = {}
+        self._places_of_kinds: dict[Hashable, int] = {}
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
         self._changed: set[int] = set()  # sub-environments whose agents' ranks must be computed again
@@ -179,7 +182,7 @@ class LaneTable:
         for own in agents:
             group = groups.get(own[1:])
             if group is None:
-                group = groups[own[1:]] = self._group_of(*own[1:])
+                group = groups[own[1:]] = self.group_of(*own[1:])
             by_group.setdefault(group, []).append(own)
         opened = {group: iter(group.open(own)) for group, own in by_group.items()}
         for own in agents:
@@ -250,7 +253,7 @@ class LaneTable:
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
         self.groups, self._group_agents, self._arrays, self._asked, self.live = [], [], None, None, []
-        self._known_spaces, self._changed, self._members = {}, set(), {}
+        self._known_spaces, self._changed, self._members, self._places_of_kinds = {}, set(), {}, {}
         self.by_env = [{} for _ in self.by_env]
 
     def settle_counts(self) -> None:
@@ -277,18 +280,29 @@ class LaneTable:
                 for lanes, modules in zip(self.by_env, modules_by_env, strict=True)
             ]
 
-    def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
+    def group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
+        """Returns the group for an agent with a module. It is added if there is none."""
         observation_space, action_space = self._agent_spaces(agent_id)
         kind = self._kind(module_id)
         key = (id(observation_space), id(action_space), kind)
-        if key in self._known_spaces:
-            return self._known_spaces[key][0]
-        matching = (group for group in self.groups if group.matches(observation_space, action_space, kind))
-        group = next(matching, None) or self.add_group(agent_id, module_id)
-        if len(self._known_spaces) >= _REMEMBERED_SPACES:
-            self._known_spaces.clear()
-        self._known_spaces[key] = group, observation_space, action_space
+        known = self._known_spaces.get(key)
+        if known is None:
+            matching = (group for group in self.groups if group.matches(observation_space, action_space, kind))
+            group = next(matching, None) or self.add_group(agent_id, module_id)
+            if len(self._known_spaces) >= _REMEMBERED_SPACES:
+                self._known_spaces.clear()
+            self._known_spaces[key] = group, observation_space, action_space
+        else:
+            group = known[0]
+        self._group_agents[group.index] = min(self._group_agents[group.index], agent_id, key=id_key)
         return group
+
+    def _place_of_kind(self, kind: Hashable) -> int:
+        """Returns the place of the first module of a kind among the modules."""
+        if kind not in self._places_of_kinds:
+            kinds = [self._kind(module_id) for module_id in self._rl_module]
+            self._places_of_kinds = {own: len(kinds) - 1 - i for i, own in enumerate(reversed(kinds))}
+        return self._places_of_kinds.get(kind, len(self._rl_module))
 
     def modules_unchanged(self, module_ids: Collection[ModuleID]) -> bool:
         """Whether these modules are the objects that the lanes were opened for."""
@@ -305,16 +319,20 @@ class LaneTable:
             known = self._kinds[module_id] = (module, kind)
         return known[1]
 
-    def get_members(self) -> list[list[Any]]:
-        """Returns the arguments of ``add_group`` that create each group again.
+    def get_members(self) -> list[tuple[LaneGroup, list[Any]]]:
+        """Returns the groups and the arguments of ``add_group`` that create each group again.
+
+        The result does not depend on the order in which agents joined.
 
         Returns:
-            For each group, an agent id, the id of a current module (or None), and whether the group is over.
+            For each group, sorted by ``sort_key``: the group, and a list of an agent id, the id of the first module of
+            its kind (or None), and whether the group is over. Groups that are over are left out if they have no lanes.
         """
         found = []
-        for group, agent_id in zip(self.groups, self._group_agents, strict=True):
+        for group in sorted(self.groups, key=attrgetter("sort_key")):
             module_id = next((m for m in self._rl_module if self._kind(m) == group.kind), None)
-            found.append([agent_id, module_id, module_id is None])
+            if module_id is not None or len(group.order):
+                found.append((group, [self._group_agents[group.index], module_id, module_id is None]))
         return found
 
     def add_group(self, agent_id: AgentID, module_id: ModuleID | None, is_over: bool = False) -> LaneGroup:
@@ -328,7 +346,10 @@ class LaneTable:
         kind = "over" if is_over or module_id is None else self._kind(module_id)
         recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
         its_spaces = self._agent_spaces(agent_id)
-        group = LaneGroup(len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing, self._num_rows)
+        sort_key = self._place_of_kind(kind), *map(spaces.sort_key, its_spaces)
+        group = LaneGroup(
+            len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing, self._num_rows, sort_key
+        )
         self.groups.append(group)
         self._group_agents.append(agent_id)
         return group
@@ -350,7 +371,7 @@ class LaneTable:
             self._is_sorted = True
         for group in self.groups:
             group.select(self.module_ids, self._num_ranks)
-        groups = [group for group in self.groups if group.num_acting]
+        groups = sorted([group for group in self.groups if group.num_acting], key=attrgetter("sort_key"))
         if len(groups) == len(groups[:1]) == 1 and len(groups[0].rows.module_ids) == 1:  # they are in that order
             self.live, self.pick_actions = [(groups[0], None)], None
             return
@@ -390,6 +411,11 @@ class LaneTable:
             if lane is not None and info:
                 rollout = lane.group.rollout
                 rollout.infos[int(rollout.cursor[lane.number])] = info
+
+
+def id_key(agent_id: AgentID) -> tuple[str, Any]:
+    """Returns a key that sorts agents of all types, strings and numbers as usual."""
+    return type(agent_id).__name__, agent_id if isinstance(agent_id, (str, int)) else repr(agent_id)
 
 
 class StepCounts:
@@ -441,22 +467,25 @@ class StepCounts:
             del self._agents[agent_id]
 
     def take(self) -> dict[str, Any]:
-        """Returns the counts since the last call and resets them."""
+        """Returns the counts since the last call, sorted by agent and module, and resets them."""
         counts = {
             "num_env_steps_sampled": self._env_steps,
-            "num_agent_steps_sampled": dict(self._agents),
-            "num_module_steps_sampled": dict(self._modules),
+            "num_agent_steps_sampled": dict(self._sorted_agents()),
+            "num_module_steps_sampled": dict(sorted(self._modules.items())),
         }
         self._clear()
         return counts
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the counts since the last ``take``. They must have been settled."""
+        """Returns the counts since the last ``take``, sorted by agent and module. They must have been settled."""
         return {
             "env_steps": self._env_steps,
-            "agents": [[agent_id, steps] for agent_id, steps in self._agents.items()],
-            "modules": [[module_id, steps] for module_id, steps in self._modules.items()],
+            "agents": self._sorted_agents(),
+            "modules": [[module_id, steps] for module_id, steps in sorted(self._modules.items())],
         }
+
+    def _sorted_agents(self) -> list[list[Any]]:
+        return [[agent_id, self._agents[agent_id]] for agent_id in sorted(self._agents, key=id_key)]
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores the counts that ``get_state`` returned."""

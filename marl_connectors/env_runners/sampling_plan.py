@@ -482,6 +482,8 @@ class SamplingPlan:
             new = slice(group.lookback * rollout.num_lanes, (group.last_row + 1) * rollout.num_lanes)
             actions = tree_map(lambda leaf, rows=new: leaf[rows], rollout.columns[Columns.ACTIONS])
             logp = dist_cls.logp_of_rows(rollout.columns[Columns.ACTION_DIST_INPUTS][new], actions)
+            waiting_for_actions = rollout.cursor[~rollout.pending] - new.start
+            logp[waiting_for_actions[waiting_for_actions >= 0]] = 0.0
             rollout.record(new, {Columns.ACTION_LOGP: logp})
             if Columns.ACTION_DIST_INPUTS in rollout.given:  # some other modules output actions themselves
                 rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()
@@ -542,18 +544,21 @@ class SamplingPlan:
             "before_batch": None if prepared is None else prepared.before,
         }
 
-    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def set_state(self, state: Mapping[str, Any], rows: Sequence[LiveRows], device: torch.device) -> None:
         """Restores the state of ``get_state``, for the rows that ``bind`` was called with.
 
         Args:
             state: The state that ``get_state`` returned.
+            rows: The same rows, in the order in which the state has them.
             device: The device for columns that were tensors.
         """
         self.forget()
         saved = state["batch"]
         if saved is None:
             return
-        batch, shared_data = batch_from_state(saved, self._rows if saved["groups"] else (), device)
+        batch, shared_data = batch_from_state(saved, rows if saved["groups"] else (), device)
+        places = {id(own): place for place, own in enumerate(self._rows)}
+        batch.groups.sort(key=lambda group: places[id(group.rows)])
         self._shared_data.update(shared_data)
         if state["before_batch"] is not None:
             self._prepared = _Prepared(batch, state["exploring"], state["before_batch"])

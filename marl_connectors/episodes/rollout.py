@@ -393,16 +393,21 @@ class Rollout:
         new.pending = self.pending.copy()
         return new
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the rows that a new rollout starts with, up to the lowest cursor, as arrays."""
-        size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
+    def get_state(self, lanes: np.ndarray) -> dict[str, Any]:
+        """Returns the rows that a new rollout starts with, up to the newest ones, as arrays.
+
+        Args:
+            lanes: ``[N]``, the numbers of the lanes to return, all of which have their newest row in the same row. The
+                lanes of the state are in this order.
+        """
+        newest = self.cursor[lanes]
+        rows = int(newest[0]) // self.num_lanes + 1 if len(lanes) else 0
+        positions = (np.arange(rows)[:, None] * self.num_lanes + lanes).ravel()
         return {
-            "columns": {name: take(column, slice(0, size)) for name, column in self.columns.items()},
-            "layers": {
-                name: [take(layer, slice(0, size)) for layer in layers] for name, layers in self._layers.items()
-            },
-            "level": {name: level[:size] for name, level in self.layered.items()},
-            "given": {name: given[:size] for name, given in self.given.items()},
+            "columns": {name: take(column, positions) for name, column in self.columns.items()},
+            "layers": {name: [take(layer, positions) for layer in layers] for name, layers in self._layers.items()},
+            "level": {name: level[positions] for name, level in self.layered.items()},
+            "given": {name: given[positions] for name, given in self.given.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:

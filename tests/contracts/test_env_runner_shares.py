@@ -1,4 +1,7 @@
-"""What a sub-environment plays depends on its number in the run, and not on the env runner that steps it."""
+"""What a sub-environment plays depends on its number in the run, and not on the env runner that steps it.
+
+The episodes of several runners have an order, which is that of one runner with all sub-environments.
+"""
 
 from __future__ import annotations
 
@@ -11,56 +14,25 @@ import pytest
 from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.gymnasium_envs import Walk
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from helpers.runs.random_runs import AddsCount, described, random_config, rows_of
-from marl_connectors import EnvError, EnvRunner, MeanStdFilter, PPOConfig
-from marl_connectors.algorithms import build
+from helpers.runs.random_runs import described, random_config
+from helpers.runs.runner_shares import DividedRun, contents, depends_on_others, runner_of
+from marl_connectors import EnvError, PPOConfig
 
 
-def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRunner:
-    """An env runner with some of a run's sub-environments."""
-    algo = config.copy().build_algo()
-    return build.build_env_runner(
-        algo.config,
-        algo._setup,
-        algo.rl_module,
-        algo._env_to_module,
-        algo.learner.pipeline,
-        seed=algo.seed,
-        num_envs=num_envs,
-        explore=algo.config.explore,
-        rollout_fragment_length=algo.config.rollout_fragment_length,
-        first_env_number=first_env_number,
-    )
-
-
-def played(config: PPOConfig, shares: list[int], lengths: list[int]) -> dict[int, list[Any]]:
-    """Maps the numbers of sub-environments to all that their episodes hold, when runners have these shares of them."""
-    found: dict[int, list[Any]] = {}
-    first = 0
-    for share in shares:
-        runner = runner_of(config, share, first)
-        try:
-            for length in lengths:
-                episodes = runner.sample(num_timesteps=length * share)
-                for episode in episodes:
-                    number = int(str(episode.id_).split("-")[0])
-                    assert first <= number < first + share
-                    found.setdefault(number, []).extend(map(without_empty_data, rows_of([episode])))
-        finally:
-            runner.close()
-        first += share
+def played(config: PPOConfig, shares: list[int], lengths: list[int]) -> list[Any]:
+    """All that the episodes of runners with these shares hold, their sub-environments and the times of their ends."""
+    run = DividedRun(config, shares)
+    found = []
+    try:
+        for length in lengths:
+            episodes = run.sample(steps=length)
+            for place, episode in zip(run.places, episodes, strict=True):
+                assert place.env_number == int(str(episode.id_).split("-")[0])
+                assert episode.is_done == (place.vector_step is not None)
+            found.append((run.places, contents(episodes)))
+    finally:
+        run.close()
     return found
-
-
-def without_empty_data(agent: dict[str, Any]) -> dict[str, Any]:
-    """An agent's part of an episode. Before its first step, it has empty columns for what others have output."""
-    return agent | {"data": agent["data"] if len(agent["rewards"][2]) else None}
-
-
-def depends_on_others(config: PPOConfig) -> bool:
-    """Whether a piece of the config counts the steps of all sub-environments that it sees."""
-    pipeline = config.env_to_module_connector
-    return pipeline is not None and isinstance(pipeline(), (MeanStdFilter, AddsCount))
 
 
 def check_shares(seed: int) -> None:
@@ -72,7 +44,7 @@ def check_shares(seed: int) -> None:
     shares = [int(share) for share in rng.integers(1, 4, size=rng.integers(2, 4))]
     lengths = [int(length) for length in rng.integers(1, 12, size=3)]
     whole = played(config, [sum(shares)], lengths)
-    assert sorted(whole) == list(range(sum(shares)))
+    assert {place.env_number for places, _ in whole for place in places} == set(range(sum(shares)))
     assert played(config, shares, lengths) == whole, f"seed {seed}, shares {shares}: {described(config)}"
 
 

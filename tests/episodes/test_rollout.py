@@ -133,13 +133,21 @@ def test_state_goes_there_and_back():
     rollout = filled(num_rows=5)
     rollout.write("obs", slice(0, 6), np.arange(18.0).reshape(6, 3))
     new = Rollout(OBS, ACT, num_rows=4, num_lanes=2)
-    new.set_state(rollout.get_state())
+    new.set_state(rollout.get_state(np.arange(2)))
     assert new.read("obs", slice(0, 6)).tolist() == np.arange(18.0).reshape(6, 3).tolist()
     assert new.source("obs").tolist() == [[0], [10], [1], [11], [2], [12], [0], [0]]
     assert new.columns["actions"].tolist() == [1, 1, 2, 2, 0, 0, 0, 0]
     assert new.columns["t"].tolist() == [0, 0, 1, 1, 2, 2, -1, -1]
     new.observe(slice(6, 8), np.array([[3], [13]], np.float32), 3)
     assert new.read("obs", slice(6, 8)).tolist() == [[3], [13]]
+
+
+def test_a_state_has_the_chosen_lanes_in_the_chosen_order():
+    rollout = filled(lanes=3)
+    state = rollout.get_state(np.array([2, 0]))
+    assert state["columns"]["obs"].tolist() == [[20], [0], [21], [1], [22], [2]]
+    assert state["columns"]["t"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert [len(column) for column in rollout.get_state(np.zeros(0, int))["columns"].values()] == [0, 0, 0, 0, 0]
 
 
 def test_observations_that_are_written_back_leave_the_environments_own_alone():
