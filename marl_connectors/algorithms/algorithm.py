@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import math
 import secrets
 import time
@@ -50,6 +51,9 @@ from marl_connectors.validators import instance_of, integer, optional, text
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_LOG = logging.getLogger(__name__)
+_MOST_SAMPLES = 5
+"""How often the episodes of one train batch are sampled, if nodes that have them are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 """What ``policies_to_train`` accepts."""
 
@@ -263,12 +267,8 @@ class Algorithm:
         interval = self.config.evaluation_interval
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
         evaluation = self._begin_evaluation() if is_evaluated and self.config.evaluation_parallel_to_training else None
-        sample = self._sample()
-        if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-            warn_of_late_masks(sample.episodes())
-        sampled = time.perf_counter()
+        sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
-        learned = self._update(sample)
         ended = time.perf_counter()
         self.iteration += 1
         self.time_total_s += ended - began
@@ -284,6 +284,25 @@ class Algorithm:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
+
+    def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
+        """Returns the time at which the episodes of a train batch were sampled, and the results of the update.
+
+        Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
+        """
+        for tries_left in reversed(range(_MOST_SAMPLES)):
+            sample = self._sample()
+            if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
+                warn_of_late_masks(sample.episodes())
+            sampled = time.perf_counter()
+            try:
+                return sampled, self._update(sample)
+            except Exception as error:
+                if not (tries_left and sample.is_remote and self._remote.is_lost(error)):
+                    raise
+                _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
+                self.env_runner_group.repeat_iteration()
+        raise AssertionError
 
     def _update(self, sample: Sample) -> dict[str, Any]:
         """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
@@ -310,7 +329,9 @@ class Algorithm:
             if config.batch_mode == "complete_episodes":
                 new = runners.sample()
             elif config.rollout_fragment_length == "auto":
-                steps = math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                steps = (
+                    math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                )
                 new = runners.sample(num_timesteps=min(steps, most))
             else:
                 ahead = 1 if by_agents else math.ceil((size - collected) / most)

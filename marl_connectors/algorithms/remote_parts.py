@@ -78,7 +78,7 @@ class RemoteParts:
 
     @property
     def learner_device(self) -> str:
-        """The device of remote learners. With ``num_gpus_per_learner="auto"``, GPUs are used if each learner has one."""
+        """The device of remote learners. ``num_gpus_per_learner="auto"`` stands for 1 if there are as many GPUs."""
         return "cuda" if self._learner_resources.gpus else "cpu"
 
     def learners(self) -> RemoteLearners:
@@ -98,6 +98,10 @@ class RemoteParts:
             learners.close()
             raise
         return learners
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error says that data in Ray's store was lost with a node."""
+        return self.cluster is not None and isinstance(error, self.cluster.ray.exceptions.ObjectLostError)
 
     def stop(self) -> None:
         """Ends the use of the cluster."""

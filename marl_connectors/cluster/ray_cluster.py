@@ -117,8 +117,8 @@ class RayCluster:
                 self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one with "
-                    f"'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
+                    f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one "
+                    f"with 'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
                 ) from error
         RayCluster._address = address
 
@@ -134,10 +134,16 @@ class RayCluster:
 
     def start(self, label: str, resources: Resources) -> Any:
         """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
-        options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {HEALTH: 1}, **resources.as_options()}
+        options = {
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "concurrency_groups": {HEALTH: 1},
+            **resources.as_options(),
+        }
         if self.is_own:
             options["num_cpus"] = 0  # nobody else shares the machine, which may have fewer cores than actors
-        return self.ray.remote(**options)(Host).remote(label, max(1, int(resources.cpus)), self.paths)
+        named = type(label.partition(" (")[0].title().replace(" ", ""), (Host,), {})  # the process has this name
+        return self.ray.remote(**options)(named).remote(label, max(1, int(resources.cpus)), self.paths)
 
     def free_resources(self) -> str:
         """Describes what is free now, for messages."""

@@ -7,13 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
-def pickled(value: Any) -> bytes:
-    """Pickles data, also with functions and classes that cannot be imported by name."""
-    from ray import cloudpickle
-
-    return cloudpickle.dumps(value, protocol=5)  # pyright: ignore[reportPrivateImportUsage]
-
-
 class EpisodeReference(NamedTuple):
     """An episode, or a chunk of one, in Ray's store.
 

@@ -478,7 +478,7 @@ class ConnectorPipelineV2(ConnectorV2):
         if type(self).merge_states is not ConnectorPipelineV2.merge_states:
             super().merge_own_state()
             return
-        for piece in self.connectors:
+        for piece in filter(_can_merge, self.connectors):
             progress.begin(None)
             try:
                 piece.merge_own_state()
@@ -548,6 +548,11 @@ def cause_of(error: Exception) -> BaseException:
 def _overrides(piece: ConnectorV2, method: str) -> bool:
     """Whether the piece's class overrides a method of ConnectorV2."""
     return getattr(type(piece), method) is not getattr(ConnectorV2, method)
+
+
+def _can_merge(piece: ConnectorV2) -> bool:
+    """Whether ``merge_own_state`` may change a piece."""
+    return _overrides(piece, "merge_own_state") or _overrides(piece, "merge_states")
 
 
 def _phase_after(piece: ConnectorV2) -> Phase | None:

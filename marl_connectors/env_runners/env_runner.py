@@ -334,7 +334,7 @@ class EnvRunner:
         return episodes
 
     def _steps_so_far(self) -> tuple[int, int, int, dict[str, Any]]:
-        """Returns the step of the noise, the numbers of env steps and agent steps, and the counts since ``take_counts``."""
+        """Returns the step of the noise, the numbers of env steps and agent steps, and the untaken counts."""
         self._end_layout()
         self._episodes.lanes.settle_counts()
         return self._noise.step, self.num_env_steps, self.num_agent_steps, self._episodes.lanes.counts.get_state()

@@ -1,11 +1,12 @@
-"""HostedEnvRunner: an EnvRunner in a process of its own, whose calls depend on nothing but their arguments and its state.
+"""HostedEnvRunner: an EnvRunner in a process of its own.
+
+What a call returns depends on nothing but its arguments and the state of the EnvRunner.
 
 The group of env runners in the user's process sends ``SampleRequest``s and gets ``SampleReply``s.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
@@ -181,12 +183,10 @@ class HostedEnvRunner:
         """
         self._blueprint_version, self._blueprint = blueprint[0], _fetched(blueprint[1])
         self._weights_version = -1
-        self._runner: EnvRunner | None = None
+        self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
-        if num_envs:
-            self._runner = self._blueprint.build(first_env_number, num_envs)
-            if state is not None:
-                self._runner.set_state(_unpickled(state), new_episodes)
+        if self._runner is not None and state is not None:
+            self._runner.set_state(unpickled(state), new_episodes)
 
     @property
     def progress(self) -> str | None:
@@ -213,7 +213,7 @@ class HostedEnvRunner:
         episodes = runner.sample(
             num_timesteps=request.num_timesteps, num_episodes=request.num_episodes, **request.options
         )
-        payload, uncredited = _pickled(episodes), [episode.uncredited_reward for episode in episodes]
+        payload, uncredited = pickled_in_actor(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
         reply = SampleReply(
             places=list(runner.places),
@@ -240,16 +240,16 @@ class HostedEnvRunner:
             EpisodeError: If custom data of an episode cannot be saved.
         """
         assert self._runner is not None
-        return _pickled(self._runner.get_state()), None
+        return pickled_in_actor(self._runner.get_state()), None
 
     def apply(self, function: bytes) -> tuple[Any, None]:
         """Returns what a pickled function of the env runner returns."""
-        return _unpickled(function)(self._runner), None
+        return unpickled(function)(self._runner), None
 
     def set_state(self, state: bytes, new_episodes: bool) -> tuple[None, None]:
         """Restores a pickled state of an env runner."""
         assert self._runner is not None
-        self._runner.set_state(_unpickled(state), new_episodes)
+        self._runner.set_state(unpickled(state), new_episodes)
         return None, None
 
     def play(self, request: PlayRequest) -> tuple[PlayReply | None, None]:
@@ -301,7 +301,7 @@ class HostedEnvRunner:
 
     def _state(self, runner: EnvRunner) -> bytes | None:
         try:
-            return _pickled(runner.get_state())
+            return pickled_in_actor(runner.get_state())
         except EpisodeError:
             return None  # the custom data of an episode cannot be saved
 
@@ -321,18 +321,3 @@ def _fetched(ref: list[Any]) -> Any:
     import ray
 
     return ray.get(ref[0])
-
-
-def _pickled(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)  # several times as fast as cloudpickle
-    except (pickle.PicklingError, AttributeError, TypeError):  # functions and classes that cannot be imported by name
-        from ray import cloudpickle
-
-        return cloudpickle.dumps(value, protocol=5)
-
-
-def _unpickled(value: bytes) -> Any:
-    return pickle.loads(value)
-
-

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors.cluster.actor_pool import ActorPool, Call, Reply, RestartPolicy
+from marl_connectors.cluster.pickling import pickled, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.env_runners.done_episodes import merged_order, shares
@@ -33,6 +34,20 @@ from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, 
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
+
+_CHANGED_BY_SAMPLES = (
+    "num_env_steps",
+    "num_agent_steps",
+    "_states",
+    "_new_episodes",
+    "_next_states",
+    "_restarts_episodes",
+    "_begins_iteration",
+    "_counts",
+    "_finished",
+    "_uncredited_rewards",
+)
+"""The attributes of RemoteEnvRunners that samples change."""
 
 
 class RemoteEnvRunners:
@@ -111,6 +126,8 @@ class RemoteEnvRunners:
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
+        self._fetches_episodes = fetches_episodes
+        self._before_batch: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
         self._new_episodes = False
         self._why_not_kept: dict[int, str] = {}
@@ -139,12 +156,10 @@ class RemoteEnvRunners:
         return f"env runner {index} ({own})"
 
     def _arguments_of(self, index: int) -> tuple[Any, ...]:
-        from ray import cloudpickle
-
         begin, end = self._bounds[index]
         number = 0 if self._for_evaluation else end - begin
         own = (self._blueprint_version, self._blueprint_ref), begin, number, self._states[index], self._new_episodes
-        return cloudpickle.dumps(HostedEnvRunner), own
+        return pickled(HostedEnvRunner), own
 
     def _put(self, value: Any) -> Any:
         return self._ray.put(value)
@@ -178,6 +193,30 @@ class RemoteEnvRunners:
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
         self._restarts_episodes = True
+
+    # Batches whose episodes stay in other processes. They can be lost with a node, until learners have fetched them.
+
+    def begin_batch(self) -> None:
+        """Remembers the state before the samples of a train batch, for ``repeat_batch``."""
+        if not self._fetches_episodes:
+            pieces = self.get_connector_states()
+            loggers = {name: logger.get_state() for name, logger in self._loggers()}
+            self._before_batch = {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES}, pieces, loggers
+
+    def repeat_batch(self) -> None:
+        """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
+        assert self._before_batch is not None
+        before, pieces, loggers = self._before_batch
+        for name, value in before.items():
+            setattr(self, name, copy.copy(value))
+        self.env_to_module.set_state(pieces["env_to_module"])
+        self.module_to_env.set_state(pieces["module_to_env"])
+        for name, logger in self._loggers():
+            logger.set_state(loggers[name])
+        self._pool.restart()
+
+    def _loggers(self) -> list[tuple[str, MetricsLogger]]:
+        return [*self.metrics.items(), ("callbacks", self.callback_metrics)]
 
     # Sampling.
 
@@ -256,7 +295,7 @@ class RemoteEnvRunners:
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
-        return pickle.loads(payload if isinstance(payload, bytes) else self._ray.get(payload))
+        return unpickled(payload if isinstance(payload, bytes) else self._ray.get(payload))
 
     def _note(self, replies: Sequence[SampleReply]) -> None:
         """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
@@ -280,7 +319,7 @@ class RemoteEnvRunners:
 
     def _merge(self, replies: Sequence[SampleReply]) -> None:
         """Merges the metrics and the states of the connector pieces into those of this process."""
-        for name, logger in (*self.metrics.items(), ("callbacks", self.callback_metrics)):
+        for name, logger in self._loggers():
             logger.set_state(merged_metrics([reply.metrics[name] for reply in replies]))
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
@@ -298,9 +337,7 @@ class RemoteEnvRunners:
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns."""
-        from ray import cloudpickle
-
-        call = Call("apply", (cloudpickle.dumps(func),))
+        call = Call("apply", (pickled(func),))
         replies = self._pool.run({index: [call] for index in self._pool.indices})
         return [own[0].value for _, own in sorted(replies.items())]
 
@@ -376,7 +413,7 @@ class RemoteEnvRunners:
         """
         unknown = {index: [Call("get_state")] for index in self._pool.indices if self._states[index] is None}
         self._pool.run(unknown, lambda index, number, reply: self._states.update({index: reply.value}))
-        states = [pickle.loads(state) for _, state in sorted(self._states.items()) if state is not None]
+        states = [unpickled(state) for _, state in sorted(self._states.items()) if state is not None]
         merged = merged_runner_state(
             states,
             agent_spaces=self.agent_spaces,
@@ -396,11 +433,9 @@ class RemoteEnvRunners:
 
     def set_state(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
-        from ray import cloudpickle
-
         parts = divided_runner_state(state, self.num_envs)
         former = dict(self._states)
-        self._states = {index: cloudpickle.dumps(part, protocol=5) for index, part in enumerate(parts)}
+        self._states = {index: pickled(part) for index, part in enumerate(parts)}
         self._new_episodes = new_episodes
         calls = {index: [Call("set_state", (own, new_episodes))] for index, own in self._states.items()}
         try:
@@ -415,7 +450,9 @@ class RemoteEnvRunners:
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
-        self.take_counts(), self.take_finished(), self.take_times()
+        self.take_counts()
+        self.take_finished()
+        self.take_times()
 
     def close(self) -> None:
         """Closes the sub-environments and ends the actors."""

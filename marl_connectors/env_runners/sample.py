@@ -8,6 +8,7 @@ from typing import Any
 from marl_connectors.cluster.references import EpisodeReference
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
 
+
 class Fragment:
     """The episodes of one env runner's sample.
 
@@ -18,7 +19,9 @@ class Fragment:
         agent_steps: The number of agent steps of each episode.
     """
 
-    def __init__(self, payload: Any, places: Sequence[SamplePlace], env_steps: Sequence[int], agent_steps: Sequence[int]):
+    def __init__(
+        self, payload: Any, places: Sequence[SamplePlace], env_steps: Sequence[int], agent_steps: Sequence[int]
+    ):
         self.payload = payload
         self.places = places
         self.env_steps = env_steps

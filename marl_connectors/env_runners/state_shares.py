@@ -42,7 +42,7 @@ from marl_connectors.typing import AgentID, Tree
 
 _OF_ALL_AGENTS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Columns.ENV_STATE)
 State = Mapping[str, Any]
-_SortKey = Callable[[Mapping[str, Any], int], Any]
+_SortKey = Callable[[Mapping[str, Any]], Any]
 
 
 def merged_runner_state(
@@ -134,7 +134,7 @@ def _share_of(state: State, begin: int, end: int) -> dict[str, Any]:
         groups = list(range(len(state["episodes"]["groups"])))
         part = _Part(state, lanes, -begin, dict(zip(groups, groups, strict=True)))
         members = [group["members"] for group in state["episodes"]["groups"]]
-        episodes, batch = _joined([part], members, lambda lane, rank: lane["row"])
+        episodes, batch = _joined([part], members, lambda lane: lane["row"])
         episodes = {"copies": state["episodes"]["copies"][begin:end], **episodes}
     before = state["before_batch"]
     finished = [(at, own) for at, own in _finished(state) if begin <= at[2] < end]
@@ -321,7 +321,7 @@ def _merged_episodes(
     episodes, batch = _joined(
         parts,
         [known[own] for own in order],
-        lambda lane, rank: (modules.get(lane["module_id"], -1), lane["env_index"], rank),
+        lambda lane: (modules.get(lane["module_id"], -1), lane["env_index"]),
     )
     return {"copies": [own for state in states for own in state["episodes"]["copies"]], **episodes}, batch
 
@@ -334,8 +334,7 @@ def _joined(
     Args:
         parts: The parts, in the order of their sub-environments.
         members: The ``members`` of each group.
-        sort_key: Returns the key that sorts the lanes of a group: ``sort_key(lane, rank)``, where the rank is the
-            agent's place in its sub-environment.
+        sort_key: Returns the key that sorts the lanes of a group. Lanes with equal keys keep their order.
 
     Returns:
         ``observed``, ``groups`` and ``lanes`` of the state of episodes, and the state of the forward batch.
@@ -343,7 +342,6 @@ def _joined(
     lanes: list[dict[str, Any]] = []
     keys: list[Any] = []
     sources: list[list[_Source]] = [[] for _ in members]
-    ranks = Counter[int]()
     for part in parts:
         own = {index: _Source(part, index, [], []) for index in part.groups}
         for lane in part.lanes:
@@ -351,8 +349,7 @@ def _joined(
             own[lane["group"]].places.append(len(lanes))
             env_index = lane["env_index"] + part.shift
             lanes.append({**lane, "group": part.groups[lane["group"]], "env_index": env_index})
-            keys.append(sort_key(lanes[-1], ranks[env_index]))
-            ranks[env_index] += 1
+            keys.append(sort_key(lanes[-1]))
         for index, source in own.items():
             sources[part.groups[index]].append(source)
     orders = []

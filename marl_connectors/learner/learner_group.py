@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors.cluster.references import EpisodeReference, divided, pickled
+from marl_connectors.cluster.pickling import pickled
+from marl_connectors.cluster.references import EpisodeReference, divided
 from marl_connectors.learner.hosted_learner import LearnerBlueprint
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import check_can_be_divided

@@ -10,8 +10,9 @@ from typing import Any
 
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.host import Outcome
+from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.cluster.references import EpisodeShare, pickled
+from marl_connectors.cluster.references import EpisodeShare
 from marl_connectors.learner.hosted_learner import HostedLearner, LearnerBlueprint, UpdateReply, UpdateRequest
 from marl_connectors.learner.ranks import LostRankError
 

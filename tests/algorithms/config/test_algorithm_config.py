@@ -140,8 +140,35 @@ class Needy(Callbacks):
         ({"lambda_": -0.1}, "lambda_: expected a number from 0 to 1, got -0.1"),
         ({"clip_param": "wide"}, "clip_param: expected a number from 0 to infinity, got 'wide'"),
         ({"seed": -1}, "seed: expected a whole number from 0, or None, got -1"),
-        ({"num_env_runners": 2}, "num_env_runners: expected 0, got 2. This version samples and learns in one process"),
-        ({"num_learners": 1}, "num_learners: expected 0, got 1. This version samples and learns in one process"),
+        ({"num_env_runners": -1}, "num_env_runners: expected a whole number from 0, got -1"),
+        ({"num_learners": "auto"}, "num_learners: expected a whole number from 0, got 'auto'"),
+        ({"num_cpus_per_env_runner": -0.5}, "num_cpus_per_env_runner: expected a number from 0, got -0.5"),
+        ({"num_cpus_per_learner": "all"}, "num_cpus_per_learner: expected 'auto', or a number from 0, got 'all'"),
+        (
+            {"custom_resources_per_env_runner": {"tpu": 0}},
+            "custom_resources_per_env_runner: expected a dict {name of a resource: quantity}, got {'tpu': 0}",
+        ),
+        (
+            {"merge_env_runner_states": "always"},
+            "merge_env_runner_states: expected 'training_only', or True or False, got 'always'",
+        ),
+        (
+            {"env_runner_restore_timeout_s": None},
+            "env_runner_restore_timeout_s: expected a number above 0 up to 2000000, got None",
+        ),
+        ({"ray_address": 6379}, "ray_address: expected .*, or None, got 6379"),
+        (
+            {"evaluation_parallel_to_training": True},
+            r"evaluation_parallel_to_training=True needs env runners of its own. Set .evaluation\(evaluation_num_env",
+        ),
+        (
+            {"evaluation_num_env_runners": 3, "evaluation_duration": 2},
+            "evaluation_num_env_runners=3, but an evaluation has only 2 episodes",
+        ),
+        (
+            {"render_env": True, "num_env_runners": 1},
+            "render_env=True opens a window, which a remote env runner cannot",
+        ),
         ({"policies": "shared"}, r"policies: expected .* got 'shared'. Write \['shared'\], or .multi_agent"),
         (
             {"learner_class": Learner},

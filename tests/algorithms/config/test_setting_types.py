@@ -17,6 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import MAPPOConfig, PPOConfig
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
@@ -166,7 +167,8 @@ def accepted(cls, name, env):
 
 
 @pytest.mark.parametrize("name", SETTINGS[PPOConfig])
-def test_what_is_kept_builds_or_is_an_error_of_the_library(name):
+def test_what_is_kept_builds_or_is_an_error_of_the_library(name, monkeypatch):
+    use_fake_ray(monkeypatch)
     for config, _ in accepted(PPOConfig, name, "CartPole-v1"):
         build(config, train=False)
 
@@ -174,7 +176,8 @@ def test_what_is_kept_builds_or_is_an_error_of_the_library(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", CONFIGS)
 @pytest.mark.parametrize("name", SETTINGS[MAPPOConfig])
-def test_what_is_kept_trains_or_is_an_error_of_the_library(cls, name):
+def test_what_is_kept_trains_or_is_an_error_of_the_library(cls, name, monkeypatch):
+    use_fake_ray(monkeypatch)
     if name not in SETTINGS[cls]:
         pytest.skip("a setting of MAPPO's")
     for config, _ in accepted(cls, name, LifeEnv):
