@@ -11,6 +11,7 @@ from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.errors import ConfigError
 
 
 class RemoteParts:
@@ -49,6 +50,7 @@ class RemoteParts:
         """
         assert self.cluster is not None
         config = self._config
+        check_can_be_sent(blueprint.config)
         runners = RemoteEnvRunners(
             blueprint,
             cluster=self.cluster,
@@ -74,6 +76,25 @@ class RemoteParts:
         """Ends the use of the cluster."""
         if self.cluster is not None:
             self.cluster.close()
+
+
+def check_can_be_sent(config: AlgorithmConfig) -> None:
+    """Checks that the settings can be sent to Ray actors.
+
+    Raises:
+        ConfigError: For the first setting that cannot be pickled.
+    """
+    from ray import cloudpickle
+
+    for name, value in config.to_dict().items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}: remote env runners get the settings of the run, but this one cannot be sent to another "
+                f"process ({type(error).__name__}: {error}). Make what it holds inside the function or class that uses it, or "
+                f"set num_env_runners=0."
+            ) from error
 
 
 def runner_resources(config: AlgorithmConfig) -> Resources:

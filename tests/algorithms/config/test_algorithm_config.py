@@ -165,7 +165,10 @@ class Needy(Callbacks):
             {"evaluation_num_env_runners": 3, "evaluation_duration": 2},
             "evaluation_num_env_runners=3, but an evaluation has only 2 episodes",
         ),
-        ({"render_env": True, "num_env_runners": 1}, "render_env=True opens a window, which a remote env runner cannot"),
+        (
+            {"render_env": True, "num_env_runners": 1},
+            "render_env=True opens a window, which a remote env runner cannot",
+        ),
         ({"policies": "shared"}, r"policies: expected .* got 'shared'. Write \['shared'\], or .multi_agent"),
         (
             {"learner_class": Learner},
