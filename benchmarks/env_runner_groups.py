@@ -62,7 +62,9 @@ def main() -> None:
     finally:
         for algo in algos.values():
             algo.stop()
-    print(f"{given.env}, {given.num_envs} sub-environments, {found[0][0][2] if 0 in algos else ''} agent steps a sample")
+    print(
+        f"{given.env}, {given.num_envs} sub-environments, {found[0][0][2] if 0 in algos else ''} agent steps a sample"
+    )
     for n in given.numbers:
         seconds = statistics.median(turn[n][0] for turn in found)
         speed = statistics.median(turn[0][0] / turn[n][0] for turn in found) if 0 in algos else float("nan")

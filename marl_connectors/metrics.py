@@ -199,6 +199,23 @@ class MetricsLogger:
         return [_text(path).strip("'") for path in self._metrics]
 
 
+class RecordingLogger(MetricsLogger):
+    """A MetricsLogger that also keeps all values as they were logged, to log them elsewhere again.
+
+    Attributes:
+        calls: The key, the value and the settings of each call of ``log_value``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Key, Any, dict[str, Any]]] = []
+
+    def log_value(self, key: Key, value: Any, **settings: Any) -> None:
+        """Logs a value; see ``MetricsLogger``."""
+        super().log_value(key, value, **settings)
+        self.calls.append((key, _plain(value), settings))
+
+
 class _Metric:
     """The metric under one key. It stores values for a window or a list, and otherwise their running reduction."""
 

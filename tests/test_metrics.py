@@ -11,7 +11,7 @@ import torch
 from marl_connectors.algorithms.ppo import PPOConfig
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.metrics import MetricsLogger, by_pipeline
+from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics
 
 VALUES = (1.0, 2.0, 4.0)
 EMA = 1.0399  # of 1, 2, 4 with 0.01; as RLlib 2.60 has it
@@ -237,3 +237,43 @@ def test_a_wrong_argument_in_a_piece_names_the_piece():
     with pytest.raises(ConnectorError, match=r"EnvToModulePipeline: Typo failed.*Did you mean 'window'\?"):
         algo.train()
     algo.stop()
+
+
+def merged_result(*values, **settings):
+    """The result of loggers with these values, merged."""
+    logger = MetricsLogger()
+    logger.set_state(merged_metrics([logged(own, **settings).get_state() for own in values]))
+    return logger.peek().get("x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reduce": "mean"}, 15.0 / 4),
+        ({"reduce": "sum"}, 15.0),
+        ({"reduce": "lifetime_sum"}, 15.0),
+        ({"reduce": "min"}, 1.0),
+        ({"reduce": "max"}, 8.0),
+        ({"reduce": "item"}, 8.0),
+        ({"reduce": "item_series"}, [1.0, 2.0, 4.0, 8.0]),
+        ({"reduce": "mean", "window": 2}, 6.0),
+        ({"reduce": "max", "window": 3}, 8.0),
+        ({"reduce": "ema", "ema_coeff": 0.5}, (3 * 2.75 + 1 * 8.0) / 4),
+    ],
+    ids=str,
+)
+def test_the_metrics_of_loggers_are_merged(settings, expected):
+    values = (1.0, 2.0, 4.0), (), (8.0,)
+    assert merged_result(*values, **settings) == expected
+
+
+def test_a_metric_of_one_logger_stays_as_it_is():
+    one, other = logged((0.1, 0.2, 0.7)), MetricsLogger()
+    other.log_value("y", 3.0, reduce="sum")
+    assert merged_metrics([one.get_state(), other.get_state(), []]) == one.get_state() + other.get_state()
+
+
+def test_the_first_logger_defines_the_reduction():
+    assert merged_metrics(
+        [logged((1.0, 3.0), reduce="mean").get_state(), logged((9.0,), reduce="sum").get_state()]
+    ) == (logged((1.0, 3.0), reduce="mean").get_state())

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 from marl_connectors.episodes.items import owned
-from marl_connectors.spaces import fits, from_json, in_dtype, in_key_order, misfit, same, stack, to_json
+from marl_connectors.spaces import fits, from_json, in_dtype, in_key_order, misfit, same, sort_key, stack, to_json
 
 PAIR = spaces.Tuple((spaces.Box(0, 100, (2,)),))
 
@@ -290,3 +290,22 @@ def test_keys_that_cannot_be_compared_keep_their_order():
     parts = [("b", spaces.Discrete(2)), ("a", spaces.Discrete(2))]
     assert list(in_key_order(parts).spaces) == ["a", "b"]
     assert list(in_key_order([*parts, (0, spaces.Discrete(2))]).spaces) == ["b", "a", 0]
+
+
+# Order ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_spaces_have_equal_sort_keys_where_they_are_the_same(seed):
+    rng = np.random.default_rng(seed)
+    one, other = random_space(rng, 3), random_space(rng, 3)
+    again = from_json(json.loads(json.dumps(to_json(one))))
+    assert sort_key(one) == sort_key(again)
+    assert (sort_key(one) == sort_key(other)) == same(one, other, ordered=False)
+
+
+def test_sort_keys_do_not_depend_on_the_order_of_parts_but_on_bounds():
+    parts = [("b", spaces.Discrete(2)), ("a", spaces.Box(0.0, 1.0, (2,)))]
+    assert sort_key(spaces.Dict(parts)) == sort_key(spaces.Dict(parts[::-1]))
+    assert sort_key(spaces.Box(0.0, 1.0, (2,))) < sort_key(spaces.Box(0.0, 1.0, (3,)))
+    assert sort_key(spaces.Box(0.0, 1.0, (2,))) != sort_key(spaces.Box(0.0, 2.0, (2,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import math
 import secrets
 import time
@@ -24,6 +25,7 @@ from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, P
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
+from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
@@ -36,6 +38,7 @@ from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
+from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
@@ -48,6 +51,9 @@ from marl_connectors.validators import instance_of, integer, optional, text
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_LOG = logging.getLogger(__name__)
+_MOST_SAMPLES = 5
+"""How often the episodes of one train batch are sampled, if nodes that have them are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 """What ``policies_to_train`` accepts."""
 
@@ -61,7 +67,8 @@ class Algorithm:
         config: The settings of the run, as they are now.
         seed: The seed from which all random streams of the run follow.
         rl_module: The modules. Env runners act with them, and the learner updates them.
-        learner: The learner, with its pipeline.
+        learner: The learner in this process, with its pipeline. Remote learners give it their state after each update.
+        learner_group: The learners that update the modules.
         env_runner_group: The env runners that sample the episodes for training.
         eval_env_runner_group: The remote env runners for evaluations; None if evaluations play in this process.
         masking: The action masks that are applied. ``str(masking)`` describes them.
@@ -106,6 +113,7 @@ class Algorithm:
         try:
             self.env_runner_group = self._build_env_runner_group()
             self.eval_env_runner_group = self._build_eval_env_runner_group()
+            self.learner_group = self._build_learner_group()
         except BaseException:
             self._remote.stop()
             raise
@@ -162,6 +170,18 @@ class Algorithm:
             module_to_env=self.env_runner_group.module_to_env,
         )
         return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
+
+    def _build_learner_group(self) -> LearnerGroup:
+        if not self.config.num_learners:
+            return LearnerGroup(self.learner)
+        remote = self._remote.learners(self._learner_blueprint())
+        return LearnerGroup(self.learner, remote, self._learner_blueprint)
+
+    def _learner_blueprint(self) -> RunLearnerBlueprint:
+        """Returns how remote learners are made now."""
+        config = self.config.copy()
+        config.change(num_learners=0, num_gpus_per_learner=float(self._remote.learner_device != "cpu"))
+        return RunLearnerBlueprint.of(config, self._setup, self._env_to_module, self.rl_module, self.seed)
 
     def _blueprint(self) -> RunBlueprint:
         """Returns how remote env runners are made now."""
@@ -227,6 +247,7 @@ class Algorithm:
 
     def stop(self) -> None:
         """Closes the environments, and ends remote env runners and learners."""
+        self.learner_group.stop()
         self.env_runner_group.stop()
         if self.eval_env_runner_group is not None:
             self.eval_env_runner_group.stop()
@@ -247,18 +268,8 @@ class Algorithm:
         interval = self.config.evaluation_interval
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
         evaluation = self._begin_evaluation() if is_evaluated and self.config.evaluation_parallel_to_training else None
-        sample = self._sample()
-        if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-            warn_of_late_masks(sample.episodes())
-        sampled = time.perf_counter()
+        sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
-        learned = self.learner.update(
-            episodes=sample.episodes(),
-            timesteps={
-                "num_env_steps_sampled_lifetime": runners.num_env_steps,
-                "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
-            },
-        )
         ended = time.perf_counter()
         self.iteration += 1
         self.time_total_s += ended - began
@@ -275,6 +286,38 @@ class Algorithm:
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
+    def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
+        """Returns the time at which the episodes of a train batch were sampled, and the results of the update.
+
+        Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
+        """
+        for tries_left in reversed(range(_MOST_SAMPLES)):
+            sample = self._sample()
+            if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
+                warn_of_late_masks(sample.episodes())
+            sampled = time.perf_counter()
+            try:
+                return sampled, self._update(sample)
+            except Exception as error:
+                if not (tries_left and sample.is_remote and self._remote.is_lost(error)):
+                    raise
+                _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
+                self.env_runner_group.repeat_iteration()
+        raise AssertionError
+
+    def _update(self, sample: Sample) -> dict[str, Any]:
+        """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
+        runners = self.env_runner_group
+        timesteps = {
+            "num_env_steps_sampled_lifetime": runners.num_env_steps,
+            "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
+        }
+        if self.learner_group.is_local or not sample.is_remote:
+            return self.learner_group.update(episodes=sample.episodes(), timesteps=timesteps)
+        return self.learner_group.update(
+            references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
+        )
+
     def _sample(self) -> Sample:
         """Samples the episodes of one train batch."""
         config, runners = self.config, self.env_runner_group
@@ -287,7 +330,9 @@ class Algorithm:
             if config.batch_mode == "complete_episodes":
                 new = runners.sample()
             elif config.rollout_fragment_length == "auto":
-                steps = math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                steps = (
+                    math.ceil((runners.num_env_steps - before) / collected * (size - collected)) if collected else most
+                )
                 new = runners.sample(num_timesteps=min(steps, most))
             else:
                 ahead = 1 if by_agents else math.ceil((size - collected) / most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import (
     add_state_pieces,
     call_builder,
@@ -311,16 +312,44 @@ def build_learner(
     config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
 ) -> Learner:
     """Builds the learner and its pipeline."""
-    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    return build_learner_for_spaces(
+        config,
+        modules,
+        input_spaces=(setup.space_of_all(0), setup.space_of_all(1)),
+        multi_agent=not setup.single_agent,
+        of_algorithm=config.default_learner_pieces(setup, env_to_module),
+        seed=seed,
+    )
+
+
+def build_learner_for_spaces(
+    config: AlgorithmConfig,
+    modules: MultiRLModule,
+    *,
+    input_spaces: tuple[Space, Space],
+    multi_agent: bool,
+    of_algorithm: Sequence[ConnectorV2],
+    seed: int,
+) -> Learner:
+    """Builds the learner and its pipeline without an environment.
+
+    Args:
+        config: The settings.
+        modules: The modules.
+        input_spaces: The observation and the action space of the environment, by agent if there are several.
+        multi_agent: Whether there are several agents.
+        of_algorithm: The result of ``config.default_learner_pieces``.
+        seed: The seed of the order of rows.
+    """
     custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
     pipeline = learner_pipeline(
         custom,
-        multi_agent=not setup.single_agent,
+        multi_agent=multi_agent,
         observation_space=input_spaces[0],
         action_space=input_spaces[1],
         device=config.device,
         clip_rewards=config.clip_rewards,
-        of_algorithm=config.default_learner_pieces(setup, env_to_module),
+        of_algorithm=of_algorithm,
         add_defaults=config.add_default_connectors_to_learner_pipeline,
         stateful=modules.is_stateful(),
     )

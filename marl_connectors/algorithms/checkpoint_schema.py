@@ -420,7 +420,7 @@ _ENV_RUNNER = _Record(
         "seed": _SEED,
         "num_env_steps": _COUNT,
         "num_agent_steps": _COUNT,
-        "noise_step": _INDEX,
+        "noise_step": _COUNT,
         "env_to_module": _map_of(_DICT),
         "module_to_env": _map_of(_DICT),
         "episodes": _maybe(_EPISODES),

@@ -19,7 +19,6 @@ from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import ModuleID
 
-
 _OF_THE_ALGORITHM = (
     "learner_class",
     "learner_connector",
@@ -63,6 +62,7 @@ class RunBlueprint:
         config = config.copy()
         for name in _OF_THE_ALGORITHM:
             setattr(config, name, None)
+        config.num_learners = 0  # so that num_gpus_per_learner is the device
         config.num_gpus_per_learner = float(config.num_gpus_per_env_runner > 0)
         if config.num_env_workers == "auto":
             config.num_env_workers = 0  # the env runners themselves are the processes

@@ -1,4 +1,4 @@
-"""RemoteParts: the connection to Ray of an algorithm, and its env runners in Ray actors."""
+"""RemoteParts: the connection to Ray of an algorithm, and its env runners and learners in Ray actors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges_states
+from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.cluster.actor_pool import RestartPolicy
+from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
 from marl_connectors.errors import ConfigError
+from marl_connectors.learner.remote_learners import RemoteLearners
 
 
 class RemoteParts:
@@ -31,11 +34,16 @@ class RemoteParts:
         self.cluster: RayCluster | None = None
         number = config.num_env_runners + config.evaluation_num_env_runners
         needed = Counter(runner_resources(config).as_totals(number))
-        needed.update(learner_resources(config).as_totals(config.num_learners))
+        self._learner_resources = learner_resources(config)
+        needed.update(self._learner_resources.as_totals(config.num_learners))
         asked = ("num_env_runners", "evaluation_num_env_runners", "num_learners")
         wanted = [f"{name}={getattr(config, name)}" for name in asked if getattr(config, name)]
         if wanted:
             self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted))
+            if config.num_gpus_per_learner == "auto" and config.num_learners:
+                free = self.cluster.ray.cluster_resources().get("GPU", 0.0) - needed["GPU"]
+                if free >= config.num_learners:
+                    self._learner_resources = learner_resources(config, gpus=1.0)
 
     def env_runners(
         self, blueprint: RunBlueprint, num_envs: Sequence[int], *, for_evaluation: bool = False, **fields: Any
@@ -72,6 +80,38 @@ class RemoteParts:
             raise
         return runners
 
+    @property
+    def learner_device(self) -> str:
+        """The device of remote learners. ``num_gpus_per_learner="auto"`` stands for 1 if there are as many GPUs."""
+        return "cuda" if self._learner_resources.gpus else "cpu"
+
+    def learners(self, blueprint: RunLearnerBlueprint) -> RemoteLearners:
+        """Starts learners in Ray actors, and waits until they are connected with one another.
+
+        Args:
+            blueprint: How they are made, to check that it can be sent to them.
+        """
+        assert self.cluster is not None
+        config = self._config
+        check_can_be_sent(blueprint.config)
+        learners = RemoteLearners(
+            self.cluster,
+            config.num_learners,
+            self._learner_resources,
+            restart_policy(config),
+            device=self.learner_device,
+        )
+        try:
+            learners.connect()
+        except BaseException:
+            learners.close()
+            raise
+        return learners
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error says that data in Ray's store was lost with a node."""
+        return self.cluster is not None and isinstance(error, self.cluster.ray.exceptions.ObjectLostError)
+
     def stop(self) -> None:
         """Ends the use of the cluster."""
         if self.cluster is not None:
@@ -84,16 +124,14 @@ def check_can_be_sent(config: AlgorithmConfig) -> None:
     Raises:
         ConfigError: For the first setting that cannot be pickled.
     """
-    from ray import cloudpickle
-
     for name, value in config.to_dict().items():
         try:
-            cloudpickle.dumps(value)
+            pickled(value)
         except Exception as error:
             raise ConfigError(
-                f"{name}: remote env runners get the settings of the run, but this one cannot be sent to another "
-                f"process ({type(error).__name__}: {error}). Make what it holds inside the function or class that uses it, or "
-                f"set num_env_runners=0."
+                f"{name}: remote env runners and learners get the settings of the run, but this one cannot be sent to "
+                f"another process ({type(error).__name__}: {error}). Make what it holds inside the function or class "
+                f"that uses it, or set num_env_runners=0 and num_learners=0."
             ) from error
 
 
@@ -104,10 +142,10 @@ def runner_resources(config: AlgorithmConfig) -> Resources:
     )
 
 
-def learner_resources(config: AlgorithmConfig) -> Resources:
-    """Returns what each remote learner reserves."""
-    gpus = config.num_gpus_per_learner
-    gpus = 0.0 if isinstance(gpus, str) else float(gpus)
+def learner_resources(config: AlgorithmConfig, gpus: float = 0.0) -> Resources:
+    """Returns what each remote learner reserves. ``gpus`` is what ``num_gpus_per_learner="auto"`` stands for."""
+    own = config.num_gpus_per_learner
+    gpus = gpus if isinstance(own, str) else float(own)
     cpus = config.num_cpus_per_learner
     return Resources((0.0 if gpus else 1.0) if isinstance(cpus, str) else float(cpus), gpus)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, summarize
 from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import by_pipeline, with_logged
 
 
 def iteration_results(
-    runner: EnvRunner,
+    runner: EnvRunnerGroup,
     learner: Learner,
     recent: Collection[EpisodeSummary],
     learned: Mapping[str, Any],
@@ -25,7 +25,7 @@ def iteration_results(
     Times are only in ``timers`` and ``time_...``: everything else is the same in each run with the same seed.
 
     Args:
-        runner: The env runner that has sampled the iteration's episodes.
+        runner: The env runners that have sampled the iteration's episodes.
         learner: The learner that has updated the modules.
         recent: The newest episodes, over which returns are averaged.
         learned: The result of the learner's update.

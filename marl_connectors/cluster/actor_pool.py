@@ -200,19 +200,26 @@ class ActorPool:
             _LOG.warning("%s %s. The run continues without it.", who, why)
             return
         if self.num_restarts >= self._policy.most:
-            raise ActorLost(f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
-                            f"raise max_num_env_runner_restarts.")
+            raise ActorLost(
+                f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
+                f"raise max_num_env_runner_restarts."
+            )
         self.num_restarts += 1
         self._replaced.append(index)
         _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
         self._start(index)
 
+    def restart(self) -> None:
+        """Replaces all actors by new ones, which begin with the newest state."""
+        for index in self.indices:
+            self._cluster.kill(self._actors.pop(index))
+            self._beginning.pop(index, None)
+            self._start(index)
+
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
         refs = {index: self._actors[index].progress.remote() for index in indices}
-        done, _ = self._ray.wait(
-            list(refs.values()), num_returns=len(refs), timeout=self._policy.probe_timeout_s
-        )
+        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._policy.probe_timeout_s)
         found = {}
         for index, ref in refs.items():
             if ref in done:
@@ -344,7 +351,9 @@ class _Run:
         late: dict[int, _Waiting] = {}
         for ref, waiting in list(self._waiting.items()):
             is_beginning = ref == self._pool._beginning.get(waiting.index)
-            limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
+            limit = (
+                min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
+            )
             if is_beginning and now - waiting.since > _QUIET_START_S and ref not in self._has_said:
                 self._has_said.add(ref)
                 _LOG.warning(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 HEALTH = "health"
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
         """Returns the value, or raises the exception, with a note that says where it was raised."""
         if self.error is None:
             return self.value
-        error = pickle.loads(self.error)
+        error = unpickled(self.error)
         add_note: Any = getattr(error, "add_note", None)  # from Python 3.11 on
         if add_note is not None:
             add_note(f"Raised in {who}:\n{self.where}")
@@ -67,7 +67,7 @@ class Host:
         """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function."""
 
         def made() -> tuple[Any, Any]:
-            self._object = pickle.loads(make)(*arguments)
+            self._object = unpickled(make)(*arguments)
             return None, None
 
         return _outcome(made)[0]
@@ -93,11 +93,9 @@ def _outcome(call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:
 
 
 def _pickled(error: Exception) -> bytes:
-    from ray import cloudpickle
-
     try:
-        pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)
-        return pickled
+        found = pickled_in_actor(error)
+        unpickled(found)
+        return found
     except Exception:
-        return pickle.dumps(MarlConnectorsError(describe_error(error)))
+        return pickled_in_actor(MarlConnectorsError(describe_error(error)))

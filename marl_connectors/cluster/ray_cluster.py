@@ -18,7 +18,6 @@ from marl_connectors.cluster.host import HEALTH, Host
 from marl_connectors.errors import ConfigError
 from marl_connectors.seeding import global_generators_kept
 
-
 _ANSWER_S = 10.0
 """The seconds in which the machine at an address has to answer."""
 
@@ -126,8 +125,8 @@ class RayCluster:
                 self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)
             except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one with "
-                    f"'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
+                    f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one "
+                    f"with 'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
                 ) from error
         RayCluster._address = address
 
@@ -151,7 +150,8 @@ class RayCluster:
         }
         if self.is_own:
             options["num_cpus"] = 0  # nobody else shares the machine, which may have fewer cores than actors
-        return self.ray.remote(**options)(Host).remote(label, max(1, int(resources.cpus)), self.paths)
+        named = type(label.partition(" (")[0].title().replace(" ", ""), (Host,), {})  # the process has this name
+        return self.ray.remote(**options)(named).remote(label, max(1, int(resources.cpus)), self.paths)
 
     def free_resources(self) -> str:
         """Describes what is free now, for messages."""

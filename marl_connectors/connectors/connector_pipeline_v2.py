@@ -19,7 +19,7 @@ from marl_connectors.connectors.explain import Explanation, PieceReport, Snapsho
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.connectors.piece_order import check_pieces
-from marl_connectors.episodes.batch import RUN_EPISODES, ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import RANKS, RUN_EPISODES, ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.typing import AgentID
@@ -241,7 +241,7 @@ class ConnectorPipelineV2(ConnectorV2):
         group: ColumnGroup | None = None
         progress.module_id = None
         try:
-            for piece, on_columns, on_items, before_columns in self._steps:
+            for piece, on_columns, on_items, before_columns, after_columns in self._steps:
                 if not on_items:
                     if before_columns is not None:
                         group = None
@@ -249,6 +249,9 @@ class ConnectorPipelineV2(ConnectorV2):
                     if on_columns is not None:
                         for group in batch.groups:
                             on_columns(columns=group, **common)
+                    if after_columns is not None:
+                        group = None
+                        after_columns(batch.groups, {} if shared_data is None else shared_data)
                     batch.phase = piece.phase_after or batch.phase
                     continue
                 group = None
@@ -278,7 +281,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         calls: list[BoundCall] = []
         phase = batch.phase
-        for i, (piece, on_columns, on_items, before_columns) in enumerate(self._steps):
+        for i, (piece, on_columns, on_items, before_columns, after_columns) in enumerate(self._steps):
             if i in range(*pieces.indices(len(self._steps))):
                 if on_items:
                     run = partial(self._work_on_items, piece, batch, phase, episodes, common)
@@ -289,6 +292,9 @@ class ConnectorPipelineV2(ConnectorV2):
                 if on_columns is not None:
                     work = partial(on_columns, **common)
                     calls += [BoundCall(partial(work, columns=g), self, piece, g) for g in batch.groups]
+                if after_columns is not None:
+                    run = partial(after_columns, batch.groups, common["shared_data"])
+                    calls.append(BoundCall(run, self, piece, None))
             phase = _phase_after(piece) or phase
         return calls
 
@@ -313,6 +319,8 @@ class ConnectorPipelineV2(ConnectorV2):
         """Runs a piece that works on items, or a pipeline."""
         if isinstance(piece, ConnectorPipelineV2):
             return piece.run(batch, episodes=episodes, **common)
+        if not batch.groups and RANKS in (common.get("shared_data") or {}):
+            return batch  # only other learners have rows
         return run_piece(piece, batch, episodes, **common)
 
     def explain(
@@ -389,7 +397,7 @@ class ConnectorPipelineV2(ConnectorV2):
         one_piece = copy.copy(self)
         reports: list[PieceReport] = []
         for name, step in zip(self.names(), self._steps, strict=True):
-            piece, on_columns, on_items, _ = step
+            piece, on_columns, on_items, *_ = step
             if isinstance(piece, ConnectorPipelineV2):
                 try:
                     inner, batch = piece.trace(batch, episodes=episodes, shared_data=shared_data, **common)
@@ -429,9 +437,10 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
             idle = piece.nothing_on_columns and type(piece).on_columns is ConnectorV2.on_columns
-            looks_at_all = not on_items and type(piece).before_columns is not ConnectorV2.before_columns
             on_columns = None if on_items or idle else checked_on_columns(piece)
-            self._steps.append((piece, on_columns, on_items, piece.before_columns if looks_at_all else None))
+            before = None if on_items or not _overrides(piece, "before_columns") else piece.before_columns
+            after = None if on_items or not _overrides(piece, "after_columns") else piece.after_columns
+            self._steps.append((piece, on_columns, on_items, before, after))
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
         """Adds the agent to all pieces."""
@@ -469,7 +478,7 @@ class ConnectorPipelineV2(ConnectorV2):
         if type(self).merge_states is not ConnectorPipelineV2.merge_states:
             super().merge_own_state()
             return
-        for piece in self.connectors:
+        for piece in filter(_can_merge, self.connectors):
             progress.begin(None)
             try:
                 piece.merge_own_state()
@@ -534,6 +543,16 @@ class BoundCall(NamedTuple):
 def cause_of(error: Exception) -> BaseException:
     """Returns the piece's own error, which is the cause of one that a pipeline has raised."""
     return error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+
+
+def _overrides(piece: ConnectorV2, method: str) -> bool:
+    """Whether the piece's class overrides a method of ConnectorV2."""
+    return getattr(type(piece), method) is not getattr(ConnectorV2, method)
+
+
+def _can_merge(piece: ConnectorV2) -> bool:
+    """Whether ``merge_own_state`` may change a piece."""
+    return _overrides(piece, "merge_own_state") or _overrides(piece, "merge_states")
 
 
 def _phase_after(piece: ConnectorV2) -> Phase | None:

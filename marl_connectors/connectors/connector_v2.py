@@ -144,6 +144,18 @@ class ConnectorV2:
             rl_module: As in ``__call__``.
         """
 
+    def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
+        """Completes a batch once for all groups. It is called after ``on_columns`` was called for each.
+
+        If several learners update the modules together, each of them calls this method, also a learner without any
+        rows. So a piece that needs numbers of all rows can exchange them here, and only here, with
+        ``shared_data[RANKS].gather(...)``. In all other methods it sees the rows of its own learner only.
+
+        Args:
+            groups: The groups that ``on_columns`` got, which may be none.
+            shared_data: As in ``__call__``.
+        """
+
     def recompute_output_observation_space(
         self, input_observation_space: Space | None, input_action_space: Space | None
     ) -> Space | None:

@@ -629,6 +629,7 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
             if group.action_dist_cls is not None:  # the piece has deferred the log-probabilities
                 distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
+        piece.after_columns(given.groups, shared)
     finally:
         if is_alone:
             del shared[RUN_EPISODES]

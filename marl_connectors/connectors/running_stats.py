@@ -74,11 +74,11 @@ class StreamMoments(NamedTuple):
             The streams that have vectors in the batch, ascending, and their moments.
         """
         values, streams, begins, counts = _grouped(values, index)
-        mean = np.add.reduceat(values, begins, axis=0) / counts[:, None]
-        apart = values - mean.repeat(counts, axis=0)
-        return streams, cls(
-            counts.astype(np.float64), mean, np.add.reduceat(np.square(apart, out=apart), begins, axis=0)
-        )
+        with np.errstate(invalid="ignore", over="ignore"):
+            mean = np.add.reduceat(values, begins, axis=0) / counts[:, None]
+            apart = values - mean.repeat(counts, axis=0)
+            squares = np.add.reduceat(np.square(apart, out=apart), begins, axis=0)
+        return streams, cls(counts.astype(np.float64), mean, squares)
 
     def merged(self, other: StreamMoments) -> StreamMoments:
         """Returns the moments of both sets of vectors: Chan, Golub and LeVeque (1979), equation 2.1."""
@@ -394,10 +394,8 @@ class StatsTable:
         for _, other in given[1:]:
             moments = moments.followed_by(other)
         numbers, moments = _without_repeats(key, numbers[order], moments.at(order))
-        slots = slot_of(np.full(len(numbers), stream), numbers)
-        self._new = NewMoments(
-            np.concatenate([self._new.slots, slots]), self._new.moments.followed_by(moments)
-        )  # streams are added in ascending order, so the slots are ascending
+        slots = slot_of(np.full(len(numbers), stream), numbers)  # they follow those of the streams before
+        self._new = NewMoments(np.concatenate([self._new.slots, slots]), self._new.moments.followed_by(moments))
         self._has_by_hand |= bool((numbers == BY_HAND).any())
 
 

@@ -48,6 +48,8 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
 PolicyMappingFn = Callable[..., ModuleID]
+_NOISE_STEPS = 2**20
+"""The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
 
 
 class EnvRunner:
@@ -283,6 +285,7 @@ class EnvRunner:
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
         numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
+        counted = None if num_episodes is None else self._steps_so_far()
         if not self._continues_episodes or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
@@ -319,6 +322,8 @@ class EnvRunner:
         else:
             self.restart_episodes()
             self._forget_unfinished(done, numbers)
+            assert counted is not None
+            self._count_only(done, counted)
         episodes = [episode for *_, episode in found]
         self.places = [SamplePlace(int(self._env_numbers[index]), vector_step) for index, vector_step, _ in found]
         for env_index, _, episode in found:
@@ -327,6 +332,27 @@ class EnvRunner:
             self._merge_own_connector_states()
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
+
+    def _steps_so_far(self) -> tuple[int, int, int, dict[str, Any]]:
+        """Returns the step of the noise, the numbers of env steps and agent steps, and the untaken counts."""
+        self._end_layout()
+        self._episodes.lanes.settle_counts()
+        return self._noise.step, self.num_env_steps, self.num_agent_steps, self._episodes.lanes.counts.get_state()
+
+    def _count_only(self, done: Sequence[DoneEpisode], before: tuple[int, int, int, dict[str, Any]]) -> None:
+        """Counts the steps of the episodes that a sample returns, and not those that it has dropped.
+
+        How many it has dropped depends on the slowest sub-environment of this runner, and neither the counts nor the
+        noise of the next sample may depend on it.
+        """
+        self._steps_so_far()  # steps of lanes that are not counted yet would be counted with the next sample
+        noise_step, self.num_env_steps, self.num_agent_steps, counts = before
+        self._noise.step = noise_step + _NOISE_STEPS
+        self._episodes.lanes.counts.set_state(counts)
+        for entry in done:
+            self.num_env_steps += entry.episode.env_steps()
+            self.num_agent_steps += entry.episode.agent_steps()
+        self._episodes.lanes.counts.add_episodes([entry.episode for entry in done])
 
     def _note_finished(self, num_episodes: int) -> None:
         """Notes which sub-environments have finished all of their episodes of a sample of ``num_episodes``."""

@@ -109,6 +109,12 @@ class EnvRunnerGroup:
         """Sends the parameters of the modules to remote env runners, once for all samples of the iteration."""
         if self.remote is not None:
             self.remote.send_weights()
+            self.remote.begin_batch()
+
+    def repeat_iteration(self) -> None:
+        """Goes back to ``begin_iteration``, because episodes in other processes were lost."""
+        assert self.remote is not None
+        self.remote.repeat_batch()
 
     def sample(self, *, num_timesteps: int | None = None, times: int = 1) -> Sample:
         """Samples.

@@ -1,11 +1,12 @@
-"""HostedEnvRunner: an EnvRunner in a process of its own, whose calls depend on nothing but their arguments and its state.
+"""HostedEnvRunner: an EnvRunner in a process of its own.
+
+What a call returns depends on nothing but its arguments and the state of the EnvRunner.
 
 The group of env runners in the user's process sends ``SampleRequest``s and gets ``SampleReply``s.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
+from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
 from marl_connectors.errors import EpisodeError
@@ -79,8 +82,7 @@ class SampleReply:
     """What a sample has changed, without its episodes.
 
     Attributes:
-        order: For each episode, the vector step of the sample in which it ended (None for a chunk of an episode that
-            continues), and the number of its sub-environment.
+        places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
         uncredited: The uncredited reward of each episode.
@@ -97,7 +99,7 @@ class SampleReply:
         seconds: The duration of the call.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     env_steps: list[int]
     agent_steps: list[int]
     uncredited: list[float]
@@ -147,13 +149,13 @@ class PlayReply:
     """What an evaluation of some sub-environments has found.
 
     Attributes:
-        order: As in ``SampleReply``.
+        places: As in ``SampleReply``.
         finished: ``EnvRunner.take_finished()``.
         counts: ``EnvRunner.take_counts()``.
         metrics: As in ``SampleReply``.
     """
 
-    order: list[tuple[int | None, int]]
+    places: list[SamplePlace]
     finished: list[EpisodeSummary]
     counts: dict[str, Any]
     metrics: dict[str, Any]
@@ -181,12 +183,10 @@ class HostedEnvRunner:
         """
         self._blueprint_version, self._blueprint = blueprint[0], _fetched(blueprint[1])
         self._weights_version = -1
-        self._runner: EnvRunner | None = None
+        self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
-        if num_envs:
-            self._runner = self._blueprint.build(first_env_number, num_envs)
-            if state is not None:
-                self._runner.set_state(_unpickled(state), new_episodes)
+        if self._runner is not None and state is not None:
+            self._runner.set_state(unpickled(state), new_episodes)
 
     @property
     def progress(self) -> str | None:
@@ -213,10 +213,10 @@ class HostedEnvRunner:
         episodes = runner.sample(
             num_timesteps=request.num_timesteps, num_episodes=request.num_episodes, **request.options
         )
-        payload, uncredited = _pickled(episodes), [episode.uncredited_reward for episode in episodes]
+        payload, uncredited = pickled_in_actor(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
         reply = SampleReply(
-            order=list(runner.sample_order),
+            places=list(runner.places),
             env_steps=[episode.env_steps() for episode in episodes],
             agent_steps=[episode.agent_steps() for episode in episodes],
             uncredited=uncredited,
@@ -240,16 +240,16 @@ class HostedEnvRunner:
             EpisodeError: If custom data of an episode cannot be saved.
         """
         assert self._runner is not None
-        return _pickled(self._runner.get_state()), None
+        return pickled_in_actor(self._runner.get_state()), None
 
     def apply(self, function: bytes) -> tuple[Any, None]:
         """Returns what a pickled function of the env runner returns."""
-        return _unpickled(function)(self._runner), None
+        return unpickled(function)(self._runner), None
 
     def set_state(self, state: bytes, new_episodes: bool) -> tuple[None, None]:
         """Restores a pickled state of an env runner."""
         assert self._runner is not None
-        self._runner.set_state(_unpickled(state), new_episodes)
+        self._runner.set_state(unpickled(state), new_episodes)
         return None, None
 
     def play(self, request: PlayRequest) -> tuple[PlayReply | None, None]:
@@ -270,7 +270,7 @@ class HostedEnvRunner:
             )
             loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
             reply = PlayReply(
-                order=list(runner.sample_order),
+                places=list(runner.places),
                 finished=runner.take_finished(),
                 counts=runner.take_counts(),
                 metrics={name: logger.get_state() for name, logger in loggers.items()},
@@ -301,7 +301,7 @@ class HostedEnvRunner:
 
     def _state(self, runner: EnvRunner) -> bytes | None:
         try:
-            return _pickled(runner.get_state())
+            return pickled_in_actor(runner.get_state())
         except EpisodeError:
             return None  # the custom data of an episode cannot be saved
 
@@ -321,15 +321,3 @@ def _fetched(ref: list[Any]) -> Any:
     import ray
 
     return ray.get(ref[0])
-
-
-def _pickled(value: Any) -> bytes:
-    from ray import cloudpickle
-
-    return cloudpickle.dumps(value, protocol=5)
-
-
-def _unpickled(value: bytes) -> Any:
-    return pickle.loads(value)
-
-

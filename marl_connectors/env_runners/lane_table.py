@@ -13,12 +13,13 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, Pick, picker
-from marl_connectors.episodes.agent_views import EndedLanes
+from marl_connectors.episodes.agent_views import AgentChunk, EndedLanes
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
+from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.rl_module.states import state_kind
-from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
 
 _REMEMBERED_SPACES = 1000
 """The number of pairs of spaces whose group the table remembers, because comparing spaces is slow."""
@@ -463,8 +464,22 @@ class StepCounts:
             if steps:
                 self._agents[lane.agent_id] += steps
                 self._modules[lane.module_id] += steps
+        self._forget_agents()
+
+    def _forget_agents(self) -> None:
         for agent_id in list(islice(self._agents, max(len(self._agents) - REMEMBERED_AGENTS, 0))):
             del self._agents[agent_id]
+
+    def add_episodes(self, episodes: Sequence[Any]) -> None:
+        """Counts the steps of whole episodes, for samples that drop what belongs to no such episode."""
+        for episode in episodes:
+            self._env_steps += episode.env_steps()
+            for chunk in chunks_of([episode]):
+                steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
+                if steps:
+                    self._agents[DEFAULT_AGENT_ID if chunk.agent_id is None else chunk.agent_id] += steps
+                    self._modules[chunk.module_id or DEFAULT_MODULE_ID] += steps
+        self._forget_agents()
 
     def take(self) -> dict[str, Any]:
         """Returns the counts since the last call, sorted by agent and module, and resets them."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,10 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors.cluster.actor_pool import ActorPool, Call, Reply, RestartPolicy
+from marl_connectors.cluster.pickling import pickled, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.env_runners.done_episodes import shares
+from marl_connectors.env_runners.done_episodes import merged_order, shares
 from marl_connectors.env_runners.hosted_env_runner import (
     EnvRunnerBlueprint,
     HostedEnvRunner,
@@ -27,12 +28,26 @@ from marl_connectors.env_runners.hosted_env_runner import (
     known_states,
 )
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
-from marl_connectors.env_runners.sample import Fragment, Sample, merged_order
+from marl_connectors.env_runners.sample import Fragment, Sample
 from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
+
+_CHANGED_BY_SAMPLES = (
+    "num_env_steps",
+    "num_agent_steps",
+    "_states",
+    "_new_episodes",
+    "_next_states",
+    "_restarts_episodes",
+    "_begins_iteration",
+    "_counts",
+    "_finished",
+    "_uncredited_rewards",
+)
+"""The attributes of RemoteEnvRunners that samples change."""
 
 
 class RemoteEnvRunners:
@@ -111,6 +126,8 @@ class RemoteEnvRunners:
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
+        self._fetches_episodes = fetches_episodes
+        self._before_batch: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
         self._new_episodes = False
         self._why_not_kept: dict[int, str] = {}
@@ -120,7 +137,7 @@ class RemoteEnvRunners:
         self._counts: list[dict[str, Any]] = []
         self._finished: list[EpisodeSummary] = []
         self._times = SamplingTimes()
-        self._uncredited_reward = 0.0
+        self._uncredited_rewards = [0.0] * sum(num_envs)
         self._pool = ActorPool(
             cluster,
             len(num_envs),
@@ -139,12 +156,10 @@ class RemoteEnvRunners:
         return f"env runner {index} ({own})"
 
     def _arguments_of(self, index: int) -> tuple[Any, ...]:
-        from ray import cloudpickle
-
         begin, end = self._bounds[index]
         number = 0 if self._for_evaluation else end - begin
         own = (self._blueprint_version, self._blueprint_ref), begin, number, self._states[index], self._new_episodes
-        return cloudpickle.dumps(HostedEnvRunner), own
+        return pickled(HostedEnvRunner), own
 
     def _put(self, value: Any) -> Any:
         return self._ray.put(value)
@@ -178,6 +193,30 @@ class RemoteEnvRunners:
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
         self._restarts_episodes = True
+
+    # Batches whose episodes stay in other processes. They can be lost with a node, until learners have fetched them.
+
+    def begin_batch(self) -> None:
+        """Remembers the state before the samples of a train batch, for ``repeat_batch``."""
+        if not self._fetches_episodes:
+            pieces = self.get_connector_states()
+            loggers = {name: logger.get_state() for name, logger in self._loggers()}
+            self._before_batch = {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES}, pieces, loggers
+
+    def repeat_batch(self) -> None:
+        """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
+        assert self._before_batch is not None
+        before, pieces, loggers = self._before_batch
+        for name, value in before.items():
+            setattr(self, name, copy.copy(value))
+        self.env_to_module.set_state(pieces["env_to_module"])
+        self.module_to_env.set_state(pieces["module_to_env"])
+        for name, logger in self._loggers():
+            logger.set_state(loggers[name])
+        self._pool.restart()
+
+    def _loggers(self) -> list[tuple[str, MetricsLogger]]:
+        return [*self.metrics.items(), ("callbacks", self.callback_metrics)]
 
     # Sampling.
 
@@ -256,7 +295,7 @@ class RemoteEnvRunners:
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
-        return pickle.loads(payload if isinstance(payload, bytes) else self._ray.get(payload))
+        return unpickled(payload if isinstance(payload, bytes) else self._ray.get(payload))
 
     def _note(self, replies: Sequence[SampleReply]) -> None:
         """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
@@ -264,13 +303,12 @@ class RemoteEnvRunners:
             self.num_env_steps += reply.num_env_steps
             self.num_agent_steps += reply.num_agent_steps
         finished = [iter(reply.finished) for reply in replies]
-        uncredited = 0.0
-        for runner, place in merged_order([reply.order for reply in replies]):
-            uncredited += replies[runner].uncredited[place]
-            if replies[runner].order[place][0] is not None:
+        for runner, place in merged_order([reply.places for reply in replies]):
+            number, vector_step = replies[runner].places[place]
+            self._uncredited_rewards[number] += replies[runner].uncredited[place]
+            if vector_step is not None:
                 self._finished.append(next(finished[runner]))
         self._counts += [reply.counts for reply in replies]
-        self._uncredited_reward += uncredited
 
     def _note_times(self, times: Sequence[SamplingTimes], num_runners: int, seconds: float) -> None:
         """Adds the mean durations of the env runners, and the duration in this process."""
@@ -281,7 +319,7 @@ class RemoteEnvRunners:
 
     def _merge(self, replies: Sequence[SampleReply]) -> None:
         """Merges the metrics and the states of the connector pieces into those of this process."""
-        for name, logger in (*self.metrics.items(), ("callbacks", self.callback_metrics)):
+        for name, logger in self._loggers():
             logger.set_state(merged_metrics([reply.metrics[name] for reply in replies]))
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
@@ -299,9 +337,7 @@ class RemoteEnvRunners:
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns."""
-        from ray import cloudpickle
-
-        call = Call("apply", (cloudpickle.dumps(func),))
+        call = Call("apply", (pickled(func),))
         replies = self._pool.run({index: [call] for index in self._pool.indices})
         return [own[0].value for _, own in sorted(replies.items())]
 
@@ -351,9 +387,9 @@ class RemoteEnvRunners:
     def take_counts(self) -> dict[str, Any]:
         """Returns the counts since the last call, of all env runners together."""
         counts, self._counts = self._counts, []
-        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
+        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * sum(self.num_envs)
         self._begins_iteration = True
-        return {**summed(counts), "uncredited_reward": uncredited}
+        return {**summed(counts), "uncredited_reward": sum(uncredited)}
 
     def take_times(self) -> SamplingTimes:
         """Returns how long the parts of sampling took since the last call: means over the env runners, in seconds.
@@ -377,8 +413,16 @@ class RemoteEnvRunners:
         """
         unknown = {index: [Call("get_state")] for index in self._pool.indices if self._states[index] is None}
         self._pool.run(unknown, lambda index, number, reply: self._states.update({index: reply.value}))
-        states = [pickle.loads(state) for _, state in sorted(self._states.items()) if state is not None]
-        merged = merged_runner_state(states, self.agent_spaces, self.rl_module, self.env_to_module, self.module_to_env)
+        states = [unpickled(state) for _, state in sorted(self._states.items()) if state is not None]
+        merged = merged_runner_state(
+            states,
+            agent_spaces=self.agent_spaces,
+            rl_module=self.rl_module,
+            env_to_module=self.env_to_module,
+            module_to_env=self.module_to_env,
+        )
+        if self._next_states is not None and self._next_states["before_batch"] is not None:
+            merged["before_batch"] = {**merged["before_batch"], **self._next_states["before_batch"]}
         return {
             **merged,
             "env_to_module": self.env_to_module.get_state(),
@@ -389,11 +433,9 @@ class RemoteEnvRunners:
 
     def set_state(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
-        from ray import cloudpickle
-
-        parts = divided_runner_state(state, self.num_envs, self.agent_spaces, self.rl_module)
+        parts = divided_runner_state(state, self.num_envs)
         former = dict(self._states)
-        self._states = {index: cloudpickle.dumps(part, protocol=5) for index, part in enumerate(parts)}
+        self._states = {index: pickled(part) for index, part in enumerate(parts)}
         self._new_episodes = new_episodes
         calls = {index: [Call("set_state", (own, new_episodes))] for index, own in self._states.items()}
         try:
@@ -408,7 +450,9 @@ class RemoteEnvRunners:
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
-        self.take_counts(), self.take_finished(), self.take_times()
+        self.take_counts()
+        self.take_finished()
+        self.take_times()
 
     def close(self) -> None:
         """Closes the sub-environments and ends the actors."""
@@ -432,14 +476,14 @@ def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
 
     If it ended early, the first episodes of each sub-environment count, the same number from each.
     """
-    order = [(r, place) for r, place in merged_order([reply.order for reply in replies])]
+    order = [(r, place) for r, place in merged_order([reply.places for reply in replies])]
     if len(order) < num_episodes:
-        ended = [Counter(number for _, number in reply.order) for reply in replies]
+        ended = [Counter(number for number, _ in reply.places) for reply in replies]
         rounds = min((min(own.values(), default=0) for own in ended), default=0)
         seen: Counter[int] = Counter()
         kept = []
         for r, place in order:
-            number = replies[r].order[place][1]
+            number = replies[r].places[place].env_number
             seen[number] += 1
             if seen[number] <= rounds:
                 kept.append((r, place))
@@ -455,7 +499,7 @@ def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
 
 
 def _fragment(reply: Reply) -> Fragment:
-    return Fragment(reply.payload, reply.value.order, reply.value.env_steps, reply.value.agent_steps)
+    return Fragment(reply.payload, reply.value.places, reply.value.env_steps, reply.value.agent_steps)
 
 
 def _arrays(state: Any) -> Any:

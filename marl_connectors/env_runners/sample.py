@@ -1,32 +1,12 @@
-"""Sample: the episodes of a sample, which may still be in other processes, and the order of those of several runners."""
+"""Sample: the episodes of a sample, which may still be in other processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Order = Sequence[tuple[int | None, int]]
-"""For each episode of a sample, the vector step in which it ended (None for a chunk of an episode that continues), and
-the number of its sub-environment."""
-
-
-def merged_order(orders: Sequence[Order]) -> list[tuple[int, int]]:
-    """Returns the order in which one env runner with all sub-environments would return the episodes of several.
-
-    Ended episodes come first, by vector step and sub-environment, and then chunks by sub-environment.
-
-    Args:
-        orders: The order of each env runner's sample.
-
-    Returns:
-        For each episode, the index of the env runner and the index of the episode in its sample.
-    """
-    keys = [
-        (step is None, step or 0, number, runner, place)
-        for runner, order in enumerate(orders)
-        for place, (step, number) in enumerate(order)
-    ]
-    return [(runner, place) for *_, runner, place in sorted(keys)]
+from marl_connectors.cluster.references import EpisodeReference
+from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
 
 
 class Fragment:
@@ -34,14 +14,16 @@ class Fragment:
 
     Attributes:
         payload: The pickled episodes, or a reference of them in Ray's store; None if the episodes are in this process.
-        order: As in ``merged_order``.
+        places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
     """
 
-    def __init__(self, payload: Any, order: Order, env_steps: Sequence[int], agent_steps: Sequence[int]):
+    def __init__(
+        self, payload: Any, places: Sequence[SamplePlace], env_steps: Sequence[int], agent_steps: Sequence[int]
+    ):
         self.payload = payload
-        self.order = order
+        self.places = places
         self.env_steps = env_steps
         self.agent_steps = agent_steps
 
@@ -78,13 +60,28 @@ class Sample:
         sample.agent_steps = sum(episode.agent_steps() for episode in episodes)
         return sample
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the episodes were not fetched into this process."""
+        return self._episodes is None
+
+    def references(self) -> list[EpisodeReference]:
+        """Returns references of the episodes in other processes, in the order of ``episodes``."""
+        found = []
+        for fragments in self.rounds:
+            for runner, place in merged_order([fragment.places for fragment in fragments]):
+                own = fragments[runner]
+                number, steps = own.places[place].env_number, own.agent_steps[place]
+                found.append(EpisodeReference(own.payload, place, number, steps))
+        return found
+
     def episodes(self) -> list[Any]:
         """Returns the episodes. Those in other processes are fetched once."""
         if self._episodes is None:
             self._episodes = []
             for fragments in self.rounds:
                 parts = [self._fetch(fragment) for fragment in fragments]
-                order = merged_order([fragment.order for fragment in fragments])
+                order = merged_order([fragment.places for fragment in fragments])
                 self._episodes += [parts[runner][place] for runner, place in order]
         return self._episodes
 

@@ -42,7 +42,7 @@ from marl_connectors.typing import AgentID, Tree
 
 _OF_ALL_AGENTS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Columns.ENV_STATE)
 State = Mapping[str, Any]
-_SortKey = Callable[[Mapping[str, Any], int], Any]
+_SortKey = Callable[[Mapping[str, Any]], Any]
 
 
 def merged_runner_state(
@@ -82,29 +82,19 @@ def merged_runner_state(
     if keeps:
         episodes, batch = _merged_episodes(states, offsets, LaneTable(0, agent_spaces, rl_module, 0), rl_module)
     before = [state["before_batch"] for state in states]
-    pieces = env_to_module, module_to_env
     return {
         "seed": states[0]["seed"],
         "num_env_steps": sum(state["num_env_steps"] for state in states),
         "num_agent_steps": sum(state["num_agent_steps"] for state in states),
         "noise_step": max(state["noise_step"] for state in states),
-        "env_to_module": _merged_pieces(pieces[0], [state["env_to_module"] for state in states]),
-        "module_to_env": _merged_pieces(pieces[1], [state["module_to_env"] for state in states]),
+        "env_to_module": _merged_pieces(env_to_module, [state["env_to_module"] for state in states]),
+        "module_to_env": _merged_pieces(module_to_env, [state["module_to_env"] for state in states]),
         "episodes": episodes,
         "episodes_too_long": not keeps and any(s["episodes"] is not None or s["episodes_too_long"] for s in states),
         "batch": batch,
         "exploring": states[0]["exploring"],
-        "before_batch": None
-        if None in before
-        else {
-            "pieces": _merged_pieces(env_to_module, [own["pieces"] for own in before]),
-            "metrics": merged_metrics([own["metrics"] for own in before]),
-        },
-        "metrics": {
-            name: merged_metrics([state.get("metrics", {}).get(name, []) for state in states])
-            for name in ("env_to_module", "module_to_env")
-        },
-        "callback_metrics": merged_metrics([state.get("callback_metrics", []) for state in states]),
+        "before_batch": None if None in before else _merged_before(env_to_module, before),
+        **_merged_logs(states),
         **_merged_counts(states, offsets),
         "episode_numbers": [number for state in states for number in state["episode_numbers"]],
     }
@@ -144,7 +134,7 @@ def _share_of(state: State, begin: int, end: int) -> dict[str, Any]:
         groups = list(range(len(state["episodes"]["groups"])))
         part = _Part(state, lanes, -begin, dict(zip(groups, groups, strict=True)))
         members = [group["members"] for group in state["episodes"]["groups"]]
-        episodes, batch = _joined([part], members, lambda lane, rank: lane["row"])
+        episodes, batch = _joined([part], members, lambda lane: lane["row"])
         episodes = {"copies": state["episodes"]["copies"][begin:end], **episodes}
     before = state["before_batch"]
     finished = [(at, own) for at, own in _finished(state) if begin <= at[2] < end]
@@ -222,6 +212,22 @@ def _merged_counts(states: Sequence[State], offsets: Sequence[int]) -> dict[str,
         "uncredited_reward": [reward for state in states for reward in uncredited_rewards(state)],
         "observations_out_of_bounds": sum(state.get("observations_out_of_bounds", 0) for state in states),
         "lost": dict(lost),
+    }
+
+
+def _merged_logs(states: Sequence[State]) -> dict[str, Any]:
+    names = ("env_to_module", "module_to_env")
+    return {
+        "metrics": {n: merged_metrics([state.get("metrics", {}).get(n, []) for state in states]) for n in names},
+        "callback_metrics": merged_metrics([state.get("callback_metrics", []) for state in states]),
+    }
+
+
+def _merged_before(pipeline: ConnectorPipelineV2, states: Sequence[State]) -> dict[str, Any]:
+    """Merges what pieces and metrics were before the forward batches were computed."""
+    return {
+        "pieces": _merged_pieces(pipeline, [state["pieces"] for state in states]),
+        "metrics": merged_metrics([state["metrics"] for state in states]),
     }
 
 
@@ -315,7 +321,7 @@ def _merged_episodes(
     episodes, batch = _joined(
         parts,
         [known[own] for own in order],
-        lambda lane, rank: (modules.get(lane["module_id"], -1), lane["env_index"], rank),
+        lambda lane: (modules.get(lane["module_id"], -1), lane["env_index"]),
     )
     return {"copies": [own for state in states for own in state["episodes"]["copies"]], **episodes}, batch
 
@@ -328,8 +334,7 @@ def _joined(
     Args:
         parts: The parts, in the order of their sub-environments.
         members: The ``members`` of each group.
-        sort_key: Returns the key that sorts the lanes of a group: ``sort_key(lane, rank)``, where the rank is the
-            agent's place in its sub-environment.
+        sort_key: Returns the key that sorts the lanes of a group. Lanes with equal keys keep their order.
 
     Returns:
         ``observed``, ``groups`` and ``lanes`` of the state of episodes, and the state of the forward batch.
@@ -337,7 +342,6 @@ def _joined(
     lanes: list[dict[str, Any]] = []
     keys: list[Any] = []
     sources: list[list[_Source]] = [[] for _ in members]
-    ranks = Counter[int]()
     for part in parts:
         own = {index: _Source(part, index, [], []) for index in part.groups}
         for lane in part.lanes:
@@ -345,8 +349,7 @@ def _joined(
             own[lane["group"]].places.append(len(lanes))
             env_index = lane["env_index"] + part.shift
             lanes.append({**lane, "group": part.groups[lane["group"]], "env_index": env_index})
-            keys.append(sort_key(lanes[-1], ranks[env_index]))
-            ranks[env_index] += 1
+            keys.append(sort_key(lanes[-1]))
         for index, source in own.items():
             sources[part.groups[index]].append(source)
     orders = []
@@ -386,9 +389,8 @@ def _joined_batch(
             f"env runners: their pieces share different data in shared_data ({sorted(batches[0]['shared_data'])}), "
             f"which cannot be merged. Keep such data in the state of a piece that overrides merge_states."
         )
-    joined = {"phase": batches[0]["phase"], "groups": [], "tensors": [], "shared_data": batches[0]["shared_data"]}
-    if len(parts) == 1:
-        joined["shared_data"] = copy.deepcopy(joined["shared_data"])
+    shared_data = copy.deepcopy(batches[0]["shared_data"])
+    joined = {"phase": batches[0]["phase"], "groups": [], "tensors": [], "shared_data": shared_data}
     if any(part.state["before_batch"] is None for part in parts):
         return joined
     for sources, order in groups:
@@ -419,8 +421,7 @@ def _batch_rows(source: _Source) -> tuple[dict[str, Tree], list[bool]] | None:
         if not lane["waits"]:
             acting.setdefault(lane["group"], []).append(lane["row"])
     batch, index = source.part.state["batch"], sorted(acting).index(source.group)
-    rows = sorted(acting[source.group])
-    at = [rows.index(row) for row in taken]
+    at = np.searchsorted(sorted(acting[source.group]), taken)
     columns = {name: tree_map(lambda leaf: leaf[at], column) for name, column in batch["groups"][index].items()}
     return columns, batch["tensors"][index]
 

@@ -18,6 +18,9 @@ from marl_connectors.typing import ModuleID
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
 RUN_EPISODES = "episodes_of_run"
 """Key in ``shared_data``: the run's RunEpisodes."""
+RANKS = "ranks"
+"""Key in ``shared_data``: the ``Ranks`` of a learner that updates modules together with others, each from its own
+episodes. Without other learners there is no such key."""
 
 
 class Phase(Enum):

@@ -33,6 +33,20 @@ class LossAndGradients(NamedTuple):
     by_inputs: Tensor
     by_values: Tensor | None
 
+    def weighted(self, weights: Sequence[float]) -> LossAndGradients:
+        """Returns the losses times ``M`` weights, and their gradients."""
+        factors = weighted(torch.ones_like(self.losses), weights)
+        rows = factors.unsqueeze(-1)
+        by_values = None if self.by_values is None else self.by_values * rows
+        return LossAndGradients(self.losses * factors, self.by_inputs * rows.unsqueeze(-1), by_values)
+
+
+def weighted(losses: Tensor, weights: Sequence[float] | None) -> Tensor:
+    """Returns a scalar loss, or ``[M]`` losses, times ``MiniBatch.weights``."""
+    if weights is None:
+        return losses
+    return losses * (losses.new_tensor(weights) if losses.dim() else weights[0])
+
 
 class ClosedLoss(Protocol):
     """A loss with its gradients in closed form.
@@ -68,11 +82,12 @@ class ClosedUpdate:
         self._loss = loss
         self._forward = ClosedForward(stack.load(), stack.bound_gradients(), with_values=loss.uses_values)
 
-    def compute_gradients(self, columns: Mapping[str, Any]) -> Tensor | None:
+    def compute_gradients(self, columns: Mapping[str, Any], weights: Sequence[float] | None = None) -> Tensor | None:
         """Computes the losses of a minibatch, and writes their gradients into the bucket.
 
         Args:
             columns: The columns of the minibatch.
+            weights: ``MiniBatch.weights``, the factors of the losses.
 
         Returns:
             A scalar or ``[M]`` losses; None, without a change, if autograd must compute them.
@@ -83,6 +98,8 @@ class ClosedUpdate:
             found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
             if found is None:
                 return None
+            if weights is not None:
+                found = found.weighted(weights)
             self._forward.backward(found.by_inputs, found.by_values)
             self._stack.store()
             return found.losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,19 +15,30 @@ import torch
 from torch import Tensor
 
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.batch import ColumnBatch
+from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
+from marl_connectors.episodes.batch import RANKS, ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
+from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
+from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.ranks import (
+    RankResults,
+    Ranks,
+    check_can_be_divided,
+    is_state,
+    pieces_of,
+    rows_of_all_ranks,
+)
 from marl_connectors.learner.updates import (
     Step,
     Steps,
     groups_of_episodes,
     has_self_supervised_loss,
+    module_groups,
     reads_batches,
 )
-from marl_connectors.metrics import MetricsLogger
+from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.closed_form import can_be_closed
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -47,8 +59,8 @@ class Learner(ABC):
         metrics: The metrics of the pieces of ``pipeline``.
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
-        merges_connector_states: Whether an update merges what the pieces of ``pipeline`` have learned from its batch.
-            False if the states of several learners are merged with one another.
+        num_gradient_steps: The number of gradient steps of the newest update so far.
+        ranks: The connection to other learners that update the same modules together; None for a single learner.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -60,7 +72,8 @@ class Learner(ABC):
         self.metrics = MetricsLogger()
         self.pipeline_seconds = 0.0
         self.num_updates = 0
-        self.merges_connector_states = True
+        self.num_gradient_steps = 0
+        self.ranks: Ranks | None = None
         self._seed = seed
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=False)
@@ -68,6 +81,9 @@ class Learner(ABC):
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
+        self._decided: dict[ModuleID, bool] = {}
+        self._recorded: RecordingLogger | None = None
+        self._buffers: dict[str, Tensor] = {}
         self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
 
     def build(self) -> None:
@@ -85,7 +101,10 @@ class Learner(ABC):
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """Returns the scalar loss of a module, which an update minimises.
+        """Returns the scalar loss of a module, which an update minimises: a mean over the rows that count.
+
+        If several learners update the modules together, each computes the mean over its own rows. Their gradients and
+        loss statistics are averaged with the numbers of rows as weights.
 
         Args:
             module_id: The module's id.
@@ -223,31 +242,50 @@ class Learner(ABC):
         self._loss_statistics.log(tuple(module_ids), terms)
 
     def update(
-        self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
+        self,
+        *,
+        episodes: Sequence[Any],
+        timesteps: dict[str, int] | None = None,
+        positions: Sequence[int] | None = None,
     ) -> dict[ModuleID, dict[str, float]]:
         """Updates the modules from episodes, or chunks of them.
+
+        With ``ranks``, all of them must call this method, each with its own episodes, which may be none.
 
         Args:
             episodes: SingleAgentEpisodes or MultiAgentEpisodes, as ``EnvRunner.sample`` returns them.
             timesteps: Steps sampled so far, by kind. Schedules are evaluated at ``num_env_steps_sampled_lifetime``.
+            positions: With ``ranks``, the position of each of these episodes among those of all ranks.
 
         Returns:
-            The means of the loss statistics, for each module that had rows.
+            The means of the loss statistics, for each module that had rows, on any rank.
 
         Raises:
             LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Also if
-                the pipeline makes no columns.
+                the pipeline makes no columns. Ranks are disconnected then.
+            LostRankError: If another rank is gone or late. The modules may be changed then.
         """
-        timesteps = timesteps or {}
+        try:
+            return self._update(episodes, timesteps or {}, () if positions is None else positions)
+        except BaseException:
+            if self.ranks is not None:
+                self.ranks.leave()
+            raise
+
+    def _update(
+        self, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
+    ) -> dict[ModuleID, dict[str, float]]:
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)
         self._refresh_optimizers()
         self._closed_updates = {}
+        self.num_gradient_steps = 0
+        self._begin_ranks()
         began = perf_counter()
         batch = self.make_batch(episodes)
-        if self.merges_connector_states:
+        if self.ranks is None:
             self.pipeline.merge_own_state()
         if not all(batch.groups):
             raise LearnerError(
@@ -256,17 +294,19 @@ class Learner(ABC):
             )
         self.pipeline_seconds = perf_counter() - began
         trained: dict[ModuleID, int] = defaultdict(int)
+        rows = self._rows(batch, episodes, positions)
         with self._train_mode():
-            for step in self._steps(batch):
-                self._loss_statistics.begin_minibatch(step.epoch)
+            for step in self._steps(batch, rows):
+                self._loss_statistics.begin_minibatch(step.epoch, _own_sizes(step))
                 self._update_from(step, batch)
-                for minibatch in step.minibatches:
-                    for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
-                        trained[module_id] += size
+                self.num_gradient_steps += 1
+                for module_id, size in step.sizes.items():
+                    trained[module_id] += size
         if self._checks_lazily:
             self._loss_statistics.to_host()
         if not self._check.all_finite():
-            raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
+            raise self._not_finite_error(batch)
+        self._combine_ranks()
         rates = {module_id: self.optimizers.learning_rate(module_id) for module_id in trained}
         self.after_gradient_based_update(timesteps=timesteps)
         results = self._results(trained, rates)
@@ -278,20 +318,44 @@ class Learner(ABC):
 
         It has a group of rows for each bucket, one for joint modules with like spaces, and one for each other module.
         """
-        groups = groups_of_episodes(self.module, episodes, is_trained=self.should_module_be_updated)
+        groups = groups_of_episodes(self.module, episodes, is_trained=self._is_updated)
         return self.pipeline.run(
-            ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={}, metrics=self.metrics
+            ColumnBatch(groups),
+            rl_module=self.module,
+            episodes=episodes,
+            shared_data={} if self.ranks is None else {RANKS: self.ranks},
+            metrics=self.metrics if self._recorded is None else self._recorded,
         )
+
+    def _rows(self, batch: ColumnBatch, episodes: Sequence[Any], positions: Sequence[int]) -> list[GroupRows]:
+        """Returns the rows that count in the losses, of all ranks."""
+        if self.ranks is None:
+            return [GroupRows.of(group) for group in batch.groups]
+        return rows_of_all_ranks(
+            self.ranks,
+            batch,
+            module_groups(self.module),
+            episodes=episodes,
+            positions=positions,
+            facts=self._facts(),
+        )
+
+    def _is_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
+        """Whether a module is updated. Ranks decide it once, before they exchange their decisions."""
+        if module_id in self._decided:
+            return self._decided[module_id]
+        return self.should_module_be_updated(module_id, batch)
 
     # One step.
 
-    def _steps(self, batch: ColumnBatch) -> Steps:
+    def _steps(self, batch: ColumnBatch, rows: Sequence[GroupRows] | None = None) -> Steps:
         """Returns the gradient steps of an update."""
         return Steps(
             batch,
+            self._rows(batch, (), ()) if rows is None else rows,
             self.module,
             self.config,
-            is_updated=self.should_module_be_updated,
+            is_updated=self._is_updated,
             stacking_key=self.stacking_key if self.config.stack_modules and self.has_stacked_loss else None,
             has_shared_parameters=self.optimizers.has_shared,
             seed=self._seed,
@@ -303,7 +367,8 @@ class Learner(ABC):
         """Puts modules that ran forward back into eval mode at the end. Their random numbers follow the run's seed."""
         self._trained = []
         try:
-            with torch_stream(self._seed, "train mode", self.num_updates):
+            others = () if self.ranks is None else (self.ranks.rank,)
+            with torch_stream(self._seed, "train mode", self.num_updates, *others):
                 yield
         finally:
             for module in self._trained:
@@ -317,30 +382,33 @@ class Learner(ABC):
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
         """Takes one gradient step."""
-        ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
-        stepping = (*ids, *step.without_rows) if step.is_joint else ids
+        ids = tuple(step.sizes)
+        stepping = (*ids, *step.without_rows)
         loss = self._gradients_in_closed_form(step)
-        if loss is None:
-            loss = self._gradients_by_autograd(step, stepping)
+        if loss is None and step.minibatches:
+            loss = self._gradients_by_autograd(step)
+        if self.ranks is not None:
+            loss = self._sum_over_ranks(step, loss, self.ranks)
+        assert loss is not None
         norms = self.optimizers.norms(stepping)
         self._loss_statistics.log_gradient_norms(ids, norms[: len(ids)])
         if len(stepping) > len(ids):
             self._loss_statistics.log_gradient_norms(stepping[len(ids) :], norms[len(ids) :], has_rows=False)
         if not self._check.holds(loss, norms):
-            raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
+            raise self._not_finite_error(batch)
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
 
     def _gradients_in_closed_form(self, step: Step) -> Tensor | None:
         """Computes gradients in closed form, and returns the sum of the losses; None if a user's code takes part."""
-        if step.is_joint:
+        if step.is_joint or not step.minibatches:  # only other ranks have rows
             return None
         (minibatch,) = step.minibatches
         ids = minibatch.module_ids
         if ids not in self._closed_updates:
             self._closed_updates[ids] = self._bind_closed_update(ids)
         closed = self._closed_updates[ids]
-        losses = None if closed is None else closed.compute_gradients(minibatch.columns)
+        losses = None if closed is None else closed.compute_gradients(minibatch.columns, minibatch.weights)
         return losses if losses is None or not losses.dim() else losses.sum()
 
     def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
@@ -356,26 +424,26 @@ class Learner(ABC):
         loss = self.closed_loss(module_ids)
         return ClosedUpdate(stack, loss) if loss is not None and can_be_closed(stack.load()) else None
 
-    def _gradients_by_autograd(self, step: Step, stepping: Sequence[ModuleID]) -> Tensor:
+    def _gradients_by_autograd(self, step: Step) -> Tensor:
         """Computes gradients by autograd, and returns the sum of the losses."""
         with self._autocast():
             loss = self._loss_of(step)
+        ids = [m for minibatch in step.minibatches for m in minibatch.module_ids]
         if not loss.requires_grad:
-            ids = [m for minibatch in step.minibatches for m in minibatch.module_ids]
             raise LearnerError(
                 f"Learner: the loss of {', '.join(map(repr, ids))} has no gradient. Let forward_train and "
                 f"compute_values compute with the module's parameters, without detach() or no_grad()."
             )
-        self.optimizers.compute_gradients(loss, stepping)
+        self.optimizers.compute_gradients(loss, (*step.sizes, *step.without_rows) if step.is_joint else ids)
         return loss
 
     def _loss_of(self, step: Step) -> Tensor:
-        """Returns the sum of the losses of a step's modules."""
+        """Returns the sum of the losses of a step's modules, weighted by the shares of the rows that this rank has."""
         losses = []
         for minibatch, (module, fwd_out) in zip(step.minibatches, self._forward_passes(step), strict=True):
             own = self._losses(minibatch.module_ids, module, minibatch.columns, fwd_out)
             self._loss_statistics.log_total(minibatch.module_ids, own)
-            losses.append(own)
+            losses.append(weighted(own, minibatch.weights))
         whole = losses[0] if len(losses) == 1 else torch.stack(losses)
         return whole.sum() if whole.dim() else whole
 
@@ -440,6 +508,81 @@ class Learner(ABC):
         if dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, dtype))
+
+    # Together with other ranks.
+
+    def _begin_ranks(self) -> None:
+        """Prepares an update with other ranks."""
+        self._decided, self._recorded, self._buffers = {}, None, {}
+        if self.ranks is None:
+            return
+        check_can_be_divided(self.config, self.pipeline, reads_batches)
+        for piece in pieces_of(self.pipeline):
+            if isinstance(piece, NormalizeRewards):
+                piece.gather_moments = self.ranks.gather
+        self._decided = {module_id: self.should_module_be_updated(module_id) for module_id in self.module}
+        self._recorded = RecordingLogger()
+        self._recorded.set_state(self.metrics.get_state())
+        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+    def _facts(self) -> dict[str, Any]:
+        """Returns what all ranks must have in common."""
+        parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters()]
+        own = [self.config.get_config_for_module(module_id) for module_id in self.module]
+        return {
+            "parameters": hashlib.sha256(repr(parameters).encode()).hexdigest()[:12],
+            "modules to update": sorted(m for m, is_updated in self._decided.items() if is_updated),
+            "minibatches and epochs": [(config.minibatch_size, config.num_epochs) for config in own],
+            "seeds and counts": (self._seed, self.num_updates, self.timestep),
+        }
+
+    def _sum_over_ranks(self, step: Step, loss: Tensor | None, ranks: Ranks) -> Tensor:
+        """Replaces gradients by their sums over all ranks, and returns the sum of the losses of all ranks.
+
+        Raises:
+            LearnerError: If the ranks do not have the rows of the plan together.
+        """
+        own = _own_sizes(step)
+        counts = torch.tensor([float(own.get(m, 0)) for m in step.sizes], device=self.device)
+        others = [counts.new_zeros(()) if loss is None else loss.detach(), counts]
+        loss, counts = self.optimizers.sum_gradients((*step.sizes, *step.without_rows), own, others, ranks)
+        wanted = list(map(float, step.sizes.values()))
+        if not self._checks_lazily and counts.tolist() != wanted:
+            raise LearnerError(
+                f"Ranks: all ranks together have {counts.tolist()} rows of {', '.join(map(repr, step.sizes))}, but "
+                f"expected were {wanted}. The train batch must not change during an update."
+            )
+        return loss
+
+    def _combine_ranks(self) -> None:
+        """Replaces this rank's loss statistics, metrics and states by those of all ranks."""
+        if self.ranks is None or self._recorded is None:
+            return
+        changed = {
+            name: buffer.cpu()
+            for name, buffer in self.module.named_buffers()
+            if name in self._buffers and not torch.equal(buffer, self._buffers[name])
+        }
+        own = RankResults(
+            self._loss_statistics.of_this_rank(), self.pipeline.get_state(), self._recorded.calls, changed
+        )
+        found = self.ranks.gather(own)
+        self._loss_statistics.combine([results.terms for results in found])
+        if any(is_state(results.pieces) for results in found):
+            self.pipeline.set_state(self.pipeline.merge_states([results.pieces for results in found]))
+        for key, value, settings in (call for results in found for call in results.logged):
+            self.metrics.log_value(key, value, **settings)
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for results in reversed(found):  # the first rank that has changed a buffer decides
+                for name, value in results.buffers.items():
+                    buffers[name].copy_(value)
+
+    def _not_finite_error(self, batch: ColumnBatch) -> LearnerError:
+        gather = None if self.ranks is None else self.ranks.gather
+        return not_finite_error(self._loss_statistics, self.module, batch, self.num_updates, gather)
+
+    # Gradients and results.
 
     def _postprocess_gradients(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         if type(self).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module:
@@ -512,3 +655,8 @@ class Learner(ABC):
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
         self.metrics.set_state(state.get("metrics", []))
+
+
+def _own_sizes(step: Step) -> dict[ModuleID, int]:
+    """Returns the number of rows of each module that this rank has in a step."""
+    return {m: size for one in step.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}

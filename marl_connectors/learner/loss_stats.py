@@ -5,8 +5,9 @@ A step whose loss or gradient is not finite is not taken.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ GRADIENT_NORM = "gradients_global_norm"
 _MAY_BE_INFINITE = (Columns.ACTION_DIST_INPUTS,)
 """Columns that may be infinite: the logits of impossible actions are -inf."""
 _OF_MODULES = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+_DERIVED = (Columns.ADVANTAGES, Columns.VALUE_TARGETS)
+"""Columns that are computed from other columns."""
 
 
 class MinibatchTerms(NamedTuple):
@@ -46,6 +49,26 @@ class MinibatchTerms(NamedTuple):
     names: tuple[str, ...]
     values: Tensor
     has_rows: bool = True
+
+
+class RankTerms(NamedTuple):
+    """Loss statistics of one minibatch that one of several ranks has computed from its own rows.
+
+    Attributes:
+        epoch: The number of the epoch, counted from 0.
+        minibatch: The number of the minibatch in its epoch, counted from 0.
+        module_ids: The modules that the rank has rows of.
+        names: The names of the terms.
+        values: ``[K, A]``, a row for each name and a column for each module.
+        sizes: ``[A]``, the number of these rows.
+    """
+
+    epoch: int
+    minibatch: int
+    module_ids: tuple[ModuleID, ...]
+    names: tuple[str, ...]
+    values: np.ndarray
+    sizes: np.ndarray
 
 
 class NotFinite(NamedTuple):
@@ -74,12 +97,20 @@ class LossStatistics:
         self._at = (0, -1)
         self._begin = 0
         self._logged_total: tuple[Tensor, int] | None = None
+        self._sizes: dict[tuple[int, int], Mapping[ModuleID, int]] = {}
 
-    def begin_minibatch(self, epoch: int) -> None:
-        """Begins the next minibatch, to which the terms that are logged from now on belong."""
+    def begin_minibatch(self, epoch: int, own_sizes: Mapping[ModuleID, int] | None = None) -> None:
+        """Begins the next minibatch, to which the terms that are logged from now on belong.
+
+        Args:
+            epoch: The number of the epoch.
+            own_sizes: The number of rows of each module that this rank has in the minibatch; None without other ranks.
+        """
         self._at = (epoch, self._at[1] + 1 if epoch == self._at[0] else 0)
         self._begin = len(self._logged)
         self._logged_total = None
+        if own_sizes is not None:
+            self._sizes[self._at] = own_sizes
 
     def log(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
         """Logs terms of the minibatch's losses, each a scalar or ``[A]``."""
@@ -117,6 +148,42 @@ class LossStatistics:
         """Copies all terms to the CPU in one transfer. Waits for the device."""
         found = all_on_host([terms.values for terms in self._logged])
         self._logged = [terms._replace(values=values) for terms, values in zip(self._logged, found, strict=True)]
+
+    def of_this_rank(self) -> list[RankTerms]:
+        """Returns the terms that this rank has computed from its own rows."""
+        self.to_host()
+        return [
+            RankTerms(
+                *terms[:4],
+                terms.values.double().numpy(),
+                np.array([self._sizes[terms.epoch, terms.minibatch].get(m, 1) for m in terms.module_ids]),
+            )
+            for terms in self._logged
+            if terms.names != (GRADIENT_NORM,)
+        ]
+
+    def combine(self, of_ranks: Iterable[Sequence[RankTerms]]) -> None:
+        """Replaces all terms but the gradient norms by their means over the rows of all ranks.
+
+        Args:
+            of_ranks: What ``of_this_rank`` returned on each rank.
+        """
+        alike: dict[tuple[int, int, tuple[str, ...]], list[RankTerms]] = {}
+        for terms in itertools.chain.from_iterable(of_ranks):
+            alike.setdefault((terms.epoch, terms.minibatch, terms.names), []).append(terms)
+        norms = [terms for terms in self._logged if terms.names == (GRADIENT_NORM,)]
+        self._logged = []
+        for (epoch, minibatch, names), found in alike.items():
+            ids = tuple(dict.fromkeys(m for terms in found for m in terms.module_ids))
+            index = {module_id: i for i, module_id in enumerate(ids)}
+            sums, sizes = np.zeros((len(names), len(ids))), np.zeros(len(ids))
+            for terms in found:
+                columns = [index[m] for m in terms.module_ids]
+                sums[:, columns] += terms.values * terms.sizes
+                sizes[columns] += terms.sizes
+            means = torch.from_numpy(sums / np.maximum(sizes, 1))
+            self._logged.append(MinibatchTerms(epoch, minibatch, ids, names, means))
+        self._logged = sorted([*self._logged, *norms], key=lambda terms: terms[:2])
 
     def means(self) -> dict[ModuleID, dict[str, float]]:
         """Returns the mean of each term over the minibatches that a module had rows in."""
@@ -221,36 +288,55 @@ class FiniteCheck:
 
 
 def not_finite_error(
-    statistics: LossStatistics, module: MultiRLModule, batch: ColumnBatch, num_updates: int
+    statistics: LossStatistics,
+    module: MultiRLModule,
+    batch: ColumnBatch,
+    num_updates: int,
+    gather: Callable[[Any], list[Any]] | None = None,
 ) -> LearnerError:
-    """Returns the error that names the module, the minibatch, the term and its probable cause."""
+    """Returns the error that names the module, the minibatch, the term and its probable cause.
+
+    Args:
+        statistics: The loss statistics of the update.
+        module: The modules.
+        batch: The train batch.
+        num_updates: The number of updates before this one.
+        gather: ``Ranks.gather`` if the rows of the minibatch may be on another rank. All ranks get the same error.
+    """
     bad = statistics.first_not_finite()
     if bad is None:
-        return LearnerError(
-            f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
-        )
+        own = f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
+        return LearnerError(own if gather is None else min(gather((9, 9, own)))[2])
+    order, cause = _cause(bad, module, batch)
     rule = "That step was not taken, and the last checkpoint is intact."
     who = "the shared layers" if bad.module_id == SHARED else f"module {bad.module_id!r}"
-    return LearnerError(
+    own = (
         f"Learner: {bad.name} of {who} is {bad.value} in update {num_updates + 1}, epoch "
-        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {_cause(bad, module, batch)}"
+        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {cause}"
     )
+    return LearnerError(own if gather is None else min(gather((order, _rank(bad), own)))[2])
 
 
-def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
+def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> tuple[int, str]:
+    """Returns the probable cause, and a number that is smaller the more is known of it."""
     whole = module if bad.module_id == SHARED else module[bad.module_id]
     for name, parameter in whole.named_parameters():
         if not parameter.isfinite().all():
-            return f"The parameter {name!r} is not finite itself: something has written to it."
+            return 0, f"The parameter {name!r} is not finite itself: something has written to it."
     for group in batch.groups:
         if bad.module_id in group.module_ids:
             i = group.module_ids.index(bad.module_id)
             for name, number, rows in _bad_columns(group, group.splits[i], group.splits[i + 1]):
                 of_module = "the module when it acted" if name in _OF_MODULES else "the environment"
                 return (
+                    1 + (name in _DERIVED),
                     f"The column {name!r} is not finite in {number} of the module's {rows} rows: look at what makes "
-                    f"it, {of_module} or a connector piece."
+                    f"it, {of_module} or a connector piece.",
                 )
+    return 3, _advice(bad)
+
+
+def _advice(bad: NotFinite) -> str:
     if bad.name == GRADIENT_NORM:
         return "The loss itself is finite: look for roots and logarithms near 0, or set vf_clip_param or a lower lr."
     if bad.name == TOTAL_LOSS:
@@ -262,9 +348,7 @@ def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
 
 
 def _bad_columns(group: ColumnGroup, begin: int, end: int) -> Iterable[tuple[str, int, int]]:
-    for name in sorted(
-        group, key=lambda name: (name != Columns.OBS, name in (Columns.ADVANTAGES, Columns.VALUE_TARGETS))
-    ):
+    for name in sorted(group, key=lambda name: (name != Columns.OBS, name in _DERIVED)):
         for leaf in leaves(slice_tree(group[name], begin, end)):
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 continue

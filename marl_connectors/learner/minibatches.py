@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -290,19 +290,75 @@ Shuffle = Callable[[ModuleID, int], np.ndarray]
 """A function from ``(module_id, rows)`` to a permutation of ``range(rows)``."""
 
 
+class ModuleRows(NamedTuple):
+    """The rows of a module that count in its loss. For a stateful module, these are sequences with such rows.
+
+    Attributes:
+        own: ``[n]`` the rows or sequences in this learner's column group.
+        number: The number ``N`` of rows or sequences of all learners.
+        lengths: ``[N]`` the number of rows of each sequence that count; None without sequences.
+        max_len: The length to which sequences are padded; None without sequences.
+        positions: ``[n]`` the positions of ``own`` among the ``N`` rows or sequences; None if there is one learner.
+    """
+
+    own: np.ndarray
+    number: int
+    lengths: np.ndarray | None = None
+    max_len: int | None = None
+    positions: np.ndarray | None = None
+
+
+class GroupRows(NamedTuple):
+    """The rows of the modules of a column group that count in their losses.
+
+    Attributes:
+        modules: The rows of each module, in the order of the group.
+        columns: The columns of this learner's rows; None if only other learners have rows.
+    """
+
+    modules: Mapping[ModuleID, ModuleRows]
+    columns: ColumnGroup | None
+
+    @property
+    def module_ids(self) -> tuple[ModuleID, ...]:
+        """The modules, in order."""
+        return tuple(self.modules)
+
+    @classmethod
+    def of(cls, group: ColumnGroup) -> GroupRows:
+        """Returns the rows of a group that count, for a single learner."""
+        sequences = group.sequences
+        lengths = None if sequences is None else _counted_steps(group, sequences)
+        splits = group.splits if sequences is None else sequences.splits
+        counts = _counting_rows(group) if lengths is None else lengths > 0
+        modules = {}
+        for i, (module_id, (begin, end)) in enumerate(zip(group.module_ids, itertools.pairwise(splits), strict=True)):
+            own = np.arange(begin, end) if counts is None else begin + np.flatnonzero(counts[begin:end])
+            if sequences is None or lengths is None:
+                modules[module_id] = ModuleRows(own, len(own))
+            else:
+                modules[module_id] = ModuleRows(own, len(own), lengths[own], sequences.max_lens[i])
+        return cls(modules, group)
+
+
 @dataclass(slots=True)
 class MiniBatch:
     """Rows of one module's train batch, or of the train batches of several modules of a bucket.
 
+    If several learners update the modules together, each has some of the rows, or none.
+
     Attributes:
-        module_ids: The modules that the rows belong to.
-        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; for stateful modules ``[S, L, ...]``.
+        module_ids: The modules that this learner's rows belong to.
+        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; for stateful modules ``[S, L, ...]``. Empty
+            without rows.
         sizes: The number of rows (or steps) of each module that count.
+        of_all: The modules that the rows of all learners belong to, and the number of rows (or steps) that count.
     """
 
     module_ids: tuple[ModuleID, ...]
-    columns: MiniBatchColumns
+    columns: Mapping[str, Any]
     sizes: tuple[int, ...]
+    of_all: Mapping[ModuleID, int]
 
     @property
     def is_stacked(self) -> bool:
@@ -314,6 +370,12 @@ class MiniBatch:
         """The number of rows (or steps) that count."""
         return sum(self.sizes)
 
+    @property
+    def weights(self) -> list[float] | None:
+        """The share of each module's rows that this learner has; None if it has all rows."""
+        found = [size / self.of_all[m] for m, size in zip(self.module_ids, self.sizes, strict=True)]
+        return None if set(found) == {1.0} else found
+
 
 @dataclass(slots=True)
 class _Share:
@@ -321,22 +383,28 @@ class _Share:
 
     Attributes:
         module_id: The module.
-        order: ``[N]`` rows or sequences.
+        order: ``[n]`` this learner's rows or sequences.
         bounds: Minibatch ``i`` has ``order[bounds[i]:bounds[i + 1]]``.
-        sizes: The number of rows or steps of each minibatch that count.
+        lengths: The number of rows or sequences of each minibatch, of all learners.
+        sizes: The number of rows or steps of each minibatch that count, of all learners.
+        own_sizes: The number of those that this learner has.
+        max_len: The length to which sequences are padded; None without sequences.
     """
 
     module_id: ModuleID
     order: np.ndarray
     bounds: list[int]
+    lengths: list[int]
     sizes: list[int]
+    own_sizes: list[int]
+    max_len: int | None
 
     def __len__(self) -> int:
         return len(self.sizes)
 
 
 def minibatches_of_epoch(
-    group: ColumnGroup,
+    rows: GroupRows,
     stacks: Sequence[Sequence[ModuleID]] = (),
     *,
     size_of: Callable[[ModuleID], int | None],
@@ -355,88 +423,84 @@ def minibatches_of_epoch(
     module without further minibatches takes no part in the rest. Shorter minibatches are padded to the longest. If the
     padding would cost more than stacking saves, they are computed separately.
 
+    The minibatches depend on the rows of all learners, so they are the same on each. A learner gets its own rows of
+    each minibatch, which may be none.
+
     Args:
-        group: The train batch, in tensors.
+        rows: The train batch, in tensors.
         stacks: Module ids that may be stacked, as members of one bucket in its order. Other modules are not stacked.
         size_of: Returns a module's minibatch size; None for all rows at once.
         shuffle: Permutes a module's rows, or its sequences if it is stateful; None to keep their order.
         only: The modules that take part; None for all.
     """
-    shares = {share.module_id: share for share in _shares(group, size_of, shuffle, only)}
+    shares = {
+        module_id: _share(module_id, own, size_of(module_id), shuffle)
+        for module_id, own in rows.modules.items()
+        if own.number and (only is None or module_id in only)
+    }
     together = {module_id for stack in stacks for module_id in stack}
     for stack in (*stacks, *((module_id,) for module_id in shares if module_id not in together)):
-        yield from _dealt(group, [shares[m] for m in stack if m in shares])
+        yield from _dealt(rows.columns, [shares[m] for m in stack if m in shares])
 
 
-def _shares(
-    group: ColumnGroup,
-    size_of: Callable[[ModuleID], int | None],
-    shuffle: Shuffle | None,
-    only: Collection[ModuleID] | None,
-) -> Iterator[_Share]:
-    sequences = group.sequences
-    lengths = None if sequences is None else _counted_steps(group, sequences)
-    splits = group.splits if sequences is None else sequences.splits
-    counts = _counting_rows(group) if lengths is None else lengths > 0
-    for module_id, begin, end in zip(group.module_ids, splits, splits[1:], strict=False):
-        if only is not None and module_id not in only:
-            continue
-        own = np.arange(begin, end) if counts is None else begin + np.flatnonzero(counts[begin:end])
-        if not len(own):
-            continue
-        order = own if shuffle is None else own[shuffle(module_id, len(own))]
-        if lengths is None:
-            yield _share_of_rows(module_id, order, size_of(module_id))
-        else:
-            yield _share_of_sequences(module_id, order, lengths, size_of(module_id))
+def _share(module_id: ModuleID, rows: ModuleRows, size: int | None, shuffle: Shuffle | None) -> _Share:
+    """Divides the rows of a module into the minibatches of an epoch."""
+    order = np.arange(rows.number) if shuffle is None else shuffle(module_id, rows.number)
+    lengths = None if rows.lengths is None else rows.lengths[order]
+    bounds = _even_bounds(rows.number, size) if lengths is None else _bounds_of_sequences(lengths, size)
+    numbers = np.diff(bounds).tolist()
+    sizes = numbers if lengths is None else _sums(lengths, bounds)
+    if rows.positions is None:
+        return _Share(module_id, rows.own[order], bounds, numbers, sizes, sizes, rows.max_len)
+    found = np.full(rows.number, -1)
+    found[rows.positions] = rows.own
+    found = found[order]
+    is_own = found >= 0
+    own_bounds = np.concatenate([[0], np.cumsum(is_own)])[bounds].tolist()
+    own_sizes = _sums(is_own if lengths is None else np.where(is_own, lengths, 0), bounds)
+    return _Share(module_id, found[is_own], own_bounds, numbers, sizes, own_sizes, rows.max_len)
 
 
-def _share_of_rows(module_id: ModuleID, order: np.ndarray, size: int | None) -> _Share:
-    number = math.ceil(len(order) / size) if size else 1
-    bounds = [len(order) * i // number for i in range(number + 1)]
-    return _Share(module_id, order, bounds, [end - begin for begin, end in itertools.pairwise(bounds)])
+def _even_bounds(rows: int, size: int | None) -> list[int]:
+    """Returns the bounds of minibatches of a number of rows."""
+    number = math.ceil(rows / size) if size else 1
+    return [rows * i // number for i in range(number + 1)]
 
 
-def _share_of_sequences(module_id: ModuleID, order: np.ndarray, lengths: np.ndarray, size: int | None) -> _Share:
-    steps = np.concatenate([[0], np.cumsum(lengths[order])])
-    number = min(math.ceil(int(steps[-1]) / size) if size else 1, len(order))
+def _bounds_of_sequences(lengths: np.ndarray, size: int | None) -> list[int]:
+    """Returns the bounds of minibatches of sequences with these numbers of steps."""
+    steps = np.concatenate([[0], np.cumsum(lengths)])
+    number = min(math.ceil(int(steps[-1]) / size) if size else 1, len(lengths))
     # Each minibatch ends with the sequence that brings it nearest to its share of the steps, and has at least one.
-    ends = np.searchsorted(steps, steps[-1] * np.arange(1, number) / number - lengths[order].mean() / 2)
+    ends = np.searchsorted(steps, steps[-1] * np.arange(1, number) / number - lengths.mean() / 2)
     ends = np.maximum.accumulate(np.maximum(ends, 1) - np.arange(number - 1)) + np.arange(number - 1)
-    ends = np.minimum(ends, len(order) - np.arange(number - 1, 0, -1))
-    bounds = [0, *ends.tolist(), len(order)]
-    return _Share(module_id, order, bounds, np.diff(steps[bounds]).tolist())
+    ends = np.minimum(ends, len(lengths) - np.arange(number - 1, 0, -1))
+    return [0, *ends.tolist(), len(lengths)]
 
 
-def _dealt(group: ColumnGroup, shares: Sequence[_Share]) -> Iterator[MiniBatch]:
+def _sums(values: np.ndarray, bounds: Sequence[int]) -> list[int]:
+    """Returns the sum of the values between each two bounds."""
+    return np.diff(np.concatenate([[0], np.cumsum(values)])[list(bounds)]).tolist()
+
+
+def _dealt(group: ColumnGroup | None, shares: Sequence[_Share]) -> Iterator[MiniBatch]:
     """Yields the minibatches of modules that may be stacked."""
     if not shares:
         return
-    sequences = group.sequences
-    row = 1 if sequences is None else sequences.max_lens[group.module_ids.index(shares[0].module_id)]
+    row = shares[0].max_len or 1
     stacks: list[tuple[int, list[_Share]]] = []
     for number in range(max(map(len, shares))):
         active = [share for share in shares if number < len(share)]
         stacks += [(number, stack) for stack in _of_like_size(active, number, row)]
-    pieces, reals = zip(*(_filled_up(stack, number) for number, stack in stacks), strict=True)
-    order = np.concatenate(pieces)
-    real = (
-        None
-        if all(part is None for part in reals)
-        else np.concatenate(
-            [np.ones(len(piece), bool) if part is None else part for piece, part in zip(pieces, reals, strict=True)]
-        )
-    )
-    if sequences is None:
-        epoch = EpochRows(group, order, real)
-    else:
-        epoch = EpochSequences(group, sequences, group.module_ids.index(shares[0].module_id), order, real)
+    own_stacks = [[share for share in stack if share.own_sizes[number]] for number, stack in stacks]
+    epoch, ends = _epoch(group, [(number, own) for (number, _), own in zip(stacks, own_stacks, strict=True)])
     begin = 0
-    for (number, stack), piece in zip(stacks, pieces, strict=True):
-        end = begin + len(piece)
-        columns = MiniBatchColumns(epoch, begin, end, len(stack) if len(stack) > 1 else 0)
-        sizes = tuple(share.sizes[number] for share in stack)
-        yield MiniBatch(tuple(share.module_id for share in stack), columns, sizes)
+    for (number, stack), own, end in zip(stacks, own_stacks, ends, strict=True):
+        columns: Mapping[str, Any] = {}
+        if own and epoch is not None:
+            columns = MiniBatchColumns(epoch, begin, end, len(own) if len(own) > 1 else 0)
+        ids, sizes = tuple(share.module_id for share in own), tuple(share.own_sizes[number] for share in own)
+        yield MiniBatch(ids, columns, sizes, {share.module_id: share.sizes[number] for share in stack})
         begin = end
 
 
@@ -444,7 +508,7 @@ def _of_like_size(active: list[_Share], number: int, row: int) -> list[list[_Sha
     """Groups shares into stacks such that padding costs less than another stack; an item counts as ``row`` rows."""
     if len(active) == 1:
         return [active]
-    lengths = [share.bounds[number + 1] - share.bounds[number] for share in active]
+    lengths = [share.lengths[number] for share in active]
     by_length = sorted(range(len(active)), key=lambda i: -lengths[i])
     stacks = [[by_length[0]]]
     for place, i in enumerate(by_length[1:], start=1):
@@ -454,6 +518,31 @@ def _of_like_size(active: list[_Share], number: int, row: int) -> list[list[_Sha
         else:
             stacks[-1].append(i)
     return [[active[i] for i in sorted(stack)] for stack in stacks]
+
+
+def _epoch(
+    group: ColumnGroup | None, stacks: Sequence[tuple[int, list[_Share]]]
+) -> tuple[EpochRows | EpochSequences | None, list[int]]:
+    """Returns the columns of an epoch in the order of its minibatches, and the end of each minibatch in them.
+
+    Args:
+        group: The train batch; None if this learner has no rows.
+        stacks: For each minibatch its number and the shares of its modules; an empty list where the learner has no
+            rows.
+    """
+    filled = [_filled_up(own, number) if own else (np.zeros(0, np.int64), None) for number, own in stacks]
+    ends = np.cumsum([len(piece) for piece, _ in filled]).tolist()
+    first = next((own[0] for _, own in stacks if own), None)
+    if group is None or first is None:
+        return None, ends
+    order = np.concatenate([piece for piece, _ in filled])
+    real = None
+    if any(part is not None for _, part in filled):
+        real = np.concatenate([np.ones(len(piece), bool) if part is None else part for piece, part in filled])
+    sequences = group.sequences
+    if sequences is None:
+        return EpochRows(group, order, real), ends
+    return EpochSequences(group, sequences, group.module_ids.index(first.module_id), order, real), ends
 
 
 def _filled_up(stack: list[_Share], number: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -14,6 +14,7 @@ from torch.optim.adam import adam
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
 from marl_connectors.learner.loss_stats import FiniteCheck
+from marl_connectors.learner.ranks import Ranks
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
@@ -514,12 +515,57 @@ class Optimizers:
         if stack is not None:
             stack.compute_gradients(loss)
             return
+        self._forget_gradients(module_ids)
+        loss.backward()
+
+    def _forget_gradients(self, module_ids: Sequence[ModuleID]) -> None:
+        """Removes the gradients of modules that are in no bucket, and of shared parameters."""
         for parameter in self._shared:
             parameter.grad = None
         for module_id in module_ids:
             if module_id != SHARED:
                 self._module[module_id].zero_grad(set_to_none=True)
-        loss.backward()
+
+    def sum_gradients(
+        self, module_ids: Sequence[ModuleID], own_ids: Collection[ModuleID], others: Sequence[Tensor], ranks: Ranks
+    ) -> list[Tensor]:
+        """Replaces the gradients of a step by their sums over all ranks, in one message.
+
+        Args:
+            module_ids: The modules that take the step, the same on all ranks.
+            own_ids: Those whose gradients this rank has computed. It contributes zeros for the others.
+            others: Tensors of the same shapes on all ranks, which are summed in the same message.
+            ranks: The ranks.
+
+        Returns:
+            The sums of ``others``.
+        """
+        stack = self.stack_of(module_ids)
+        if stack is not None:
+            for i, module_id in enumerate(stack.bucket.module_ids):
+                if module_id in module_ids and module_id not in own_ids:
+                    stack.bucket.gradients[i] = 0.0
+            gradients, *rest = ranks.sum([stack.gradients(), *others])
+            stack.set_gradients(gradients.to(stack.bucket.gradients.dtype))
+            return rest
+        if not own_ids:
+            self._forget_gradients(module_ids)
+        parameters = [p for module_id in module_ids for p in self._trainable_parameters(module_id)]
+        found = [None if p.grad is None else _dense(p.grad) for p in parameters]
+        # As on a single learner, a parameter that no loss depends on has no gradient, and its optimizer skips it.
+        exist = torch.tensor([float(gradient is not None) for gradient in found], device=self._device)
+        given = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        exist, *sums = ranks.sum([exist, *given, *others])
+        for parameter, gradient, exists in zip(parameters, sums, exist.tolist(), strict=False):
+            parameter.grad = gradient.to(parameter.dtype) if exists else None
+        return sums[len(parameters) :]
+
+    def _trainable_parameters(self, module_id: ModuleID) -> list[Tensor]:
+        """Returns a module's trainable parameters that it shares with no other, or the ``SHARED`` ones."""
+        if module_id == SHARED:
+            return [p for p in self._shared if p.requires_grad]
+        shared = {id(p) for p in self._shared}
+        return [p for p in self._parameters_of(module_id) if p.requires_grad and id(p) not in shared]
 
     @property
     def has_shared(self) -> bool:
@@ -528,11 +574,7 @@ class Optimizers:
 
     def gradients_of(self, module_id: ModuleID) -> list[Tensor]:
         """Returns the gradients of a module's unshared parameters, or of the ``SHARED`` ones, to change in place."""
-        if module_id == SHARED:
-            return [p.grad for p in self._shared if p.grad is not None]
-        shared = {id(p) for p in self._shared}
-        own = [p for p in self._parameters_of(module_id) if p.requires_grad and id(p) not in shared]
-        return [p.grad for p in own if p.grad is not None]
+        return [p.grad for p in self._trainable_parameters(module_id) if p.grad is not None]
 
     def norms(self, module_ids: Sequence[ModuleID]) -> Tensor:
         """Returns the ``[A]`` Euclidean norms of the modules' gradients."""
@@ -602,6 +644,10 @@ class Optimizers:
         for module_id, own in state.items():
             for name, optimizer_state in own.get("registered", {}).items():
                 self.get(module_id, name).load_state_dict(_tensors(optimizer_state))
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

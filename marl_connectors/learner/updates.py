@@ -13,7 +13,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
+from marl_connectors.learner.minibatches import GroupRows, MiniBatch, Shuffle, minibatches_of_epoch
 from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -74,7 +74,9 @@ class Step(NamedTuple):
 
     Attributes:
         epoch: The number of the epoch, counted from 0.
-        minibatches: One minibatch, of a module or of stacked modules. In a joint step, one of each module.
+        minibatches: One minibatch, of a module or of stacked modules. In a joint step, one of each module. Those
+            without rows on this learner are left out.
+        sizes: The modules that the minibatches of all learners belong to, and the number of rows (or steps) that count.
         is_joint: Whether the modules depend on one another, because the MultiRLModule has its own forward pass, or
             because they share parameters.
         without_rows: What a joint step may change in addition: joint modules without a minibatch in it, such as an
@@ -83,16 +85,25 @@ class Step(NamedTuple):
 
     epoch: int
     minibatches: list[MiniBatch]
+    sizes: Mapping[ModuleID, int]
     is_joint: bool = False
     without_rows: tuple[ModuleID, ...] = ()
+
+
+def _step_of(epoch: int, minibatches: Sequence[MiniBatch]) -> Step:
+    sizes = {module_id: size for minibatch in minibatches for module_id, size in minibatch.of_all.items()}
+    return Step(epoch, [minibatch for minibatch in minibatches if minibatch.module_ids], sizes)
 
 
 @dataclass
 class Steps:
     """The gradient steps of one update, which can be iterated over once.
 
+    They follow from the rows of all learners, so all learners that update the modules together take the same steps.
+
     Attributes:
         batch: The train batch.
+        rows: The rows that count, of all learners. Each element has the modules of one list of ``module_groups``.
         module: The modules.
         config: The algorithm's config.
         is_updated: ``Learner.should_module_be_updated``.
@@ -103,6 +114,7 @@ class Steps:
     """
 
     batch: ColumnBatch
+    rows: Sequence[GroupRows]
     module: MultiRLModule
     config: Any
     is_updated: Callable[[ModuleID, Mapping[ModuleID, Any] | None], bool]
@@ -119,21 +131,20 @@ class Steps:
         epochs = {m: self.config.get_config_for_module(m).num_epochs for m in updated}
         for epoch in range(max(epochs.values(), default=0)):
             active = {m for m in updated if epoch < epochs[m]}
-            for group in self.batch.groups:
+            for group in self.rows:
                 for minibatch in self._minibatches(group, epoch, active - joint, stacks=self._stacks_of(group)):
-                    yield Step(epoch, [minibatch])
+                    yield _step_of(epoch, [minibatch])
             by_module = [
                 self._minibatches(group, epoch, [module_id], is_joint=True)
-                for group in self.batch.groups
+                for group in self.rows
                 for module_id in group.module_ids
                 if module_id in joint & active
             ]
             for found in itertools.zip_longest(*by_module):
-                minibatches = [m for m in found if m is not None]
-                with_rows = {m.module_ids[0] for m in minibatches}
-                without_rows = [m for m in all_joint if m not in with_rows]
+                step = _step_of(epoch, [m for m in found if m is not None])
+                without_rows = [m for m in all_joint if m not in step.sizes]
                 shared = [SHARED] if self.has_shared_parameters else []
-                yield Step(epoch, minibatches, is_joint=True, without_rows=(*without_rows, *shared))
+                yield step._replace(is_joint=True, without_rows=(*without_rows, *shared))
 
     def _columns_to_choose_by(self) -> dict[ModuleID, Any] | None:
         """Returns the columns of each module if ``policies_to_train`` reads them, else None."""
@@ -142,21 +153,21 @@ class Steps:
 
     def _updated_modules(self, columns: dict[ModuleID, Any] | None) -> frozenset[ModuleID]:
         """Returns the modules that have rows and are updated."""
-        ids = [m for group in self.batch.groups for m in group.module_ids]
+        ids = [m for group in self.rows for m in group.module_ids]
         return frozenset(ids if columns is None else (m for m in ids if self.is_updated(m, columns)))
 
     def _updated_joint_modules(
         self, updated: Collection[ModuleID], columns: dict[ModuleID, Any] | None
     ) -> list[ModuleID]:
         """Returns the joint modules that are updated, with or without rows."""
-        with_rows = {m for group in self.batch.groups for m in group.module_ids}
+        with_rows = {m for group in self.rows for m in group.module_ids}
         return [
             m for m in self.module.joint_modules() if (m in updated if m in with_rows else self.is_updated(m, columns))
         ]
 
     def _minibatches(
         self,
-        group: ColumnGroup,
+        group: GroupRows,
         epoch: int,
         module_ids: Collection[ModuleID],
         *,
@@ -171,17 +182,16 @@ class Steps:
             only=module_ids,
         )
 
-    def _stacks_of(self, group: ColumnGroup) -> list[list[ModuleID]]:
+    def _stacks_of(self, group: GroupRows) -> list[list[ModuleID]]:
         """Returns those modules of a group that may be updated in one computation."""
         if self.stacking_key is None or self.module.bucket_of(group.module_ids) is None:
             return []
         alike: dict[Hashable, list[ModuleID]] = {}
-        for i, module_id in enumerate(group.module_ids):
+        for module_id, rows in group.modules.items():
             if has_self_supervised_loss(self.module[module_id]):
                 continue
-            longest = None if group.sequences is None else group.sequences.max_lens[i]
             key = self.stacking_key(self.config.get_config_for_module(module_id))
-            alike.setdefault((key, longest), []).append(module_id)
+            alike.setdefault((key, rows.max_len), []).append(module_id)
         return list(alike.values())
 
     def _shuffle(self, epoch: int, is_joint: bool) -> Shuffle | None:

@@ -270,7 +270,7 @@ def test_a_train_batch_has_hardly_more_agent_steps_than_asked_for_where_not_all_
     algo = config.build_algo()
     for _ in range(3):
         before = algo.env_runner.num_agent_steps
-        episodes = algo._sample()
+        episodes = algo._sample().episodes()
         assert 300 <= sum(episode.agent_steps() for episode in episodes) <= 345
         assert algo.env_runner.num_agent_steps - before <= 360
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.checkpoint_restore import check_num_envs
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state
@@ -225,3 +226,26 @@ def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "000001")
     (tmp_path / "run" / "checkpoints" / "latest").write_text("000001\n")
     assert Algorithm.from_checkpoint(tmp_path / "run").iteration == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "episodes", "fits"),
+    [
+        ({"num_envs_per_env_runner": 6}, 6, True),
+        ({"num_envs_per_env_runner": 6, "num_env_runners": 0}, 6, True),
+        ({"num_envs_per_env_runner": 6, "num_env_runners": 1}, 6, True),
+        ({"num_envs_per_env_runner": 2, "num_env_runners": 3}, 6, True),
+        ({"num_envs_per_env_runner": 2, "num_env_runners": 3}, 2, False),
+        ({"num_envs_per_env_runner": 6, "num_env_runners": 2}, 6, False),
+        ({"num_envs_per_env_runner": 6, "num_env_runners": "1"}, 6, False),
+        ({"num_env_runners": 1}, 6, False),
+    ],
+)
+def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episodes, fits):
+    state = {"config": {"settings": settings}, "env_runner": {"episode_numbers": [0] * episodes}}
+    check_num_envs(state, small_config("CartPole-v1"))  # a user's config may differ
+    if fits:
+        check_num_envs(state, None)
+    else:
+        with pytest.raises(CheckpointError, match=f"but it has the episodes of {episodes}"):
+            check_num_envs(state, None)

@@ -9,7 +9,12 @@ import pytest
 from helpers.envs.scripted_envs import small_config
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import PPOConfig
-from marl_connectors.algorithms.remote_parts import learner_resources, restart_policy, runner_resources
+from marl_connectors.algorithms.remote_parts import (
+    check_can_be_sent,
+    learner_resources,
+    restart_policy,
+    runner_resources,
+)
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.ray_cluster import Resources
 from marl_connectors.errors import ConfigError
@@ -17,12 +22,17 @@ from marl_connectors.errors import ConfigError
 
 def test_a_setting_that_cannot_be_sent_to_another_process_is_named(monkeypatch):
     use_fake_ray(monkeypatch)
-    config = small_config("CartPole-v1").callbacks(on_train_result=Callback(threading.Lock()))
+    config = small_config("CartPole-v1").callbacks(on_sample_end=Callback(threading.Lock()))
     config.env_runners(num_env_runners=1)
-    with pytest.raises(
-        ConfigError, match=r"callbacks_on_train_result: .* cannot be sent .*cannot pickle '_thread.lock'"
-    ):
+    with pytest.raises(ConfigError, match=r"callbacks_on_sample_end: .* cannot be sent .*cannot pickle '_thread.lock'"):
         config.build_algo()
+
+
+def test_learners_get_no_callbacks(monkeypatch):
+    """They run in the processes of env runners, or in that of the algorithm."""
+    config = small_config("CartPole-v1").callbacks(on_sample_end=Callback(threading.Lock()))
+    algo = config.build_algo()
+    check_can_be_sent(algo._learner_blueprint().config)
 
 
 def test_callbacks_of_the_algorithm_stay_in_this_process(monkeypatch):

@@ -299,6 +299,47 @@ def test_states_are_merged_piece_by_piece_through_nested_pipelines():
     assert pipelines[0].merge_states([]) == {}
 
 
+class Learns(Note):
+    """Applies what it has merged; one more call is new each time. Its states begin from a common count."""
+
+    def __init__(self):
+        super().__init__()
+        self.merged = 0
+
+    def get_state(self):
+        return {"calls": self.calls, "merged": self.merged}
+
+    def set_state(self, state):
+        self.calls, self.merged = state["calls"], state["merged"]
+
+    def merge_states(self, states):
+        return {"calls": 0, "merged": states[0]["merged"] + sum(state["calls"] for state in states)}
+
+
+def test_a_pipeline_merges_the_own_state_of_each_piece():
+    inner = ConnectorPipelineV2(connectors=[Learns(), Note()])
+    pipeline = ConnectorPipelineV2(connectors=[Learns(), inner])
+    pipeline[0].calls, inner[0].calls, inner[1].calls = 2, 3, 4
+    expected = pipeline.merge_states([pipeline.get_state()])
+    for _ in range(2):
+        pipeline.merge_own_state()
+        assert pipeline.get_state() == expected
+    assert (pipeline[0].merged, inner[0].merged) == (2, 3)
+    assert inner[1].calls == 4, "a piece without merge_states keeps its state"
+
+
+def test_an_error_in_merging_names_the_pipeline_and_the_piece():
+    class Broken(Note):
+        def merge_states(self, states):
+            raise ValueError("no idea")
+
+    pipeline = ConnectorPipelineV2(connectors=[Note(), ConnectorPipelineV2(connectors=[Broken()])])
+    with pytest.raises(
+        ConnectorError, match=r"^ConnectorPipelineV2: ConnectorPipelineV2: Broken failed: ValueError: no"
+    ):
+        pipeline.merge_own_state()
+
+
 def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
     pipeline, other = nested(), nested()
     other[1].append(Note())

@@ -123,4 +123,4 @@ def test_a_filter_that_forgets_does_so_for_rows_that_go_on(how):
     piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
     own = {agent_id: part["own"] for agent_id, part in piece.get_state().items()}
     assert {agent_id: part["count"] for agent_id, part in own.items()} == {"a0": 1, "a1": 1}
-    assert all(part["mean"].tolist() == [7.0, 7.0] for part in own.values())
+    assert all(part["mean"].tolist() == [[7.0, 7.0]] for part in own.values())

@@ -36,12 +36,12 @@ def trained(config: PPOConfig) -> dict[str, Any]:
             found = without_times(algo.train())
             found.pop("fault_tolerance", None)
             results.append(plain(found))
-        state = {"learner": algo.learner.get_state()}
+        state = algo.get_state()
         return {
             "results": results,
             "parameters": plain(state["learner"]),
-            # "runner": plain(without_order_of_counts(state["env_runner"])),
-            "evaluation": plain(without_times(algo.evaluate(num_episodes=5))),
+            "runner": plain(without_order_of_counts(state["env_runner"])),
+            "evaluation": plain(without_times(algo.evaluate())),
         }
     finally:
         algo.stop()
@@ -59,6 +59,7 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
         pass
     total = 4
     config.env_runners(num_env_workers=0)
+    config.evaluation(evaluation_duration=int(rng.integers(3, 9)))
     lost = random.Random(seed)
 
     def loses(actor: str, method: str, arguments: Any) -> str | None:
@@ -67,8 +68,9 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
     fake.loses = loses
     whole = trained(divided(config, total, 0))
     for number in numbers:
-        found = trained(divided(config, total, number))
-        assert not differences(whole, found), f"seed {seed}, {number} env runners: {described(config)}"
+        in_evaluations = int(rng.integers(0, 4))
+        found = trained(divided(config, total, number).evaluation(evaluation_num_env_runners=in_evaluations))
+        assert not differences(whole, found), f"seed {seed}, {number} and {in_evaluations}: {described(config)}"
 
 
 @pytest.mark.parametrize("seed", range(12))

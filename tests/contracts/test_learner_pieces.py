@@ -46,7 +46,7 @@ from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
-from marl_connectors.learner.minibatches import minibatches_of_epoch
+from marl_connectors.learner.minibatches import GroupRows, minibatches_of_epoch
 from marl_connectors.ops.discounting import discounted_sums
 
 MODULES = make_modules()
@@ -192,7 +192,7 @@ def test_infos_stay_a_list_of_dicts_up_to_the_loss(infos):
     ((_, columns),) = group.module_columns()
     assert [id(info) for info in columns["infos"]] == [id(info) for info in found]
     order = np.array([2, 0, 3, 1])
-    (minibatch, other) = minibatches_of_epoch(group, size_of=lambda m: 2, shuffle=lambda m, rows: order)
+    (minibatch, other) = minibatches_of_epoch(GroupRows.of(group), size_of=lambda m: 2, shuffle=lambda m, rows: order)
     for part, numbers in ((minibatch, [3, 1]), (other, [1, 2])):
         assert part.columns["obs"][:, 0].tolist() == numbers
         assert [info.get("n") for info in part.columns["infos"]] == [n if infos and n % 2 else None for n in numbers]

@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.envs.stated_envs import StatedLife
+from helpers.modules.recurrent_modules import StatelessModule
 from helpers.runs import recurrent_runs, turn_based_configs
-from helpers.runs.random_runs import Doubles, Notes, described, differences, plain, random_config
+from helpers.runs.random_runs import Doubles, Notes, by_episode, described, differences, plain, random_config
 from helpers.runs.runner_shares import DividedRun, contents, depends_on_others
-from marl_connectors import ColumnConnector, FlattenObservations, FrameStacking, PPOConfig
+from marl_connectors import ColumnConnector, FlattenObservations, FrameStacking, PPOConfig, RLModuleSpec
+from marl_connectors.algorithms.checkpoint_schema import check_state
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 
@@ -114,13 +117,31 @@ def test_200_random_runs_that_are_divided_in_other_ways_continue_as_if_they_were
         check_divided_run(seed, tmp_path / "state")
 
 
-class Remembers(ColumnConnector):
-    """A piece that may write to episodes, so that forward batches are prepared; it adds a column to some episodes."""
+class Halves(ColumnConnector):
+    """A piece that writes to episodes, so that forward batches are prepared, and adds a column to them."""
 
     def on_columns(self, *, columns, **kwargs):
         observations = columns.rows.get("obs")
         columns.rows.set("obs", observations + np.float32(0.5))
         columns["double"] = 2 * observations
+
+
+class Longer(ColumnConnector):
+    """A piece that writes observations of another shape."""
+
+    def recompute_output_observation_space(self, input_observation_space, input_action_space):
+        return spaces.Dict({agent: spaces.Box(-2e3, 2e3, (3,)) for agent in input_observation_space.spaces})
+
+    def on_columns(self, *, columns, **kwargs):
+        observations = columns.rows.get("obs")
+        columns.rows.set("obs", np.concatenate([observations, observations[:, :1]], axis=1).astype(np.float32))
+
+
+class TellsMore(StatelessModule):
+    """A module with an output that others do not have."""
+
+    def _forward(self, batch, **kwargs):
+        return {**super()._forward(batch, **kwargs), "more": batch["obs"] + 1}
 
 
 def life(**settings: Any) -> PPOConfig:
@@ -139,6 +160,11 @@ def with_pieces(config: PPOConfig, *pieces: type) -> PPOConfig:
 def stacked() -> PPOConfig:
     config = life().env_runners(env_to_module_connector=lambda: FrameStacking(num_frames=3))
     return config.learners(learner_connector=lambda: FrameStacking(num_frames=3, as_learner_connector=True))
+
+
+def with_other_outputs() -> PPOConfig:
+    specs = {name: RLModuleSpec(cls, model_config={}) for name, cls in (("a", StatelessModule), ("b", TellsMore))}
+    return life().multi_agent(policies=specs, policy_mapping_fn=by_episode)
 
 
 def failing() -> PPOConfig:
@@ -164,8 +190,10 @@ CONFIGS = {
     "tictactoe": turn_based_configs.tictactoe,
     "masks": masked,
     "items written to episodes": lambda: with_pieces(life(), Doubles),
-    "columns written to episodes": lambda: with_pieces(life().multi_agent(policies="independent"), Remembers),
-    "turns and columns written to episodes": lambda: with_pieces(turn_based_configs.stateful_config(), Remembers),
+    "columns written to episodes": lambda: with_pieces(life().multi_agent(policies="independent"), Halves),
+    "turns and columns written to episodes": lambda: with_pieces(turn_based_configs.stateful_config(), Halves),
+    "observations of another shape": lambda: with_pieces(life(), Longer),
+    "outputs that some modules do not have": with_other_outputs,
     "frames": stacked,
     "notes": lambda: life().callbacks(Notes),
     "one agent": lambda: with_pieces(small_config("CartPole-v1"), Doubles, FlattenObservations),
@@ -190,3 +218,65 @@ def test_runs_of_all_kinds_can_be_divided_in_other_ways(name, tmp_path):
     finally:
         whole.close()
         run.close()
+
+
+def test_runners_with_worker_processes_can_be_divided_in_other_ways():
+    config = life().env_runners(num_envs_per_env_runner=2)
+    whole = DividedRun(config, [4])
+    run = DividedRun(config.copy().env_runners(num_env_workers=2), [4])
+    try:
+        check_same(whole, run, steps=6)
+        assert state_differences(whole, run) == []
+        run = continued(config, run, [1, 3])
+        check_same(whole, run, steps=6)
+        assert state_differences(whole, run) == []
+    finally:
+        whole.close()
+        run.close()
+
+
+def test_runs_whose_modules_were_removed_can_be_divided_in_other_ways():
+    config = life().multi_agent(policies={"a", "b"}, policy_mapping_fn=by_episode)
+    whole, run = DividedRun(config, [4]), DividedRun(config, [1, 3])
+
+    def remove(runs: list[DividedRun]) -> None:
+        for runner in (runner for own in runs for runner in own.runners):
+            runner.rl_module.remove_module("b")
+            runner.set_policy_mapping_fn(lambda agent_id, episode, **kwargs: "a")
+            runner.restart_episodes()
+
+    try:
+        check_same(whole, run, steps=5)
+        remove([whole, run])
+        assert state_differences(whole, run) == []
+        check_same(whole, run, steps=5)
+        state = run.state()
+        run.close()
+        run = DividedRun(config, [2, 2])
+        remove([run])
+        run.set_state(state)
+        check_same(whole, run, steps=5)
+        assert state_differences(whole, run) == []
+    finally:
+        whole.close()
+        run.close()
+
+
+def test_a_checkpoint_continues_with_other_runners_and_comes_back(tmp_path):
+    config = life().env_runners(num_envs_per_env_runner=4).training(lr=0.0)
+    algo, other = (config.copy().build_algo() for _ in range(2))
+    algo.train()
+    algo.save_to_path(tmp_path / "checkpoint")
+    run = DividedRun(config, [3, 1], load_state(tmp_path / "checkpoint")["env_runner"])
+    assert (
+        differences(
+            *(contents(own.sample(**n)) for own, n in ((algo.env_runner, {"num_timesteps": 28}), (run, {"steps": 7})))
+        )
+        == []
+    )
+    state = {**algo.get_state(), "env_runner": run.state()}
+    check_state(state)
+    other.set_state(state)
+    assert differences(*(contents(own.env_runner.sample(num_timesteps=20)) for own in (algo, other))) == []
+    assert differences(*(plain(own.env_runner.get_metrics()) for own in (algo, other))) == []
+    run.close()

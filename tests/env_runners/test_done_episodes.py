@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from marl_connectors.env_runners.done_episodes import first_of_each_sub_env, first_rounds, missing, shares
+from marl_connectors.env_runners.done_episodes import (
+    SamplePlace,
+    first_of_each_sub_env,
+    first_rounds,
+    merged_order,
+    missing,
+    shares,
+)
 
 
 def done(*env_indices):
@@ -30,3 +37,27 @@ def test_the_first_episodes_of_each_sub_environment_are_chosen():
 def test_rounds_are_as_many_as_the_slowest_sub_environment_has_finished():
     assert [entry.number for entry in first_rounds(done(1, 1, 0, 1), 2)] == [0, 2]
     assert first_rounds(done(1, 1), 2) == []
+
+
+def places(*found):
+    return [SamplePlace(*own) for own in found]
+
+
+def test_ended_episodes_are_in_the_order_of_their_ends_and_chunks_follow():
+    first = places((1, 2), (0, 5), (0, None), (1, None))
+    second = places((2, 1), (3, 2), (2, 5), (2, None), (3, None))
+    assert merged_order([first, second]) == [
+        *[(1, 0), (0, 0), (1, 1), (0, 1), (1, 2)],
+        *[(0, 2), (0, 3), (1, 3), (1, 4)],
+    ]
+
+
+def test_the_order_does_not_depend_on_the_order_of_the_runners():
+    first, second = places((0, 3), (0, None)), places((1, 3), (1, None))
+    assert merged_order([first, second]) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert merged_order([second, first]) == [(1, 0), (0, 0), (1, 1), (0, 1)]
+
+
+def test_episodes_of_one_sub_environment_that_end_together_keep_their_order():
+    assert merged_order([places((0, 1), (0, 1), (0, 2))]) == [(0, 0), (0, 1), (0, 2)]
+    assert merged_order([[], []]) == []

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_connectors import PPOConfig
-from marl_connectors.env_runners.lane_group import LaneGroup
+from marl_connectors.env_runners.lane_group import LaneGroup, _sums
 
 
 def test_short_chunks_keep_as_much_lookback_as_long_ones():
@@ -98,3 +98,13 @@ def test_each_agent_of_each_sub_environment_has_its_own_rows(mapping):
     for i, agent in enumerate("abc"):
         own = sorted(3 * (100 * number + 10 * i) + 6.0 for number in found)
         assert sorted(finished[agent]) == sorted((total, 3) for total in own * 2)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("rows", [0, 1, 7, 40, 300])
+def test_a_sum_of_rewards_does_not_depend_on_the_other_lanes(rows, lanes):
+    rewards = np.random.default_rng(rows).normal(size=(rows, lanes))
+    expected = [0.0] * lanes
+    for row in rewards.tolist():
+        expected = [total + reward for total, reward in zip(expected, row, strict=True)]
+    assert _sums(rewards).tolist() == _sums(np.asfortranarray(rewards)).tolist() == expected

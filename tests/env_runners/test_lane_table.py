@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import ConnectorV2
+from marl_connectors.env_runners.lane_table import LaneTable
 
 
 def runner_of(script, *, lookback=1, **env):
@@ -175,3 +176,18 @@ def test_agents_that_leave_and_join_in_the_same_step_have_lanes_of_their_own():
         assert found[i, "home"] == ([100 * i + t for t in range(10)], [1.0] * 9, True)
     steps = runner.take_counts()["num_agent_steps_sampled"]
     assert (steps["home"], steps["n1"], steps["n2"], steps["n7"], steps["n8"]) == (27, 1, 2, 3, 3)
+
+
+def test_the_order_of_groups_does_not_depend_on_who_joined_first():
+    small, large = (spaces.Box(-1.0, 1.0, (size,)) for size in (2, 5))
+    spaces_of = {"a": small, "b": large, "c": large, "d": small}
+    modules = small_config("CartPole-v1").build_algo().rl_module
+    for joining in ("abcd", "cdba", "bdac"):
+        table = LaneTable(1, lambda agent: (spaces_of[agent], spaces.Discrete(3)), modules, lookback=1)
+        for agent in joining:
+            table.open([(0, agent, "default_policy")])
+        table.arrange()
+        members = table.get_members()
+        assert [own for _, own in members] == [["a", "default_policy", False], ["b", "default_policy", False]]
+        assert [group.rollout.observation_space for group, _ in members] == [small, large]
+        assert [group for group, _ in table.live] == [group for group, _ in members]

@@ -33,3 +33,14 @@ def test_steps_that_are_counted_are_not_counted_again():
         "num_agent_steps_sampled": {"a": 12},
         "num_module_steps_sampled": {"m": 12},
     }
+
+
+def test_counts_are_sorted_by_agent_and_module():
+    counts = StepCounts()
+    counts.set_state({"env_steps": 3, "agents": [["b", 1], [10, 2], ["a", 3], [9, 4]], "modules": [["n", 1], ["m", 2]]})
+    state = counts.get_state()
+    assert state["agents"] == [[9, 4], [10, 2], ["a", 3], ["b", 1]]
+    assert state["modules"] == [["m", 2], ["n", 1]]
+    taken = counts.take()
+    assert list(taken["num_agent_steps_sampled"]) == [9, 10, "a", "b"]
+    assert list(taken["num_module_steps_sampled"]) == ["m", "n"]

@@ -70,8 +70,8 @@ def closed(monkeypatch):
     """Whether each step was taken in closed form."""
     taken, compute = [], ClosedUpdate.compute_gradients
 
-    def noted(self, columns):
-        losses = compute(self, columns)
+    def noted(self, columns, weights=None):
+        losses = compute(self, columns, weights)
         taken.append(losses is not None)
         return losses
 

@@ -15,7 +15,7 @@ from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.learner.minibatches import CountedRows, minibatches_of_epoch
+from marl_connectors.learner.minibatches import CountedRows, GroupRows, minibatches_of_epoch
 
 IDS = tuple(f"m{i}" for i in range(5))
 
@@ -57,7 +57,7 @@ def test_every_row_that_counts_is_once_in_an_epoch_whatever_the_others_have(data
     shuffle = data.draw(st.sampled_from([None, shuffled]))
     group = group_of(counts, masked)
     found = {m: [] for m in ids}
-    for minibatch in minibatches_of_epoch(group, [ids], size_of=sizes.__getitem__, shuffle=shuffle):
+    for minibatch in minibatches_of_epoch(GroupRows.of(group), [ids], size_of=sizes.__getitem__, shuffle=shuffle):
         rows, stacked = minibatch.columns["row"], len(minibatch.module_ids)
         assert minibatch.is_stacked == (stacked > 1) == (rows.dim() == 2)
         rows = rows.reshape(stacked, -1)
@@ -75,7 +75,7 @@ def test_every_row_that_counts_is_once_in_an_epoch_whatever_the_others_have(data
             assert all(begin <= row < end for row in rows[i].tolist()), "copies are of the module's own rows"
             found[module_id].append(own)
     alone = {m: [] for m in ids}
-    for minibatch in minibatches_of_epoch(group, size_of=sizes.__getitem__, shuffle=shuffle):
+    for minibatch in minibatches_of_epoch(GroupRows.of(group), size_of=sizes.__getitem__, shuffle=shuffle):
         alone[minibatch.module_ids[0]].append(minibatch.columns["row"].tolist())
     assert found == alone, "stacked or not, a module goes through the same minibatches"
     for i, (module_id, count) in enumerate(zip(ids, counts, strict=True)):
@@ -89,7 +89,9 @@ def test_every_row_that_counts_is_once_in_an_epoch_whatever_the_others_have(data
 def test_half_the_rows_are_half_the_steps_and_who_is_through_takes_no_part():
     taken = [
         (minibatch.module_ids, minibatch.sizes)
-        for minibatch in minibatches_of_epoch(group_of([20, 10]), [IDS[:2]], size_of=lambda m: 5, shuffle=None)
+        for minibatch in minibatches_of_epoch(
+            GroupRows.of(group_of([20, 10])), [IDS[:2]], size_of=lambda m: 5, shuffle=None
+        )
     ]
     assert taken == [(IDS[:2], (5, 5))] * 2 + [(("m0",), (5,))] * 2
 
@@ -98,7 +100,9 @@ def test_a_module_with_very_many_rows_is_not_padded_to():
     counts = [6000, 10, 12, 5900]
     stacks = [
         minibatch.module_ids
-        for minibatch in minibatches_of_epoch(group_of(counts), [IDS[:4]], size_of=lambda m: None, shuffle=None)
+        for minibatch in minibatches_of_epoch(
+            GroupRows.of(group_of(counts)), [IDS[:4]], size_of=lambda m: None, shuffle=None
+        )
     ]
     assert stacks == [("m0", "m3"), ("m1", "m2")]
 
@@ -107,7 +111,11 @@ def test_modules_that_may_not_go_stacked_go_alone():
     stacks = [
         minibatch.module_ids
         for minibatch in minibatches_of_epoch(
-            group_of([4, 4, 4, 4]), [("m0", "m2")], size_of=lambda m: None, shuffle=None, only=["m0", "m2", "m3"]
+            GroupRows.of(group_of([4, 4, 4, 4])),
+            [("m0", "m2")],
+            size_of=lambda m: None,
+            shuffle=None,
+            only=["m0", "m2", "m3"],
         )
     ]
     assert stacks == [("m0", "m2"), ("m3",)]
@@ -131,8 +139,8 @@ def test_masked_values_reach_no_mean_and_no_gradient(stacked):
 def test_info_dicts_stand_by_module():
     group = group_of([3, 2])
     group["infos"] = InfoColumn([{"n": i} for i in range(5)])
-    (minibatch,) = minibatches_of_epoch(group, [IDS[:2]], size_of=lambda m: None, shuffle=None)
+    (minibatch,) = minibatches_of_epoch(GroupRows.of(group), [IDS[:2]], size_of=lambda m: None, shuffle=None)
     assert [[info["n"] for info in own] for own in minibatch.columns["infos"]] == [[0, 1, 2], [3, 4, 3]]
-    first, second = minibatches_of_epoch(group, size_of=lambda m: None, shuffle=None)
+    first, second = minibatches_of_epoch(GroupRows.of(group), size_of=lambda m: None, shuffle=None)
     assert first.columns["infos"] == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert second.columns["infos"] == [{"n": 3}, {"n": 4}]

@@ -15,7 +15,7 @@ from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.sequences import Sequences
-from marl_connectors.learner.minibatches import minibatches_of_epoch
+from marl_connectors.learner.minibatches import GroupRows, minibatches_of_epoch
 
 FEW = examples(60)
 MODULES = ("m0", "m1", "m2")
@@ -70,7 +70,7 @@ def epoch_of(group, size=None, shuffle=None):
     """``{module_id: [minibatch]}``; sizes may differ by module."""
     found = {}
     size_of = size.__getitem__ if isinstance(size, dict) else lambda module_id: size
-    for minibatch in minibatches_of_epoch(group, size_of=size_of, shuffle=shuffle):
+    for minibatch in minibatches_of_epoch(GroupRows.of(group), size_of=size_of, shuffle=shuffle):
         (module_id,) = minibatch.module_ids
         assert not minibatch.is_stacked
         found.setdefault(module_id, []).append(minibatch)

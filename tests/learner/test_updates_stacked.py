@@ -14,7 +14,7 @@ from helpers.modules.stackable_modules import StackableGRU, StackableLSTM
 from marl_connectors import ColumnConnector, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.learner.minibatches import minibatches_of_epoch
+from marl_connectors.learner.minibatches import GroupRows, minibatches_of_epoch
 from marl_connectors.rl_module.distributions import apply_action_mask
 from marl_connectors.seeding import stream
 from marl_connectors.trees import tree_map
@@ -168,7 +168,7 @@ class Reference:
                     n
                 )
                 size_of = lambda m: learner.config.get_config_for_module(m).minibatch_size
-                for minibatch in minibatches_of_epoch(group, size_of=size_of, shuffle=shuffle):
+                for minibatch in minibatches_of_epoch(GroupRows.of(group), size_of=size_of, shuffle=shuffle):
                     (module_id,) = minibatch.module_ids
                     config = learner.config.get_config_for_module(module_id)
                     if epoch < config.num_epochs:

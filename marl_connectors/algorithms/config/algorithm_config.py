@@ -447,8 +447,8 @@ class AlgorithmConfig:
             evaluation_config: Settings that differ in evaluations: ``policy_mapping_fn`` (for example to play against a
                 fixed opponent), ``explore``, ``num_envs_per_env_runner``, ``num_env_workers``, ``callbacks_class``.
             evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
-            evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the modules
-                of the iteration's beginning. It needs ``evaluation_num_env_runners``.
+            evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the
+                parameters of the iteration's beginning. It needs ``evaluation_num_env_runners``.
         """
 
     @section
@@ -639,8 +639,12 @@ class AlgorithmConfig:
 
     @property
     def device(self) -> torch.device:
-        """The device of modules and batches. Runners use it too, because they act with the learner's modules."""
-        wanted = self.num_gpus_per_learner
+        """The device of the modules and batches of this process.
+
+        An env runner in this process uses it too, because it acts with the learner's modules. With remote learners it
+        is the CPU.
+        """
+        wanted = 0.0 if self.num_learners else self.num_gpus_per_learner
         return torch.device("cuda" if (torch.cuda.is_available() if wanted == "auto" else wanted) else "cpu")
 
     def validate(self) -> None:
@@ -683,7 +687,7 @@ def _check_settings(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
     gpus = config.num_gpus_per_learner
-    if gpus != "auto" and gpus and not torch.cuda.is_available():
+    if gpus != "auto" and gpus and not config.num_learners and not torch.cuda.is_available():
         raise ConfigError(
             f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."

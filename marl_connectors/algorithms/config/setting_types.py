@@ -95,9 +95,9 @@ def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
             signature = inspect.signature(given)
         except ValueError:
             raise Unfit("Its signature is unknown. Put it into a function of yours.") from None
-        for number in range(at_least, len(arguments) + 1):
+        for count in range(at_least, len(arguments) + 1):
             with contextlib.suppress(TypeError):
-                signature.bind(*arguments[:number])
+                signature.bind(*arguments[:count])
                 return given
         raise Unfit(f"The function accepts {signature}, but it is called with ({', '.join(arguments)}).")
 

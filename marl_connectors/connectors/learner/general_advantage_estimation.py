@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, ModuleError
@@ -20,9 +21,11 @@ from marl_connectors.rl_module.calls import call_module, check_observations, che
 from marl_connectors.rl_module.stacking import StackedRows
 from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
-from marl_connectors.typing import DEFAULT_MODULE_ID
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 _OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
+_UNSTANDARDIZED = "unstandardized_advantages"
+"""Key in ``shared_data``: the advantages of groups, if they are standardised with those of other learners."""
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
@@ -31,7 +34,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
     Reads ``obs``, ``rewards`` and the episodes' ends; calls each module's ``compute_values`` (ValueFunctionAPI). The
     value after the last action of a terminated episode is 0. After a truncated episode, or a chunk that was cut, it is
     the value of the last observation. Advantages are standardised (mean 0, standard deviation 1) for each module, over
-    its real rows.
+    its real rows. If several learners update the modules together, these are the rows of all learners.
 
     Steps for which a user's piece has set ``loss_mask`` to False count in the advantages of other steps, but not in the
     mean or in the loss, and their rows are dropped too. In the sequences of a stateful module these rows stay, and so
@@ -77,8 +80,12 @@ class GeneralAdvantageEstimation(ConnectorV2):
         found = np.array([own[chunk.module_id or DEFAULT_MODULE_ID] for chunk in rows.chunks])
         return found[:, 0], found[:, 1]
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def on_columns(
+        self, *, rl_module: Any, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Works on all episodes of all modules of a group at once.
+
+        If several learners update the modules together, ``after_columns`` standardises the advantages.
 
         Raises:
             ConnectorError: If an earlier piece has dropped the rows of last observations.
@@ -112,7 +119,10 @@ class GeneralAdvantageEstimation(ConnectorV2):
         splits = np.searchsorted(real, columns.splits)
         advantages = advantages[real]
         targets = advantages + values[real]
-        if self.standardize:
+        if self.standardize and shared_data is not None and RANKS in shared_data:
+            waiting = _Advantages(columns, advantages, counted, splits)
+            shared_data.setdefault(_UNSTANDARDIZED, []).append(waiting)
+        elif self.standardize:
             for begin, end in itertools.pairwise(splits):
                 advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
         estimates = (advantages.astype(np.float32), targets.astype(np.float32))
@@ -124,6 +134,58 @@ class GeneralAdvantageEstimation(ConnectorV2):
             columns.sequences = columns.sequences.without(acted)
         columns.rows, columns.stacking = rows.kept(real), None
         columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
+
+    def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
+        """Standardises the advantages of each module with the mean and standard deviation over all learners' rows."""
+        if not self.standardize or RANKS not in shared_data:
+            return
+        waiting: list[_Advantages] = shared_data.pop(_UNSTANDARDIZED, [])
+        own = {module_id: _moments(values[counted]) for one in waiting for module_id, values, counted in one.parts()}
+        of_all = shared_data[RANKS].gather(own)
+        for one in waiting:
+            for module_id, values, _ in one.parts():
+                mean, deviation = _mean_and_deviation([own[module_id] for own in of_all if module_id in own])
+                values[:] = (values - mean) / max(deviation, 1e-4)
+            device = one.columns[Columns.ADVANTAGES].device
+            (one.columns[Columns.ADVANTAGES],) = all_moved([one.advantages.astype(np.float32)], device)
+
+
+class _Advantages(NamedTuple):
+    """The advantages of a group before they are standardised.
+
+    Attributes:
+        columns: The group.
+        advantages: ``[B]`` float64.
+        counted: ``[B]`` bool, whether a row counts in the mean.
+        splits: Module ``i`` of the group has rows ``splits[i]:splits[i + 1]``.
+    """
+
+    columns: ColumnGroup
+    advantages: np.ndarray
+    counted: np.ndarray
+    splits: np.ndarray
+
+    def parts(self) -> list[tuple[ModuleID, np.ndarray, np.ndarray]]:
+        """Returns each module with views of its advantages and of ``counted``."""
+        bounds = zip(self.columns.module_ids, itertools.pairwise(self.splits), strict=True)
+        return [(m, self.advantages[begin:end], self.counted[begin:end]) for m, (begin, end) in bounds]
+
+
+def _moments(values: np.ndarray) -> tuple[int, float, float]:
+    """Returns the number of values, their mean, and the sum of their squared distances from it."""
+    if not len(values):
+        return 0, 0.0, 0.0
+    mean = float(values.mean())
+    return len(values), mean, float(np.square(values - mean).sum())
+
+
+def _mean_and_deviation(moments: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Returns the mean and standard deviation of several sets of values together; 0 and 1 if there are no values."""
+    counts, means, squares = np.array(moments, np.float64).T
+    if not counts.sum():
+        return 0.0, 1.0
+    mean = (counts * means).sum() / counts.sum()
+    return mean, np.sqrt((squares + counts * np.square(means - mean)).sum() / counts.sum())
 
 
 def _rows(column: Any, index: torch.Tensor) -> Any:

@@ -175,9 +175,11 @@ class NormalizeRewards(ConnectorV2):
 
     def _note(self, episode: SingleAgentEpisode, total: float) -> None:
         ongoing = self._ongoing[_module_of(episode)]
-        ongoing.pop(episode.id_, None)  # so that the newest come last
+        before = ongoing.pop(episode.id_, None)  # so that the newest come last
         if not episode.is_done:
             ongoing[episode.id_] = (episode.t_started + len(episode), total)
+        elif before is not None:
+            self._ended.setdefault(_module_of(episode), []).append(episode.id_)
 
     def _forget_oldest(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Forgets the oldest returns, since some episodes are never finished."""
@@ -210,9 +212,12 @@ class NormalizeRewards(ConnectorV2):
     def get_state(self) -> dict[str, Any]:
         """Returns ``[count, mean, sum of squares]`` by module, and the returns of episodes that have not ended.
 
-        ``moments`` are those that were merged last, and ``own`` those of later batches.
+        ``moments`` are those that were merged last, and ``own`` those of later batches. ``ended``, if it is there, has
+        the episodes that have ended since the last merge.
         """
+        ended = {"ended": {module_id: list(ids) for module_id, ids in self._ended.items()}} if self._ended else {}
         return {
+            **ended,
             "moments": {module_id: list(moments) for module_id, moments in self._merged.items()},
             "own": {module_id: list(moments) for module_id, moments in self._own.items()},
             "ongoing": {
@@ -230,6 +235,7 @@ class NormalizeRewards(ConnectorV2):
         """Sets a state that ``get_state`` or ``merge_states`` has returned."""
         self._merged = _from_lists(state["moments"])
         self._own = _from_lists(state.get("own", {}))  # former versions did not keep it apart
+        self._ended = {module_id: list(ids) for module_id, ids in state.get("ended", {}).items()}
         self._ongoing = {
             module_id: dict(
                 zip(
@@ -246,6 +252,7 @@ class NormalizeRewards(ConnectorV2):
         self._merged: dict[ModuleID, RewardMoments] = {}
         self._own: dict[ModuleID, RewardMoments] = {}
         self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
+        self._ended: dict[ModuleID, list[EpisodeID]] = {}
 
     def merge_own_state(self) -> None:
         """Merges the moments of the newest batches into those that were merged before."""
@@ -254,7 +261,7 @@ class NormalizeRewards(ConnectorV2):
             return
         for module_id, moments in self._own.items():
             _add(self._merged, module_id, moments)
-        self._own = {}
+        self._own, self._ended = {}, {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """Merges the states of pieces that continued from one state with different batches, or with parts of them.
@@ -273,7 +280,11 @@ class NormalizeRewards(ConnectorV2):
             for module_id, moments in other._own.items():
                 _add(merged._merged, module_id, moments)
             for module_id, ongoing in other._ongoing.items():
-                merged._ongoing.setdefault(module_id, {}).update(ongoing)
+                _continue(merged._ongoing.setdefault(module_id, {}), ongoing)
+        for state in states:
+            for module_id, ids in state.get("ended", {}).items():
+                for id_ in ids:
+                    merged._ongoing.get(module_id, {}).pop(id_, None)
         return merged.get_state()
 
 
@@ -286,6 +297,14 @@ def _rewards(columns: ColumnGroup) -> np.ndarray:
 
 def _add(statistics: dict[ModuleID, RewardMoments], module_id: ModuleID, moments: RewardMoments) -> None:
     statistics[module_id] = statistics.get(module_id, RewardMoments()).merged(moments)
+
+
+def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[EpisodeID, tuple[int, float]]) -> None:
+    """Adds the returns of episodes that are not known, or that have gone on since then."""
+    for id_, (t, total) in others.items():
+        if id_ not in known or known[id_][0] < t:
+            known.pop(id_, None)
+            known[id_] = (t, total)
 
 
 def _from_lists(moments: Mapping[ModuleID, Any]) -> dict[ModuleID, RewardMoments]:

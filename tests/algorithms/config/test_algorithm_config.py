@@ -225,3 +225,10 @@ def test_what_cannot_be_found_again_by_name_has_no_address_in_checkpoints():
     first, second = (config_to_state(PPOConfig().env_runners(env_to_module_connector=lambda: [])) for _ in range(2))
     assert first == second
     assert "0x" not in str(first)
+
+
+@pytest.mark.parametrize(("runners", "expected"), [(0, 3), (1, 3), (2, 6), (5, 15)])
+def test_all_env_runners_together_have_num_envs_sub_environments(runners, expected):
+    config = PPOConfig().env_runners(num_envs_per_env_runner=3)
+    object.__setattr__(config, "num_env_runners", runners)
+    assert config.num_envs == expected

@@ -1,4 +1,4 @@
-"""As much of Ray's API as this library uses, in one process: actors answer at once, and are lost when a test says so."""
+"""As much of Ray's API as this library uses, in one process. Actors answer at once, and are lost as a test says."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ class FakeRay:
             raise ref.error
         return cloudpickle.loads(ref.pickled)
 
-    def wait(self, refs: Sequence[Ref], *, num_returns: int, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
+    def wait(
+        self, refs: Sequence[Ref], *, num_returns: int, timeout: float | None = None
+    ) -> tuple[list[Ref], list[Ref]]:
         """Answers arrive in any order."""
         ready = [ref for ref in refs if ref.is_ready]
         found = self._rng.sample(ready, min(num_returns, len(ready)))

@@ -61,8 +61,7 @@ class DividedRun:
         self.runners = [_runner_of(*own, is_alone) for own in zip(self.algos, sizes, firsts, strict=True)]
         self.places: list[SamplePlace] = []
         if state is not None:
-            for runner, own in zip(self.runners, divided_runner_state(state, sizes), strict=True):
-                runner.set_state(own)
+            self.set_state(state)
 
     def sample(self, *, steps: int = 0, num_episodes: int | None = None, **options: Any) -> list[Any]:
         """Returns the episodes of ``steps`` steps of each sub-environment, or ``num_episodes`` episodes, in order."""
@@ -97,6 +96,11 @@ class DividedRun:
             env_to_module=runner.env_to_module,
             module_to_env=runner.module_to_env,
         )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Sets the state of one runner with all sub-environments."""
+        for runner, own in zip(self.runners, divided_runner_state(state, self.sizes), strict=True):
+            runner.set_state(own)
 
     def close(self) -> None:
         """Closes all runners."""

@@ -1,0 +1,172 @@
+"""HostedLearner: a learner in a process of its own, which updates the modules together with others.
+
+The group of learners in the user's process sends ``UpdateRequest``s and gets ``UpdateReply``s.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from marl_connectors.cluster.references import EpisodeShare
+from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.ranks import Ranks
+
+
+class LearnerBlueprint(Protocol):
+    """Makes learners in any process. It can be pickled."""
+
+    def build(self) -> Learner:
+        """Makes a learner with the modules that the run has now. Its state is set afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """The arguments of one learner's part of an update.
+
+    Attributes:
+        blueprint: The version of the blueprint, and its reference in a list, so that Ray does not fetch it.
+        state: The version of the learners' state before the update, and the reference of the pickled state in a list.
+            The list is empty for a learner that has this version.
+        metrics: The state of the metrics before the update.
+        share: The episodes.
+        timesteps: As for ``Learner.update``.
+    """
+
+    blueprint: tuple[int, list[Any]]
+    state: tuple[int, list[Any]]
+    metrics: list[dict[str, Any]]
+    share: EpisodeShare
+    timesteps: dict[str, int]
+
+
+@dataclass(frozen=True)
+class UpdateReply:
+    """The result of one learner's part of an update.
+
+    Attributes:
+        results: What ``Learner.update`` returned.
+        pipeline_seconds: As in Learner.
+        seconds: The duration of the call.
+        fetch_seconds: The duration of fetching the episodes.
+    """
+
+    results: dict[str, Any]
+    pipeline_seconds: float
+    seconds: float
+    fetch_seconds: float
+
+
+class HostedLearner:
+    """One of several learners that update the same modules together. It is the object in a ``Host``."""
+
+    def __init__(self, rank: int, size: int):
+        """Makes no learner yet.
+
+        Args:
+            rank: The number of this learner.
+            size: The number of learners.
+        """
+        self._rank = rank
+        self._size = size
+        self._learner: Learner | None = None
+        self._ranks: Ranks | None = None
+        self._store: Any = None
+        self._blueprint_version = -1
+        self._state_version = -1
+        self._stage = "before its first update"
+
+    @property
+    def progress(self) -> str:
+        """How far the current call is, in words."""
+        learner = self._learner
+        steps = "" if learner is None else f" of update {learner.num_updates + 1}, step {learner.num_gradient_steps}"
+        return f"{self._stage}{steps}"
+
+    def listen(self) -> tuple[tuple[str, int], None]:
+        """Opens a port for the other learners, and returns the address of this node and the port."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        self._store = _store(host, 0, self._size, is_master=True)
+        return (host, self._store.port), None
+
+    def connect(self, host: str, port: int, device: str, timeout_s: float) -> tuple[None, None]:
+        """Connects to all learners.
+
+        Args:
+            host: The address of the node of rank 0.
+            port: Its port.
+            device: The device of the modules, ``"cpu"`` or ``"cuda"``.
+            timeout_s: The time after which a learner that does not answer counts as lost.
+        """
+        if self._store is None:
+            self._store = _store(host, port, self._size, is_master=False)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._ranks = Ranks(self._store, self._rank, self._size, device=torch.device(device), timeout_s=timeout_s)
+        return None, None
+
+    def update(self, request: UpdateRequest) -> tuple[UpdateReply, bytes | None]:
+        """Updates the modules together with the other learners. Rank 0 returns the pickled new state as the payload."""
+        import ray
+
+        began = time.perf_counter()
+        learner = self._following(request)
+        self._stage = "fetching the episodes"
+        began_fetching = time.perf_counter()
+        episodes, positions = request.share.fetch(ray.get)
+        fetched = time.perf_counter() - began_fetching
+        self._stage = "in the middle"
+        self._state_version = -1  # until the update is done
+        results = learner.update(episodes=episodes, timesteps=request.timesteps, positions=positions)
+        self._state_version = request.state[0] + 1
+        self._stage = "after the end"
+        payload = pickle.dumps(learner.get_state(), protocol=5) if self._rank == 0 else None
+        reply = UpdateReply(results, learner.pipeline_seconds, time.perf_counter() - began, fetched)
+        return reply, payload
+
+    def _following(self, request: UpdateRequest) -> Learner:
+        """Returns the learner with the modules and the state of a request."""
+        import ray
+
+        version, ref = request.blueprint
+        learner = self._learner
+        if learner is None or version != self._blueprint_version:
+            self._stage = "making the modules"
+            learner = self._learner = pickle.loads(ray.get(ref[0])).build()
+            learner.ranks = self._ranks
+            self._blueprint_version, self._state_version = version, -1
+        version, ref = request.state
+        if ref:
+            self._stage = "loading the state"
+            learner.set_state(pickle.loads(ray.get(ref[0])))
+        elif version != self._state_version:
+            raise RuntimeError(
+                f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {version}."
+            )
+        learner.metrics.set_state(request.metrics)
+        return learner
+
+    def apply(self, function: bytes) -> tuple[Any, None]:
+        """Returns what a pickled function of the learner returns."""
+        return pickle.loads(function)(self._learner), None
+
+    def close(self) -> tuple[None, None]:
+        """Disconnects from the other learners."""
+        if self._ranks is not None:
+            self._ranks.leave()
+        return None, None
+
+
+def _store(host: str, port: int, size: int, *, is_master: bool) -> Any:
+    """Returns the store by which learners find one another. Rank 0 is its master; port 0 stands for any free port."""
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, port, size, is_master=is_master, wait_for_workers=False
+    )

@@ -1,0 +1,167 @@
+"""Whatever happens to the processes and nodes of a run on Ray, it ends with the parameters of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.runs.clusters import Harm, actor_processes, parameters, spread, trained, wait_until_gone
+
+ray = pytest.importorskip("ray")
+
+
+def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, dict[str, np.ndarray]]:
+    """The parameters of an undisturbed run in this process, by the number of iterations."""
+    algo, found = spread(0, 0).build_algo(), {}
+    for iteration in range(1, 41):
+        algo.train()
+        found[iteration] = parameters(algo)
+    algo.stop()
+    return found
+
+
+def test_a_run_whose_env_runner_is_killed_ends_like_an_undisturbed_one():
+    algo = spread(2, 0).build_algo()
+    try:
+        algo.train()
+        (process,) = actor_processes("EnvRunner1")
+        os.kill(process, signal.SIGKILL)
+        algo.train()
+        assert algo.env_runner_group.num_remote_env_runner_restarts == 1
+        check_same(parameters(algo), trained(spread(0, 0), 2), 0.0)
+        assert actor_processes("EnvRunner1") not in ([], [process])
+    finally:
+        processes = actor_processes()
+        algo.stop()
+    assert wait_until_gone(processes) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_learners", "atol"), [(0, 0.0), (2, 1e-5)])
+def test_a_run_whose_processes_are_killed_50_times_ends_like_an_undisturbed_one(expected, num_learners, atol, tmp_path):
+    config = spread(2, num_learners).fault_tolerance(max_num_env_runner_restarts=10**6)
+    algo = config.build_algo()
+    harm = Harm(signal.SIGKILL, most_s=4.0, seed=secrets.randbits(31))
+    harm.start()
+    try:
+        iterations = 0
+        while harm.number < 50 or iterations < 40:
+            if iterations < 40:
+                algo.train()
+                iterations += 1
+                algo.save_to_path(tmp_path / str(iterations))
+                if iterations == 40:
+                    check_same(parameters(algo), expected[40], atol)
+            else:  # the run goes on, so that all 50 kills meet something
+                algo.train()
+    finally:
+        harm.stop()
+        processes = actor_processes()
+        algo.stop()
+    assert algo.env_runner_group.num_remote_env_runner_restarts > 0
+    assert wait_until_gone(processes) == []
+    resumed = type(algo).from_checkpoint(tmp_path / "40", config=spread(0, 0))
+    try:
+        check_same(parameters(resumed), expected[40], atol)
+    finally:
+        resumed.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EnvRunner", "Learner"])
+def test_a_run_whose_processes_are_stopped_ends_like_an_undisturbed_one(expected, kind):
+    config = spread(2, 2).fault_tolerance(max_num_env_runner_restarts=10**6)
+    algo = config.build_algo()
+    try:
+        algo.train()
+        algo.train()
+        harm = Harm(signal.SIGSTOP, most_s=8.0, kind=kind, seed=secrets.randbits(31))
+        harm.start()
+        for iteration in range(2, 12):
+            algo.train()
+            if iteration == 10:
+                harm.stop()
+        check_same(parameters(algo), expected[12], 1e-5)
+    finally:
+        processes = actor_processes()
+        algo.stop()
+    assert wait_until_gone(processes) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_nodes_ends_like_an_undisturbed_one(expected):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
+    cluster.wait_for_nodes()
+    rng = random.Random(secrets.randbits(31))
+    algo: Any = None
+    try:
+        algo = spread(2, 2, ray_address=cluster.address).build_algo()
+        for iteration in range(12):
+            timer = None
+            if iteration in (2, 5, 8):
+                lost = nodes.pop(rng.randrange(len(nodes)))
+                timer = threading.Timer(rng.random(), cluster.remove_node, (lost,), {"allow_graceful": False})
+                timer.start()
+            algo.train()
+            if timer is not None:
+                timer.join()
+                nodes.append(cluster.add_node(num_cpus=2))
+        check_same(parameters(algo), expected[12], 1e-5)
+    finally:
+        if algo is not None:
+            algo.stop()
+        cluster.shutdown()
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from helpers.runs.clusters import spread
+def main():
+    algo = spread(2, 2).build_algo()
+    try:
+        while True:
+            algo.train()
+            print("trained", flush=True)
+    finally:
+        algo.stop()
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_run_that_is_interrupted_or_killed(how, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
+    shared_memory = set(Path("/dev/shm").iterdir())
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert run.stdout is not None
+    while run.stdout.readline().strip() != "trained":
+        assert run.poll() is None
+    processes = actor_processes()
+    assert len(processes) >= 4
+    run.send_signal(how)
+    run.communicate(timeout=60)
+    assert wait_until_gone(processes) == []
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory

@@ -1,0 +1,107 @@
+"""Runs on Ray in processes of their own, and what happens to these processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_connectors import PPOConfig
+
+
+def spread(num_env_runners: int, num_learners: int, **resources: Any) -> PPOConfig:
+    """Three agents with policies of their own. Batches are as large with any numbers."""
+    return (
+        PPOConfig()
+        .environment("mpe2.simple_spread_v3")
+        .multi_agent(policies="independent")
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=4 // max(1, num_env_runners),
+            num_env_workers=0,
+            sample_timeout_s=5.0,
+        )
+        .learners(num_learners=num_learners)
+        .fault_tolerance(env_runner_health_probe_timeout_s=3.0)
+        .training(train_batch_size_per_learner=384 // max(1, num_learners), minibatch_size=64, num_epochs=2)
+        .resources(**resources)
+        .debugging(seed=1)
+    )
+
+
+def parameters(algo: Any) -> dict[str, np.ndarray]:
+    """Copies of all parameters."""
+    return {
+        f"{module_id}.{name}": value.numpy().copy()
+        for module_id, module in algo.rl_module.get_state().items()
+        for name, value in module.items()
+    }
+
+
+def trained(config: PPOConfig, iterations: int) -> dict[str, np.ndarray]:
+    """The parameters after some iterations."""
+    algo = config.build_algo()
+    try:
+        for _ in range(iterations):
+            algo.train()
+        return parameters(algo)
+    finally:
+        algo.stop()
+
+
+def actor_processes(kind: str = "") -> list[int]:
+    """The processes of actors whose name, such as ``EnvRunner0``, contains ``kind``."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                title = (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue  # it has ended
+            if title.startswith("ray::") and ("EnvRunner" in title or "Learner" in title) and kind in title:
+                found.append(int(folder.name))
+    return found
+
+
+class Harm(threading.Thread):
+    """Sends a signal to a random actor again and again, until it is stopped.
+
+    Attributes:
+        number: The number of signals so far.
+    """
+
+    def __init__(self, how: signal.Signals, most_s: float, kind: str = "", seed: int = 0):
+        super().__init__(daemon=True)
+        self.number = 0
+        self._how, self._most_s, self._kind = how, most_s, kind
+        self._rng = random.Random(seed)
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self._is_over.wait(self._rng.random() * self._most_s):
+            processes = actor_processes(self._kind)
+            if processes:
+                try:
+                    os.kill(self._rng.choice(processes), self._how)
+                    self.number += 1
+                except ProcessLookupError:
+                    pass
+
+    def stop(self) -> None:
+        """Waits for the end."""
+        self._is_over.set()
+        self.join()
+
+
+def wait_until_gone(processes: list[int], seconds: float = 30.0) -> list[int]:
+    """Returns which of the processes still live after some time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in processes):
+        time.sleep(0.1)
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]

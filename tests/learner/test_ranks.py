@@ -1,0 +1,245 @@
+"""Several learners, each with its own episodes, update modules as one learner with all episodes does."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.runs.random_runs import described
+from helpers.runs.rank_configs import (
+    CASES,
+    batch_norm_config,
+    items_config,
+    life_config,
+    mapped_config,
+    masked_config,
+    normalized_config,
+    random_case,
+)
+from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_env, updates_of_one
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.errors import LearnerError
+from marl_connectors.learner.ranks import check_can_be_divided
+from marl_connectors.learner.updates import reads_batches
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Three processes for all tests here."""
+    processes = RankPool(3)
+    yield processes
+    processes.close()
+
+
+def rank_updates(pool, make_config, rank_of, size, *, updates=5, prepare=None):
+    """The updates of one learner, and the same ones by ranks; ``rank_of`` maps numbers of sub-environments to ranks."""
+    one = updates_of_one(make_config, updates, prepare)
+    shares = list(zip(*[shares_by_env(episodes, rank_of, size) for episodes in one.episodes], strict=True))
+    return one, pool.run(make_config, shares, one.timesteps, prepare)
+
+
+def check_equal(one, ranks, message=""):
+    """Ranks have the same state, bit for bit. But for round-off, state and results are those of one learner."""
+    assert [rank.error for rank in ranks] == [None] * len(ranks), message
+    for rank in ranks:
+        assert largest_difference(rank.state["module"], ranks[0].state["module"]) == 0.0, message
+        assert largest_difference(one.state["module"], rank.state["module"]) < 1e-5, message
+        assert rank.state["num_updates"] == one.state["num_updates"]
+        for expected, found in zip(one.results, rank.results, strict=True):
+            assert expected.keys() == found.keys()
+            for module_id, statistics in expected.items():
+                assert statistics.keys() == found[module_id].keys()
+                assert statistics["num_module_steps_trained"] == found[module_id]["num_module_steps_trained"]
+                assert found[module_id] == pytest.approx(statistics, rel=2e-4, abs=2e-5), f"{message} {module_id}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_update_as_one_learner(pool, name):
+    rng = np.random.default_rng(len(name))
+    size = int(rng.integers(2, 4))
+    rank_of = rng.integers(0, size, 6)
+    check_equal(*rank_updates(pool, CASES[name], lambda env: int(rank_of[env]), size))
+
+
+def check_random(pool, seed):
+    rng = np.random.default_rng([seed, 2])
+    size = int(rng.integers(2, 4))
+    rank_of, make_config = rng.integers(0, size, 8), random_case(seed)
+    one, ranks = rank_updates(pool, make_config, lambda env: int(rank_of[env]), size)
+    check_equal(one, ranks, f"seed {seed}, ranks {rank_of}: {described(make_config())}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_update_as_one_learner_in_random_runs(pool, seed):
+    check_random(pool, seed)
+
+
+@pytest.mark.slow
+def test_ranks_update_as_one_learner_in_150_random_runs(pool):
+    first = secrets.randbits(31)
+    for seed in range(first, first + 150):
+        check_random(pool, seed)
+
+
+def test_a_rank_without_any_episodes_takes_all_steps(pool):
+    one, ranks = rank_updates(pool, life_config, lambda env: 0, 3)
+    check_equal(one, ranks)
+
+
+def test_a_module_that_only_one_rank_has_is_updated_on_all(pool):
+    one = updates_of_one(mapped_config, 3)
+    shares = []
+    for episodes in one.episodes:
+        whole = pickle.loads(episodes)
+        ranks = [int("b" not in {e.module_id for e in episode.agent_episodes.values()}) for episode in whole]
+        assert set(ranks) == {0, 1}
+        own = [[i for i, rank in enumerate(ranks) if rank == wanted] for wanted in (0, 1)]
+        shares.append([(pickle.dumps([whole[i] for i in positions]), positions) for positions in own])
+    check_equal(one, pool.run(mapped_config, list(zip(*shares, strict=True)), one.timesteps))
+
+
+def test_the_adaptive_kl_penalty_follows_the_divergence_of_all_rows(pool):
+    one, ranks = rank_updates(pool, mapped_config, lambda env: env % 2, 2)
+    assert set(one.state["kl_coeffs"].values()) - {0.2}
+    assert [rank.state["kl_coeffs"] for rank in ranks] == [one.state["kl_coeffs"]] * 2
+
+
+def test_optimizers_of_all_ranks_have_the_moments_of_one_learner(pool):
+    one, ranks = rank_updates(pool, masked_config, lambda env: env % 3, 3)
+    for rank in ranks:
+        for module_id, own in one.state["optimizers"].items():
+            for expected, found in zip(own["adam"], rank.state["optimizers"][module_id]["adam"], strict=True):
+                assert found.keys() == expected.keys()
+                for name, value in expected.items():
+                    torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_values_that_pieces_log_are_those_of_all_ranks(pool):
+    one, ranks = rank_updates(pool, items_config, lambda env: env % 2, 2)
+    assert one.state["metrics"]
+    assert [rank.state["metrics"] for rank in ranks] == [one.state["metrics"]] * 2
+
+
+def test_buffers_that_training_changes_are_the_same_on_all_ranks(pool):
+    _, ranks = rank_updates(pool, batch_norm_config, lambda env: env % 2, 2)
+    assert [rank.error for rank in ranks] == [None, None]
+    assert largest_difference(ranks[0].state["module"], ranks[1].state["module"]) == 0.0
+    assert ranks[0].state["module"]["a"]["norm.num_batches_tracked"] > 0
+
+
+def test_the_state_of_pieces_is_that_of_one_learner(pool):
+    one, ranks = rank_updates(pool, normalized_config, lambda env: env % 2, 2)
+    expected = one.state["pipeline"]["NormalizeRewards"]
+    for rank in ranks:
+        found = rank.state["pipeline"]["NormalizeRewards"]
+        assert found.keys() == expected.keys()
+        assert largest_difference(rank.state["pipeline"]["NormalizeRewards"]["moments"], expected["moments"]) < 1e-6
+        for module_id, ongoing in expected["ongoing"].items():
+            mine = found["ongoing"][module_id]
+            assert sorted(ongoing["episodes"]) == sorted(mine["episodes"])
+            for name in ("t", "returns"):
+                values = [dict(zip(own["episodes"], own[name].tolist(), strict=True)) for own in (ongoing, mine)]
+                assert values[0] == pytest.approx(values[1])
+
+
+# Failures.
+
+
+def spoil_rewards(algo):
+    """The rewards of the fourth sub-environment are NaN."""
+    piece = algo.learner.pipeline["AddColumnsFromEpisodesToTrainBatch"]
+    before = piece.on_columns
+
+    def spoiled(*, columns, **kwargs):
+        before(columns=columns, **kwargs)
+        for i, chunk in enumerate(columns.rows.episodes):
+            if str(chunk.multi_agent_episode_id).startswith("3-"):
+                begin = sum(columns.rows.counts[:i])
+                columns["rewards"][begin : begin + columns.rows.counts[i]] = np.nan
+
+    piece.on_columns = spoiled
+    algo.learner.pipeline.set_input_spaces(None, None)
+
+
+def test_all_ranks_name_the_column_that_is_not_finite_on_one_of_them(pool):
+    one = updates_of_one(life_config, 1)
+    shares = list(zip(*[shares_by_env(episodes, lambda env: env % 2, 2) for episodes in one.episodes], strict=True))
+    errors = [rank.error for rank in pool.run(life_config, shares, one.timesteps, spoil_rewards)]
+    assert errors[0] == errors[1]
+    assert "The column 'rewards' is not finite" in errors[0]
+
+
+def fail_on_rank_1(algo):
+    """The loss raises an error on rank 1."""
+    compute = algo.learner.compute_loss_for_module
+
+    def failing(**given):
+        if algo.learner.ranks.rank == 1:
+            raise ValueError("the user's own error")
+        return compute(**given)
+
+    algo.learner.compute_loss_for_module = failing
+
+
+def test_an_error_on_one_rank_ends_the_update_on_the_others(pool):
+    one = updates_of_one(life_config, 1)
+    shares = list(zip(*[shares_by_env(episodes, lambda env: env % 3, 3) for episodes in one.episodes], strict=True))
+    errors = [rank.error for rank in pool.run(life_config, shares, one.timesteps, fail_on_rank_1)]
+    assert "ValueError: the user's own error" in errors[1]
+    for rank in (0, 2):
+        assert f"LostRankError: Ranks: rank {rank} of 3 lost the others while" in errors[rank]
+
+
+def freeze_on_rank_1(algo):
+    """Rank 1 has another module than the others."""
+
+    def begin(*, timesteps):
+        if algo.learner.ranks is not None and algo.learner.ranks.rank == 1:
+            next(algo.rl_module["a"].parameters()).requires_grad_(False)
+
+    algo.learner.before_gradient_based_update = begin
+
+
+def test_ranks_with_different_modules_take_no_step(pool):
+    _, ranks = rank_updates(pool, life_config, lambda env: env % 2, 2, updates=1, prepare=freeze_on_rank_1)
+    for rank in ranks:
+        assert rank.error is not None and "rank 1 has other parameters than rank 0" in rank.error
+
+
+def count_calls(algo):
+    """A piece has a state that differs among ranks."""
+    piece = algo.learner.pipeline["AddObservationsFromEpisodesToBatch"]
+    piece.get_state = lambda: {"rank": -1 if algo.learner.ranks is None else algo.learner.ranks.rank}
+
+
+def test_a_piece_whose_states_cannot_be_merged_is_named(pool):
+    _, ranks = rank_updates(pool, life_config, lambda env: env % 2, 2, updates=1, prepare=count_calls)
+    for rank in ranks:
+        assert rank.error is not None
+        assert "AddObservationsFromEpisodesToBatch: the 2 states of this piece differ" in rank.error
+
+
+class Clipped(GeneralAdvantageEstimation):
+    def on_columns(self, *, rl_module, columns, **kwargs):
+        super().on_columns(rl_module=rl_module, columns=columns, **kwargs)
+        columns["advantages"] = columns["advantages"].clamp(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda algo: algo._set(policies_to_train=lambda module_id, batch: True), "the function reads the train batch"),
+        (lambda algo: algo.learner.pipeline.append(Clipped()), "Clipped: it overrides on_columns of"),
+    ],
+)
+def test_what_needs_the_whole_batch_is_refused(change, message):
+    algo = life_config().build_algo()
+    check_can_be_divided(algo.config, algo.learner.pipeline, reads_batches)
+    change(algo)
+    with pytest.raises(LearnerError, match=message):
+        check_can_be_divided(algo.config, algo.learner.pipeline, reads_batches)
+    algo.stop()
