@@ -174,7 +174,8 @@ class Algorithm:
     def _build_learner_group(self) -> LearnerGroup:
         if not self.config.num_learners:
             return LearnerGroup(self.learner)
-        return LearnerGroup(self.learner, self._remote.learners(), self._learner_blueprint)
+        remote = self._remote.learners(self._learner_blueprint())
+        return LearnerGroup(self.learner, remote, self._learner_blueprint)
 
     def _learner_blueprint(self) -> RunLearnerBlueprint:
         """Returns how remote learners are made now."""

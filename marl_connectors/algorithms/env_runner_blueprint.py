@@ -19,6 +19,18 @@ from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import ModuleID
 
+_OF_THE_ALGORITHM = (
+    "learner_class",
+    "learner_connector",
+    "callbacks_on_algorithm_init",
+    "callbacks_on_train_result",
+    "callbacks_on_evaluate_start",
+    "callbacks_on_evaluate_end",
+    "callbacks_on_env_runners_recreated",
+    "callbacks_on_checkpoint_loaded",
+)
+"""Settings that env runners do not use. Their functions may hold what cannot be sent, such as a file or a socket."""
+
 
 @dataclass
 class RunBlueprint:
@@ -48,6 +60,8 @@ class RunBlueprint:
     def of(cls, config: AlgorithmConfig, **fields: Any) -> RunBlueprint:
         """Returns the blueprint with a copy of the config, whose device is that of remote env runners."""
         config = config.copy()
+        for name in _OF_THE_ALGORITHM:
+            setattr(config, name, None)
         config.num_learners = 0  # so that num_gpus_per_learner is the device
         config.num_gpus_per_learner = float(config.num_gpus_per_env_runner > 0)
         if config.num_env_workers == "auto":

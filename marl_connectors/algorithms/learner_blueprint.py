@@ -9,6 +9,7 @@ from gymnasium import Space
 
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.environments.spec import EnvSpec
@@ -55,8 +56,12 @@ class RunLearnerBlueprint:
             modules: The modules.
             seed: The run's seed.
         """
+        config = config.copy()
+        for name in (*CALLBACK_NAMES, "env_to_module_connector", "module_to_env_connector"):
+            # Learners do not use these functions, which may hold what cannot be sent, such as a file or a socket.
+            setattr(config, f"callbacks_{name}" if name in CALLBACK_NAMES else name, None)
         return cls(
-            config=config.copy(),
+            config=config,
             seed=seed,
             spec=MultiRLModuleSpec.from_module(modules),
             input_spaces=(setup.space_of_all(0), setup.space_of_all(1)),

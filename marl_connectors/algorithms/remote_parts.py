@@ -8,9 +8,12 @@ from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges_states
+from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.cluster.actor_pool import RestartPolicy
+from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.errors import ConfigError
 from marl_connectors.learner.remote_learners import RemoteLearners
 
 
@@ -55,6 +58,7 @@ class RemoteParts:
         """
         assert self.cluster is not None
         config = self._config
+        check_can_be_sent(blueprint.config)
         runners = RemoteEnvRunners(
             blueprint,
             cluster=self.cluster,
@@ -81,10 +85,15 @@ class RemoteParts:
         """The device of remote learners. ``num_gpus_per_learner="auto"`` stands for 1 if there are as many GPUs."""
         return "cuda" if self._learner_resources.gpus else "cpu"
 
-    def learners(self) -> RemoteLearners:
-        """Starts learners in Ray actors, and waits until they are connected with one another."""
+    def learners(self, blueprint: RunLearnerBlueprint) -> RemoteLearners:
+        """Starts learners in Ray actors, and waits until they are connected with one another.
+
+        Args:
+            blueprint: How they are made, to check that it can be sent to them.
+        """
         assert self.cluster is not None
         config = self._config
+        check_can_be_sent(blueprint.config)
         learners = RemoteLearners(
             self.cluster,
             config.num_learners,
@@ -107,6 +116,23 @@ class RemoteParts:
         """Ends the use of the cluster."""
         if self.cluster is not None:
             self.cluster.close()
+
+
+def check_can_be_sent(config: AlgorithmConfig) -> None:
+    """Checks that the settings can be sent to Ray actors.
+
+    Raises:
+        ConfigError: For the first setting that cannot be pickled.
+    """
+    for name, value in config.to_dict().items():
+        try:
+            pickled(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}: remote env runners and learners get the settings of the run, but this one cannot be sent to "
+                f"another process ({type(error).__name__}: {error}). Make what it holds inside the function or class "
+                f"that uses it, or set num_env_runners=0 and num_learners=0."
+            ) from error
 
 
 def runner_resources(config: AlgorithmConfig) -> Resources:

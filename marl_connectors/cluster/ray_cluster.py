@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import socket
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_connectors.cluster.host import HEALTH, Host
 from marl_connectors.errors import ConfigError
 from marl_connectors.seeding import global_generators_kept
+
+_ANSWER_S = 10.0
+"""The seconds in which the machine at an address has to answer."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +118,12 @@ class RayCluster:
         settings: dict[str, Any] = {"address": address}
         if address is None:
             settings = {"address": "local", "include_dashboard": False}
-        with warnings.catch_warnings(), global_generators_kept():
+        with warnings.catch_warnings(), global_generators_kept(), _sigterm_kept():
             warnings.simplefilter("ignore")
             try:
+                _check_that_it_answers(address)
                 self.ray.init(namespace=f"marl-connectors-{secrets.token_hex(8)}", logging_level="ERROR", **settings)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"{who}: {_named(address)} cannot be reached ({str(error).strip().splitlines()[0]}). Start one "
                     f"with 'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
@@ -169,3 +177,21 @@ class RayCluster:
 
 def _named(address: str | None) -> str:
     return "the cluster on this machine" if address is None else f"the Ray cluster at {address!r}"
+
+
+def _check_that_it_answers(address: str | None) -> None:
+    """Raises OSError if nothing listens at ``host:port``. Ray itself would try to connect for many minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Restores the handler of SIGTERM, which Ray replaces, if the process had one of its own."""
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if former not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, former)
