@@ -101,7 +101,9 @@ def test_the_lowest_tested_versions_are_the_lower_bounds(options):
     promised = {}
     lines = options["options"]["install_requires"].split("\n")
     lines += [
-        line for extra in ("cli", "mpe", "ray", "supersuit") for line in options["options.extras_require"][extra].split()
+        line
+        for extra in ("cli", "mpe", "ray", "supersuit")
+        for line in options["options.extras_require"][extra].split()
     ]
     for line in filter(None, map(str.strip, lines)):
         name, bound = line.split(">=")
