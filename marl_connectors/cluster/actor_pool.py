@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from marl_connectors.cluster.host import Process
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
 
@@ -117,6 +118,7 @@ class ActorPool:
         self.lost: set[int] = set()
         self._replaced: list[int] = []
         self._actors: dict[int, Any] = {}
+        self._processes: dict[int, Process] = {}
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
         self._submitted: dict[int, list[Any]] = {}
         for index in range(number):
@@ -189,7 +191,7 @@ class ActorPool:
             ActorLost: If the policy does neither.
         """
         who = self._who(index)
-        self._cluster.kill(self._actors.pop(index))
+        self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
         self._beginning.pop(index, None)
         if not self._policy.restarts:
             if not self._policy.ignores:
@@ -212,7 +214,7 @@ class ActorPool:
     def restart(self) -> None:
         """Replaces all actors by new ones, which begin with the newest state."""
         for index in self.indices:
-            self._cluster.kill(self._actors.pop(index))
+            self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
             self._beginning.pop(index, None)
             self._start(index)
 
@@ -236,8 +238,8 @@ class ActorPool:
         refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
         if refs:
             self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
-        for actor in self._actors.values():
-            self._cluster.kill(actor)
+        for index, actor in self._actors.items():
+            self._cluster.kill(actor, self._processes.get(index))
         self._actors.clear()
         self._beginning.clear()
 
@@ -310,7 +312,7 @@ class _Run:
             if ref == pool._beginning.get(index):
                 outcome = self._ray.get(ref)
                 pool._beginning.pop(index)
-                outcome.result(pool._who(index))
+                pool._processes[index] = outcome.result(pool._who(index))
             else:
                 outcome = self._ray.get(ref)
                 value = outcome.result(pool._who(index))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -40,6 +41,25 @@ class Outcome(NamedTuple):
         raise error
 
 
+class Process(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        node: The id of the node in the cluster.
+        pid: The number of the process on this node.
+    """
+
+    node: str
+    pid: int
+
+
+def this_process() -> Process:
+    """Returns where this process runs."""
+    import ray
+
+    return Process(ray.get_runtime_context().get_node_id() if ray.is_initialized() else "", os.getpid())
+
+
 class Host:
     """Makes an object in a process of its own, and calls its methods one after another.
 
@@ -64,11 +84,15 @@ class Host:
         return self._label
 
     def begin(self, make: bytes, arguments: tuple[Any, ...]) -> Outcome:
-        """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function."""
+        """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function.
+
+        Returns:
+            The outcome, with the Process as the value.
+        """
 
         def made() -> tuple[Any, Any]:
             self._object = unpickled(make)(*arguments)
-            return None, None
+            return this_process(), None
 
         return _outcome(made)[0]
 

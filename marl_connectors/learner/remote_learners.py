@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
-from marl_connectors.cluster.host import Outcome
+from marl_connectors.cluster.host import Outcome, Process
 from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.cluster.references import EpisodeShare
@@ -67,6 +67,7 @@ class RemoteLearners:
         self.fetch_seconds: list[float] = []
         self._actors: list[Any] = []
         self._beginning: list[Any] = []
+        self._processes: dict[int, Process] = {}
         self._is_connected = False
         self._blueprint: tuple[int, list[Any]] = (-1, [])
         self._start()
@@ -95,7 +96,7 @@ class RemoteLearners:
             return
         if not self._actors:
             self._start()
-        self._wait(dict(enumerate(self._beginning)), self._policy.start_timeout_s)
+        self._processes = self._wait(dict(enumerate(self._beginning)), self._policy.start_timeout_s)
         host, port = self._call({0: ("listen",)})[0][0]
         timeout_s = 3600.0 if self._policy.timeout_s is None else 4 * self._policy.timeout_s
         self._call(dict.fromkeys(range(self.number), ("connect", host, port, self._device, timeout_s)))
@@ -104,9 +105,9 @@ class RemoteLearners:
     def close(self) -> None:
         """Ends the actors at once. The next update starts new ones."""
         if self._ray.is_initialized():
-            for actor in self._actors:
-                self._cluster.kill(actor)
-        self._actors, self._beginning, self._is_connected = [], [], False
+            for rank, actor in enumerate(self._actors):
+                self._cluster.kill(actor, self._processes.get(rank))
+        self._actors, self._beginning, self._processes, self._is_connected = [], [], {}, False
 
     # Updates.
 
