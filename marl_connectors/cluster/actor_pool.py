@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marl_connectors.cluster.host import Process
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
 
@@ -19,7 +18,7 @@ _MOST_STARTS = 3
 """How often an actor may fail to start in time, one time after another."""
 _LEAST_START_S = 300.0
 _QUIET_START_S = 30.0
-"""The seconds after which a log line says that an actor has not started yet."""
+"""The seconds after which a log line says that Ray has not found a place for an actor yet."""
 
 
 class ActorLost(MarlConnectorsError, RuntimeError):
@@ -118,7 +117,7 @@ class ActorPool:
         self.lost: set[int] = set()
         self._replaced: list[int] = []
         self._actors: dict[int, Any] = {}
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
         self._submitted: dict[int, list[Any]] = {}
         for index in range(number):
@@ -137,6 +136,7 @@ class ActorPool:
     def _start(self, index: int) -> None:
         actor = self._cluster.start(self._who(index), self._resources)
         self._actors[index] = actor
+        self._processes[index] = actor.process.remote()
         self._beginning[index] = actor.begin.remote(*self._begin(index))
 
     def wait_until_begun(self) -> None:
@@ -312,7 +312,7 @@ class _Run:
             if ref == pool._beginning.get(index):
                 outcome = self._ray.get(ref)
                 pool._beginning.pop(index)
-                pool._processes[index] = outcome.result(pool._who(index))
+                outcome.result(pool._who(index))
             else:
                 outcome = self._ray.get(ref)
                 value = outcome.result(pool._who(index))
@@ -356,14 +356,23 @@ class _Run:
             limit = (
                 min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
             )
-            if is_beginning and now - waiting.since > _QUIET_START_S and ref not in self._has_said:
+            waited = now - waiting.since
+            if (
+                is_beginning
+                and waited > policy.timeout_s
+                and self._pool._cluster.is_ready(self._pool._processes[waiting.index])
+            ):
+                if waiting.index not in self._pool.probe([waiting.index]):
+                    self._lost(waiting.index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
+                    continue
+            elif is_beginning and waited > _QUIET_START_S and ref not in self._has_said:
                 self._has_said.add(ref)
                 _LOG.warning(
-                    "%s has not started yet. Free in the cluster: %s.",
+                    "%s has no process yet. Free in the cluster: %s.",
                     self._pool._who(waiting.index),
                     self._pool._cluster.free_resources(),
                 )
-            if now - waiting.since <= limit:
+            if waited <= limit:
                 continue
             if is_beginning:
                 if self._tries[waiting.index] >= _MOST_STARTS:

@@ -14,7 +14,7 @@ from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 HEALTH = "health"
-"""The concurrency group of ``Host.progress``, which answers while another method runs."""
+"""The concurrency group of ``Host.process`` and ``Host.progress``, which answer while another method runs."""
 
 
 class Outcome(NamedTuple):
@@ -84,15 +84,11 @@ class Host:
         return self._label
 
     def begin(self, make: bytes, arguments: tuple[Any, ...]) -> Outcome:
-        """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function.
-
-        Returns:
-            The outcome, with the Process as the value.
-        """
+        """Makes the object, in the thread in which its methods are called: ``make`` is a pickled function."""
 
         def made() -> tuple[Any, Any]:
             self._object = unpickled(make)(*arguments)
-            return this_process(), None
+            return None, None
 
         return _outcome(made)[0]
 
@@ -100,12 +96,17 @@ class Host:
         """Calls a method of the object."""
         return _outcome(lambda: getattr(self._object, method)(*arguments))
 
+    def process(self) -> Process:
+        """Returns where the actor runs. It answers as soon as there is a process."""
+        return this_process()
+
     def progress(self) -> Any:
         """Returns ``progress`` of the object, which changes while a method makes progress."""
         return getattr(self._object, "progress", None)
 
 
-Host.progress.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
+for _method in (Host.process, Host.progress):
+    _method.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
 
 
 def _outcome(call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:

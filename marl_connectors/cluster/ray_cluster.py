@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.cluster.host import HEALTH, Host, Process, this_process
+from marl_connectors.cluster.host import HEALTH, Host, this_process
 from marl_connectors.errors import ConfigError
 from marl_connectors.seeding import global_generators_kept
 
@@ -159,19 +160,29 @@ class RayCluster:
         free = self.ray.available_resources()
         return ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
 
-    def kill(self, actor: Any, process: Process | None = None) -> None:
+    def is_ready(self, ref: Any) -> bool:
+        """Whether a reference has its value, or an error."""
+        return bool(self.ray.wait([ref], num_returns=1, timeout=0)[0])
+
+    def kill(self, actor: Any, process: Any) -> None:
         """Kills an actor, even one that does not answer.
+
+        An actor on the node of this process is killed at once: Ray waits for some seconds, and would leave a process
+        that is stopped behind if the cluster ends before.
 
         Args:
             actor: The actor.
-            process: Where it runs, if that is known. On the node of this process it is killed at once: Ray waits for
-                some seconds, and would leave a process that is stopped behind if the cluster ends before.
+            process: The reference of what ``Host.process`` has returned.
         """
         if not self.ray.is_initialized():
             return
+        known = None
+        if self.is_ready(process):
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                known = self.ray.get(process)
         self.ray.kill(actor, no_restart=True)
-        if process is not None and process.node and process.node == self._node:
-            _kill_process(process.pid)
+        if known is not None and known.node and known.node == self._node:
+            _kill_process(known.pid)
 
     def close(self) -> None:
         """Ends the use of the cluster. The last user in the process stops a cluster that was started here."""
