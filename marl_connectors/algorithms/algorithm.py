@@ -39,6 +39,8 @@ from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.learner.learner_group import LearnerGroup
+from marl_connectors.learner.ranks import check_can_be_divided
+from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
@@ -109,6 +111,8 @@ class Algorithm:
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        if self.config.num_learners:
+            check_can_be_divided(self.config, self.learner.pipeline, reads_batches)
         self._remote = RemoteParts(self.config)
         try:
             self.env_runner_group = self._build_env_runner_group()

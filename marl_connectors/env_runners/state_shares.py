@@ -8,8 +8,6 @@ The merged state equals the state of one runner to the last bit, with these exce
 
 * Sums of floats that pieces and callbacks log depend on the order of the values. Moving averages and the newest values
   depend on it, too, and the merged ones are approximations.
-* In samples of whole episodes, a runner steps its sub-environments until its slowest one has finished. So the counts of
-  steps depend on how many sub-environments a runner has.
 * A runner that remembers as many agents as it may (``REMEMBERED_AGENTS``) counts only the steps of these.
 * A column that some agents of a group lack is marked as given in the rows that have it. One runner may have zeros in
   the rows of these agents instead, for example if their actions were random, so that no module output anything.

@@ -191,8 +191,13 @@ def rows_of_all_ranks(
         facts: Names and values of what all ranks must have in common.
 
     Raises:
-        LearnerError: If the ranks differ in ``facts``.
+        LearnerError: If there is not one position for each episode, or if the ranks differ in ``facts``.
     """
+    if len(positions) != len(episodes):
+        raise LearnerError(
+            f"Learner.update: expected the positions of {len(episodes)} episodes among those of all ranks, got "
+            f"{len(positions)}. Pass positions=[...], a number for each episode."
+        )
     groups = {module_id: group for group in batch.groups for module_id in group.module_ids}
     own = {id(group): GroupRows.of(group) for group in batch.groups}
     places = _chunk_places(batch, episodes, positions)

@@ -168,14 +168,16 @@ def layer_held_by_two_config() -> PPOConfig:
 
 
 class Predicting(DefaultPPORLModule, SelfSupervisedLossAPI):
-    """Predicts its own observation, and has a layer without a gradient."""
+    """Predicts its own observation, and has a layer that has a gradient in the first update only."""
 
     def setup(self):
         super().setup()
-        self.predictor, self.unused = MLP(2, (2,), activate_last=False), nn.Linear(2, 2)
+        self.predictor, self.early = MLP(2, (2,), activate_last=False), nn.Linear(2, 2)
 
     def compute_self_supervised_loss(self, *, learner, module_id, config, batch, fwd_out):
         loss = nn.functional.mse_loss(self.predictor(batch[Columns.OBS]), batch[Columns.OBS])
+        if learner.num_updates == 0:
+            loss = loss + self.early(batch[Columns.OBS]).square().mean()
         learner.log_terms([module_id], {"twice": 2 * loss})
         return loss
 
