@@ -56,7 +56,7 @@ def trained(config: PPOConfig, iterations: int) -> dict[str, np.ndarray]:
 
 
 def actor_processes(kind: str = "") -> list[int]:
-    """The processes of actors whose name, such as ``EnvRunner0``, contains ``kind``."""
+    """The processes of this process's actors whose name, such as ``EnvRunner0``, contains ``kind``."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -64,9 +64,27 @@ def actor_processes(kind: str = "") -> list[int]:
                 title = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it has ended
-            if title.startswith("ray::") and ("EnvRunner" in title or "Learner" in title) and kind in title:
+            if (
+                title.startswith("ray::")
+                and ("EnvRunner" in title or "Learner" in title)
+                and kind in title
+                and _is_ours(folder)
+            ):
                 found.append(int(folder.name))
     return found
+
+
+def _is_ours(process: Path) -> bool:
+    """Whether this process has started another one, which is given by its folder in ``/proc``, or an ancestor of it."""
+    pid = int(process.name)
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int((process.parent / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False  # it has ended
+    return False
 
 
 class Harm(threading.Thread):
