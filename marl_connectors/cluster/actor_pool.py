@@ -218,6 +218,10 @@ class ActorPool:
             self._beginning.pop(index, None)
             self._start(index)
 
+    def has_process(self, index: int) -> bool:
+        """Whether Ray has found a place for an actor, and its process has answered once."""
+        return self._cluster.is_ready(self._processes[index])
+
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
         refs = {index: self._actors[index].progress.remote() for index in indices}
@@ -357,15 +361,12 @@ class _Run:
                 min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
             )
             waited = now - waiting.since
-            if (
-                is_beginning
-                and waited > policy.timeout_s
-                and self._pool._cluster.is_ready(self._pool._processes[waiting.index])
-            ):
+            has_process = is_beginning and self._pool.has_process(waiting.index)
+            if has_process and waited > policy.timeout_s:
                 if waiting.index not in self._pool.probe([waiting.index]):
                     self._lost(waiting.index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
                     continue
-            elif is_beginning and waited > _QUIET_START_S and ref not in self._has_said:
+            elif is_beginning and not has_process and waited > _QUIET_START_S and ref not in self._has_said:
                 self._has_said.add(ref)
                 _LOG.warning(
                     "%s has no process yet. Free in the cluster: %s.",

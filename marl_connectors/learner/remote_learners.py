@@ -224,10 +224,10 @@ class RemoteLearners:
             ActorLost: If it has not in time.
         """
         limit = self._policy.start_timeout_s
-        done, late = self._ray.wait(self._places, num_returns=self.number, timeout=min(limit, _QUIET_S))
+        _, late = self._ray.wait(self._places, num_returns=self.number, timeout=min(limit, _QUIET_S))
         if late:
             _LOG.warning("%d learners have no process yet. Free in the cluster: %s.", len(late), self._free())
-            done, late = self._ray.wait(self._places, num_returns=self.number, timeout=limit)
+            _, late = self._ray.wait(self._places, num_returns=self.number, timeout=limit)
         if late:
             raise ActorLost(
                 f"{len(late)} of {self.number} learners have no process after {limit:.0f} s. Free in the cluster: "
