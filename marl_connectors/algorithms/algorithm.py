@@ -109,21 +109,26 @@ class Algorithm:
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
-        self._remote = RemoteParts(self.config)
-        try:
-            self.env_runner_group = self._build_env_runner_group()
-            self.eval_env_runner_group = self._build_eval_env_runner_group()
-            self.learner_group = self._build_learner_group()
-        except BaseException:
-            self._remote.stop()
-            raise
-        self.callbacks = self.config.make_callbacks()
         self.metrics = MetricsLogger()
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        self._remote = RemoteParts(self.config)
+        self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
+        try:
+            self.env_runner_group = self._build_env_runner_group()
+            self._groups.append(self.env_runner_group)
+            self.eval_env_runner_group = self._build_eval_env_runner_group()
+            if self.eval_env_runner_group is not None:
+                self._groups.append(self.eval_env_runner_group)
+            self.learner_group = self._build_learner_group()
+            self._groups.append(self.learner_group)
+            self.callbacks = self.config.make_callbacks()
+            self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def env_runner(self) -> EnvRunner:

@@ -164,6 +164,11 @@ def _share_of(state: State, begin: int, end: int) -> dict[str, Any]:
     }
 
 
+def without_episodes(state: State) -> dict[str, Any]:
+    """Returns the state of a runner without the ongoing episodes, for a run that begins new ones."""
+    return {**state, "episodes": None, "episodes_too_long": False, "batch": None, "before_batch": None}
+
+
 # Counts and states of pieces.
 
 
