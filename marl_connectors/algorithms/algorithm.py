@@ -26,7 +26,7 @@ from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
-from marl_connectors.algorithms.remote_parts import RemoteParts
+from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
@@ -39,6 +39,8 @@ from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.learner.learner_group import LearnerGroup
+from marl_connectors.learner.ranks import check_can_be_divided
+from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
@@ -109,6 +111,8 @@ class Algorithm:
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        if self.config.num_learners:
+            check_can_be_divided(self.config, self.learner.pipeline, reads_batches)
         self.metrics = MetricsLogger()
         self.iteration = 0
         self.time_total_s = 0.0
@@ -252,10 +256,8 @@ class Algorithm:
 
     def stop(self) -> None:
         """Closes the environments, and ends remote env runners and learners."""
-        self.learner_group.stop()
-        self.env_runner_group.stop()
-        if self.eval_env_runner_group is not None:
-            self.eval_env_runner_group.stop()
+        for group in reversed(self._groups):
+            group.stop()
         self._remote.stop()
         close_env(self._setup.sample_env, self._setup.name)
 
@@ -633,7 +635,7 @@ class Algorithm:
         if policies is not None:
             added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
             self.config.change(policies=added)
-        self.env_runner_group.modules_changed()
+        self._modules_changed()
         self._remap(mapping, new_should_module_be_updated)
         return module
 
@@ -717,7 +719,7 @@ class Algorithm:
         if module_id in overrides:
             self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
         self._remap(mapping, new_should_module_be_updated)
-        self.env_runner_group.modules_changed()
+        self._modules_changed()
         self.env_runner_group.restart_episodes()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
@@ -728,6 +730,11 @@ class Algorithm:
                 name, and instances of dataclasses that can be imported by name.
         """
         self._remap(self._checked_mapping("set_policy_mapping_fn", policy_mapping_fn), None)
+
+    def _modules_changed(self) -> None:
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.modules_changed()
 
     def _override(self, module_id: ModuleID, overrides: Mapping[str, Any]) -> None:
         known = {**self.config.algorithm_config_overrides_per_module, module_id: overrides}
@@ -741,6 +748,8 @@ class Algorithm:
             return None
         kept = POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
         check_patterns(kept, self._setup.agent_ids)
+        if self._remote.cluster is not None:
+            check_can_be_sent({"policy_mapping_fn": kept})
         return kept
 
     def _check_updated(self, who: str, wanted: ModulesToUpdate | None, module_ids: Collection[ModuleID]) -> None:

@@ -262,7 +262,7 @@ class ActorPool:
             self._cluster.kill(actor)
         self._actors.clear()
         self._beginning.clear()
-        self._failure = "The env runners were ended by stop(). Build the algorithm anew, with from_checkpoint to continue."
+        self._failure = "The env runners were ended by stop(). Build the algorithm anew."
 
 
 class _Run:

@@ -259,9 +259,7 @@ class HostedEnvRunner:
         """Returns what a pickled function of the env runner returns."""
         return unpickled(function)(self._runner), None
 
-    def set_state(
-        self, blueprint: tuple[int, list[Any]], state: bytes, new_episodes: bool
-    ) -> tuple[SavedState, None]:
+    def set_state(self, blueprint: tuple[int, list[Any]], state: bytes, new_episodes: bool) -> tuple[SavedState, None]:
         """Restores a pickled state of an env runner, and returns the state that it has then."""
         assert self._runner is not None
         self._follow(blueprint, self._runner)

@@ -124,7 +124,7 @@ class RemoteEnvRunners:
         self._cluster = cluster
         self._ray = cluster.ray
         self._blueprint_version = 0
-        self._blueprint_ref = [cluster.put(pickled(blueprint, "the config"))]
+        self._blueprint_ref = [cluster.put(pickled(blueprint))]
         self.num_envs = list(num_envs)
         self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
         self.rl_module = rl_module
@@ -204,7 +204,7 @@ class RemoteEnvRunners:
 
     def set_blueprint(self, blueprint: EnvRunnerBlueprint) -> None:
         """Lets all env runners follow a change of the modules or of the mapping function with the next sample."""
-        self._blueprint_ref = [self._cluster.put(pickled(blueprint, "the config"))]
+        self._blueprint_ref = [self._cluster.put(pickled(blueprint))]
         self._blueprint_version += 1
 
     def send_weights(self) -> None:
@@ -299,6 +299,9 @@ class RemoteEnvRunners:
                 num_timesteps = total * self.rollout_fragment_length
         steps = None if num_timesteps is None else math.ceil(num_timesteps / total)
         quotas = None if num_episodes is None else shares(total, num_episodes)
+        states = self._next_states
+        if states is not None:  # with the pieces that the pipelines have now
+            states = {**self.get_connector_states(), "before_batch": states["before_batch"]}
         found = {}
         for index in self._pool.indices:
             begin, end = self._bounds[index]
@@ -311,7 +314,7 @@ class RemoteEnvRunners:
             }
             first = SampleRequest(
                 **size,
-                connector_states=self._next_states,
+                connector_states=states,
                 restarts_episodes=self._restarts_episodes,
                 begins_iteration=self._begins_iteration,
             )

@@ -5,7 +5,10 @@ The group of learners in the user's process sends ``UpdateRequest``s and gets ``
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
+import struct
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +19,9 @@ import torch.distributed as dist
 from marl_connectors.cluster.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
+
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux: the request for the address of a network interface."""
 
 
 class LearnerBlueprint(Protocol):
@@ -91,9 +97,7 @@ class HostedLearner:
 
     def listen(self) -> tuple[tuple[str, int], None]:
         """Opens a port for the other learners, and returns the address of this node and the port."""
-        import ray
-
-        host = ray.util.get_node_ip_address()
+        host = _own_address()
         self._store = _store(host, 0, self._size, is_master=True)
         return (host, self._store.port), None
 
@@ -110,6 +114,9 @@ class HostedLearner:
             self._store = _store(host, port, self._size, is_master=False)
         if dist.is_initialized():
             dist.destroy_process_group()
+        interface = _interface_of(_own_address())
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes the one that the host name means
         self._ranks = Ranks(self._store, self._rank, self._size, device=torch.device(device), timeout_s=timeout_s)
         return None, None
 
@@ -163,6 +170,31 @@ class HostedLearner:
         if self._ranks is not None:
             self._ranks.leave()
         return None, None
+
+
+def _own_address() -> str:
+    """Returns the address by which other nodes of the cluster reach this one."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+def _interface_of(address: str) -> str | None:
+    """Returns the name of the network interface with an IPv4 address; None if it cannot be found on this system."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                found = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None
 
 
 def _store(host: str, port: int, size: int, *, is_master: bool) -> Any:

@@ -116,7 +116,7 @@ class RemoteLearners:
 
     def set_blueprint(self, blueprint: LearnerBlueprint) -> None:
         """Lets the learners be made anew for the next update."""
-        self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint, "the config"))])
+        self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint))])
 
     def update(
         self,

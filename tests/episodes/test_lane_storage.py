@@ -119,12 +119,12 @@ def test_it_stays_where_it_is_when_the_rollout_grows_or_goes_on():
     kept = successors[0].get_extra_model_outputs("new", [-2, -1], neg_index_as_lookback=True)
     assert kept.tolist() == [9.0, 0.0]
     restored = Rollout(OBS, ACT, num_rows=8, num_lanes=5)
-    restored.set_state(following.get_state())
+    restored.set_state(following.get_state(np.arange(5)))
     assert keys(*(view(restored, lane, first=0, start=2) for lane in (1, 2))) == [{"logp", "new"}, {"logp"}]
 
 
 def test_a_state_from_before_there_were_such_columns_can_still_be_read():
-    state = played().get_state()
+    state = played().get_state(np.arange(3))
     del state["given"]
     restored = Rollout(OBS, ACT, num_rows=8, num_lanes=3)
     restored.set_state(state)
