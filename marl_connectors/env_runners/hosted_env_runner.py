@@ -63,11 +63,15 @@ class SavedState:
         state: ``EnvRunner.get_state()``, pickled. It lacks the ongoing episodes if they cannot be saved.
         why_not_saved: Why they cannot be saved, although they could be replayed; ``""`` if they are in the state.
         why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
+        num_env_steps: The number of steps of its sub-environments so far.
+        num_agent_steps: The number of actions of its agents so far.
     """
 
     state: bytes
     why_not_saved: str
     why_not_kept: str
+    num_env_steps: int
+    num_agent_steps: int
 
 
 @dataclass(frozen=True)
@@ -325,7 +329,13 @@ def _saved(runner: EnvRunner) -> SavedState:
         state, why_not_saved = runner.get_state(), ""
     except EpisodeError as error:  # custom data of an episode cannot be saved
         state, why_not_saved = runner.get_state(with_episodes=False), str(error)
-    return SavedState(pickled_in_actor(state), why_not_saved, runner.why_episodes_are_not_kept())
+    return SavedState(
+        pickled_in_actor(state),
+        why_not_saved,
+        runner.why_episodes_are_not_kept(),
+        runner.num_env_steps,
+        runner.num_agent_steps,
+    )
 
 
 def known_states(states: dict[str, Any]) -> dict[str, Any] | None:

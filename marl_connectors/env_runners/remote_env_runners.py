@@ -148,6 +148,7 @@ class RemoteEnvRunners:
         self._weights = Weights(-1, [None])
         self._next_states: dict[str, Any] | None = None  # connector states that the env runners do not have yet
         self._restarts_episodes = self._begins_iteration = False
+        self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
         self._counts: list[dict[str, Any]] = []
         self._finished: list[EpisodeSummary] = []
         self._times = SamplingTimes()
@@ -265,12 +266,14 @@ class RemoteEnvRunners:
         """
         if self._weights.version < 0:
             self.send_weights()
+        if self._has_failed:
+            self._refresh()
         began = time.perf_counter()
         calls = {
             index: [Call("sample", (request,)) for request in requests]
             for index, requests in self._requests(num_timesteps, num_episodes, options, times).items()
         }
-        with self._undone_on_error(restarts_episodes=True):
+        with self._undone_on_error(is_sample=True):
             replies = self._pool.run(
                 calls, lambda index, _, reply: self._keep(index, reply.value.saved), max_in_flight=times
             )
@@ -326,21 +329,22 @@ class RemoteEnvRunners:
         self._kept[index] = _Kept(saved, self._newest_blueprint)
 
     @contextmanager
-    def _undone_on_error(self, *, restarts_episodes: bool = False) -> Iterator[None]:
+    def _undone_on_error(self, *, is_sample: bool = False) -> Iterator[None]:
         """Lets all env runners go back to the states before calls that fail.
 
         Args:
-            restarts_episodes: Whether they begin new episodes after an error of an environment, a module or a piece, as
-                EnvRunner does. The ongoing ones would end in the same error again.
+            is_sample: Whether the env runners go on after an error of an environment, a module or a piece, and begin
+                new episodes, as EnvRunner does. If they went back, the same error would come again.
         """
         before = dict(self._kept)
         try:
             yield
         except BaseException as error:
-            self._kept = before
-            self._pool.restart_later()
-            if restarts_episodes and isinstance(error, Exception) and not isinstance(error, ActorLost):
-                self._restarts_episodes = True
+            if is_sample and isinstance(error, Exception) and not isinstance(error, ActorLost):
+                self._has_failed = self._restarts_episodes = True
+            else:
+                self._kept = before
+                self._pool.restart_later()
             raise
 
     def _refresh(self) -> None:
@@ -355,7 +359,10 @@ class RemoteEnvRunners:
             call = Call("get_state", (self._newest_blueprint, self._restarts_episodes))
             with self._undone_on_error():
                 self._pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
-            self._restarts_episodes = False
+        if self._has_failed:
+            self.num_env_steps = sum(kept.saved.num_env_steps for kept in self._kept.values())
+            self.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._kept.values())
+        self._restarts_episodes = self._has_failed = False
 
     def _version_of(self, index: int) -> int | None:
         return self._kept[index].blueprint[0] if index in self._kept else None
@@ -548,7 +555,7 @@ class RemoteEnvRunners:
         with self._undone_on_error():
             self._pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
             for index in self._pool.lost:
-                self._keep(index, SavedState(parts[index], "", ""))
+                self._keep(index, SavedState(parts[index], "", "", 0, 0))
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
@@ -556,6 +563,7 @@ class RemoteEnvRunners:
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self._has_failed = False
         self.take_counts()
         self.take_finished()
         self.take_times()
