@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.main import _build_parser
@@ -108,11 +109,14 @@ def keys_of(result, *path):
             yield "/".join((*path, key))
 
 
-def test_the_table_of_results_has_every_key():
-    _, _, rest = text(ROOT / "docs/results.md").partition("<!-- results -->")
+def keys_in_table(mark):
+    _, _, rest = text(ROOT / "docs/results.md").partition(f"<!-- {mark} -->")
     rows = [row.split(" | ")[0] for row in rest.partition("\n\n")[0].splitlines() if row.startswith("| `")]
-    listed = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
-    config = (
+    return [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+
+
+def match_config():
+    return (
         PPOConfig()
         .environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 5})
         .multi_agent(
@@ -122,12 +126,31 @@ def test_the_table_of_results_has_every_key():
         .training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1)
         .evaluation(evaluation_interval=1, evaluation_duration=1)
     )
-    result = config.build_algo().train()
+
+
+def test_the_table_of_results_has_every_key():
+    listed = keys_in_table("results")
+    result = match_config().build_algo().train()
     evaluation = set(keys_of(result.pop("evaluation"), "env_runners"))
     found = set(keys_of(result))
     assert found == {key for key in listed if not key.endswith("...")}
     assert evaluation == {key for key in found if key.startswith("env_runners/")}
     assert len(listed) == len(set(listed))
+
+
+def test_the_table_of_results_with_remote_env_runners_has_every_key(monkeypatch):
+    use_fake_ray(monkeypatch)
+    algo = match_config().env_runners(num_env_runners=2).evaluation(evaluation_num_env_runners=1).build_algo()
+    result = algo.train()
+    algo.stop()
+    of_evaluation = {"num_healthy_workers", "num_remote_worker_restarts"}
+    assert of_evaluation <= result.pop("evaluation").keys()
+    rates = result["timers"].pop("env_runner_env_steps_per_second")
+    assert list(rates) == [0, 1] and all(rate > 0 for rate in rates.values())
+    result["timers"]["env_runner_env_steps_per_second"] = {"<env runner>": rates[0]}
+    found = set(keys_of(result)) - {key for key in keys_in_table("results") if not key.startswith("evaluation")}
+    of_learners = {"fault_tolerance/num_remote_learner_restarts"}
+    assert found | of_learners == set(keys_in_table("remote results"))
 
 
 def test_the_table_of_callbacks_has_all_of_them():

@@ -27,7 +27,7 @@ from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
-from marl_connectors.algorithms.results import iteration_results
+from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -285,11 +285,13 @@ class Algorithm:
             "training_iteration": self.iteration,
             "time_total_s": self.time_total_s,
             **iteration_results(
-                runners, self.learner, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
+                runners, self.learner_group, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
             ),
         }
         if is_evaluated:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
+            if self.eval_env_runner_group is not None:
+                result["evaluation"] |= workers(self.eval_env_runner_group)
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 

@@ -7,47 +7,73 @@ from typing import Any
 
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, summarize
-from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.metrics import by_pipeline, with_logged
 
 
 def iteration_results(
-    runner: EnvRunnerGroup,
-    learner: Learner,
+    runners: EnvRunnerGroup,
+    learners: LearnerGroup,
     recent: Collection[EpisodeSummary],
     learned: Mapping[str, Any],
     *,
     sample_s: float,
     update_s: float,
 ) -> dict[str, Any]:
-    """Returns the metrics of an iteration, as in docs/results.md. The counts of ``runner`` start again from zero.
+    """Returns the metrics of an iteration, as in docs/results.md. The counts of ``runners`` start again from zero.
 
-    Times are only in ``timers`` and ``time_...``: everything else is the same in each run with the same seed.
+    Times are only in ``timers`` and ``time_...``, and losses of processes only in ``fault_tolerance``: everything else
+    is the same in each run with the same seed.
 
     Args:
-        runner: The env runners that have sampled the iteration's episodes.
-        learner: The learner that has updated the modules.
+        runners: The env runners that have sampled the iteration's episodes.
+        learners: The learners that have updated the modules.
         recent: The newest episodes, over which returns are averaged.
         learned: The result of the learner's update.
         sample_s: The seconds of sampling.
         update_s: The seconds of updating.
     """
-    counts, times = runner.take_counts(), runner.take_times()
+    counts, times = runners.take_counts(), runners.take_times()
     agent_steps = sum(counts["num_module_steps_sampled"].values())
     return {
-        "num_env_steps_sampled_lifetime": runner.num_env_steps,
-        "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
+        "num_env_steps_sampled_lifetime": runners.num_env_steps,
+        "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
         "time_this_iter_s": sample_s + update_s,
-        "env_runners": with_logged(summarize(recent) | counts, runner.callback_metrics),
+        "env_runners": with_logged(summarize(recent) | counts, runners.callback_metrics),
         "learners": learned,
         "timers": {
             "training_iteration": sample_s + update_s,
             "env_runner_sampling_timer": sample_s,
             **times.as_results(),
             "learner_update_timer": update_s,
-            "learner_connector": learner.pipeline_seconds,
+            "learner_connector": learners.learner.pipeline_seconds,
             "num_env_steps_sampled_per_second": counts["num_env_steps_sampled"] / times.sample,
             "num_agent_steps_sampled_per_second": agent_steps / times.sample,
+            **_rates(runners),
         },
-        **by_pipeline(**runner.metrics, learner=learner.metrics),
+        **_fault_tolerance(runners, learners),
+        **by_pipeline(**runners.metrics, learner=learners.learner.metrics),
+    }
+
+
+def _rates(runners: EnvRunnerGroup) -> dict[str, Any]:
+    """Returns the env steps per second of each remote env runner."""
+    if not runners.num_remote_env_runners:
+        return {}
+    return {"env_runner_env_steps_per_second": runners.env_steps_per_second()}
+
+
+def _fault_tolerance(runners: EnvRunnerGroup, learners: LearnerGroup) -> dict[str, Any]:
+    """Returns how many remote env runners there are, and how many processes were replaced, under RLlib's names."""
+    found = workers(runners) if runners.num_remote_env_runners else {}
+    if not learners.is_local:
+        found["num_remote_learner_restarts"] = learners.num_remote_learner_restarts
+    return {"fault_tolerance": found} if found else {}
+
+
+def workers(runners: EnvRunnerGroup) -> dict[str, int]:
+    """Returns how many remote env runners of a group there are now, and how many were replaced in the run so far."""
+    return {
+        "num_healthy_workers": runners.num_healthy_remote_env_runners,
+        "num_remote_worker_restarts": runners.num_remote_env_runner_restarts,
     }

@@ -48,7 +48,15 @@ class Callbacks:
         is_evaluation: bool,
         **kwargs: Any,
     ) -> None:
-        """Never called in this version, which has no processes with runners that could be replaced."""
+        """Called after a sample or an evaluation, if remote env runners have been replaced since the last one.
+
+        Args:
+            algorithm: The Algorithm.
+            env_runner_group: The EnvRunnerGroup whose env runners were replaced.
+            env_runner_indices: The indices of the replaced env runners.
+            is_evaluation: Whether they are env runners for evaluations.
+            **kwargs: Nothing else in this version.
+        """
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Called when the algorithm has restored the state of a checkpoint."""

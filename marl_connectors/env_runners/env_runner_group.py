@@ -58,6 +58,12 @@ class EnvRunnerGroup:
         """The number of replacements of remote env runners so far."""
         return 0 if self.remote is None else self.remote.pool.num_restarts
 
+    def env_steps_per_second(self) -> dict[int, float]:
+        """Returns the env steps per second of the newest sample of each remote env runner, by its index."""
+        if self.remote is None:
+            return {}
+        return {index: rate for index, rate in self.remote.rates.items() if index in self.remote.pool.indices}
+
     @property
     def num_env_steps(self) -> int:
         """The number of steps of all sub-environments so far."""
