@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
@@ -78,6 +78,7 @@ class ActorPool:
     """Actors of one kind with indices from 0, which host one object each.
 
     Attributes:
+        policy: What happens if an actor is lost.
         num_restarts: The number of replacements so far.
         lost: The indices of actors that were lost and not replaced.
     """
@@ -109,7 +110,7 @@ class ActorPool:
         self._cluster = cluster
         self._ray = cluster.ray
         self._resources = resources
-        self._policy = policy
+        self.policy = policy
         self._who = who
         self._begin = begin
         self._fetches_payloads = fetches_payloads
@@ -119,7 +120,8 @@ class ActorPool:
         self._actors: dict[int, Any] = {}
         self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
-        self._submitted: dict[int, list[Any]] = {}
+        self._must_restart = False
+        self._failure = ""  # why an actor was lost that the policy neither replaces nor ignores
         for index in range(number):
             self._start(index)
 
@@ -176,9 +178,9 @@ class ActorPool:
         """
         return _Run(self, calls, on_reply, max_in_flight).result()
 
-    def submit(self, calls: Mapping[int, Call]) -> _Run:
+    def submit(self, calls: Mapping[int, Sequence[Call]]) -> _Run:
         """Calls several actors, and does not wait. ``result()`` of what it returns waits for them."""
-        begun = _Run(self, {index: [call] for index, call in calls.items()}, None, 1)
+        begun = _Run(self, calls, None, 1)
         begun.advance(0.0)
         return begun
 
@@ -193,16 +195,16 @@ class ActorPool:
         who = self._who(index)
         self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
         self._beginning.pop(index, None)
-        if not self._policy.restarts:
-            if not self._policy.ignores:
-                raise ActorLost(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
+        if not self.policy.restarts:
+            if not self.policy.ignores:
+                self._fail(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
             self.lost.add(index)
             if not self._actors:
-                raise ActorLost(f"{who} {why}, and it was the last one.")
+                self._fail(f"{who} {why}, and it was the last one.")
             _LOG.warning("%s %s. The run continues without it.", who, why)
             return
-        if self.num_restarts >= self._policy.most:
-            raise ActorLost(
+        if self.num_restarts >= self.policy.most:
+            self._fail(
                 f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
                 f"raise max_num_env_runner_restarts."
             )
@@ -211,8 +213,28 @@ class ActorPool:
         _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
         self._start(index)
 
+    def _fail(self, message: str) -> NoReturn:
+        self._failure = message
+        raise ActorLost(message)
+
+    def restart_later(self) -> None:
+        """Replaces all actors before the next call."""
+        self._must_restart = True
+
+    def prepare(self) -> None:
+        """Makes the actors ready for calls.
+
+        Raises:
+            ActorLost: If one was lost, and the policy neither replaces it nor ignores the loss.
+        """
+        if self._failure:
+            raise ActorLost(self._failure)
+        if self._must_restart:
+            self.restart()
+
     def restart(self) -> None:
         """Replaces all actors by new ones, which begin with the newest state."""
+        self._must_restart = False
         for index in self.indices:
             self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
             self._beginning.pop(index, None)
@@ -225,7 +247,7 @@ class ActorPool:
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
         refs = {index: self._actors[index].progress.remote() for index in indices}
-        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._policy.probe_timeout_s)
+        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self.policy.probe_timeout_s)
         found = {}
         for index, ref in refs.items():
             if ref in done:
@@ -238,7 +260,7 @@ class ActorPool:
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
         if not self._ray.is_initialized():
-            return
+            self._actors.clear()
         refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
         if refs:
             self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
@@ -246,6 +268,7 @@ class ActorPool:
             self._cluster.kill(actor, self._processes.get(index))
         self._actors.clear()
         self._beginning.clear()
+        self._failure = "The env runners were ended by stop(). Build the algorithm anew."
 
 
 class _Run:
@@ -258,6 +281,7 @@ class _Run:
         on_reply: Callable[[int, int, Reply], None] | None,
         max_in_flight: int,
     ):
+        pool.prepare()
         self._pool = pool
         self._ray = pool._ray
         self._calls = {index: list(own) for index, own in calls.items() if index not in pool.lost}
@@ -290,7 +314,7 @@ class _Run:
         return not self._waiting
 
     def _tick(self) -> float | None:
-        limit = self._pool._policy.timeout_s
+        limit = self._pool.policy.timeout_s
         return None if limit is None else max(0.05, min(limit / 4, 5.0))
 
     def _wait_for_next(self, index: int) -> None:
@@ -316,6 +340,8 @@ class _Run:
             if ref == pool._beginning.get(index):
                 outcome = self._ray.get(ref)
                 pool._beginning.pop(index)
+                if outcome.error is not None:
+                    pool.restart_later()  # the actor has nothing that it could call
                 outcome.result(pool._who(index))
             else:
                 outcome = self._ray.get(ref)
@@ -351,7 +377,7 @@ class _Run:
 
     def _look_for_hanging(self) -> None:
         """Replaces actors that have made no progress for too long."""
-        policy, now = self._pool._policy, time.monotonic()
+        policy, now = self._pool.policy, time.monotonic()
         if policy.timeout_s is None:
             return
         late: dict[int, _Waiting] = {}

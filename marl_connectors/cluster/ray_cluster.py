@@ -142,8 +142,26 @@ class RayCluster:
                     f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
                 )
 
+    def _check_open(self) -> None:
+        """Checks that the connection is open. Otherwise Ray would connect by itself, possibly to another cluster."""
+        if not (self._is_open and self.ray.is_initialized()):
+            raise ConfigError(
+                "Algorithm: its env runners and learners were ended by stop(), or by ray.shutdown(). Build it anew, "
+                "with from_checkpoint if it is to continue."
+            )
+
+    def put(self, value: Any) -> Any:
+        """Puts an object into Ray's store, and returns its reference.
+
+        Raises:
+            ConfigError: If the connection was closed.
+        """
+        self._check_open()
+        return self.ray.put(value)
+
     def start(self, label: str, resources: Resources) -> Any:
         """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
+        self._check_open()
         options = {
             "max_restarts": 0,
             "max_task_retries": 0,

@@ -119,11 +119,11 @@ class RemoteLearners:
 
     def put(self, value: bytes) -> Any:
         """Puts pickled data into Ray's store, and returns the reference."""
-        return self._ray.put(value)
+        return self._cluster.put(value)
 
     def set_blueprint(self, blueprint: LearnerBlueprint) -> None:
         """Lets the learners be made anew for the next update."""
-        self._blueprint = (self._blueprint[0] + 1, [self._ray.put(pickled(blueprint))])
+        self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint))])
 
     def update(
         self,
@@ -156,7 +156,7 @@ class RemoteLearners:
 
         def run() -> tuple[list[UpdateReply], dict[str, Any]]:
             if not (is_known and self.num_restarts == restarts and was_connected) and not refs:
-                refs.append(self._ray.put(state()))
+                refs.append(self._cluster.put(state()))
             request = {
                 rank: ("update", UpdateRequest(self._blueprint, (version, refs), metrics, share, timesteps))
                 for rank, share in enumerate(shares)
