@@ -86,6 +86,7 @@ from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndiv
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
+from .env_runners.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
 from .environments.adapters.batched import BatchedEnv as BatchedEnv
 from .environments.adapters.turn_based import TurnBasedEnv as TurnBasedEnv
 from .environments.adapters.vmas import VmasEnv as VmasEnv
@@ -109,6 +110,7 @@ from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
 from .learner.learner import Learner as Learner
+from .learner.learner_group import LearnerGroup as LearnerGroup
 from .learner.minibatches import CountedRows as CountedRows
 from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI

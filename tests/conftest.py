@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import multiprocessing.context
 import os
 import random
@@ -22,6 +23,14 @@ pytest.register_assert_rewrite("helpers")
 from helpers.examples import load_profile  # noqa: E402  # after the line that lets pytest rewrite its asserts
 
 load_profile()
+
+
+def pytest_configure(config):
+    """Ray before 2.60 leaves its log files and processes to the garbage collector, which warns."""
+    installed = list(importlib.metadata.distributions(name="ray"))
+    if installed and tuple(map(int, installed[0].version.split(".")[:2])) < (2, 60):
+        for what in (r"subprocess \d+ is still running", r"unclosed file <_io\.\w+ name='.*(/dev/null|/ray/.*)'"):
+            config.addinivalue_line("filterwarnings", f"ignore:{what}:ResourceWarning")
 
 
 def pytest_xdist_auto_num_workers(config):

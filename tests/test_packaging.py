@@ -64,6 +64,17 @@ def test_the_whole_default_path_imports_no_optional_package():
     assert loaded_after(statement, OPTIONAL) == []
 
 
+def test_training_in_one_process_imports_no_ray():
+    statement = (
+        "from marl_connectors import PPOConfig\n"
+        "config = PPOConfig().environment('CartPole-v1').training(train_batch_size_per_learner=8)\n"
+        "algo = config.build_algo()\n"
+        "algo.train()\n"
+        "algo.stop()"
+    )
+    assert loaded_after(statement, ["ray"]) == []
+
+
 @pytest.mark.parametrize("module", ["marl_connectors.episodes", "marl_envs.null_v0", "marl_envs.match_v0"])
 def test_episodes_and_environments_do_without_torch(module):
     assert loaded_after(f"import {module}", ["torch"]) == []
@@ -89,9 +100,8 @@ def test_the_lowest_tested_versions_are_the_lower_bounds(options):
     """``tox -e lowest`` would otherwise test something else than what is promised."""
     promised = {}
     lines = options["options"]["install_requires"].split("\n")
-    lines += [
-        line for extra in ("cli", "mpe", "ray", "supersuit") for line in options["options.extras_require"][extra].split()
-    ]
+    extras = options["options.extras_require"]
+    lines += [line for extra in ("cli", "mpe", "ray", "supersuit") for line in extras[extra].split()]
     for line in filter(None, map(str.strip, lines)):
         name, bound = line.split(">=")
         promised[name.lower()] = bound

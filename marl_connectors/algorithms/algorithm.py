@@ -26,7 +26,7 @@ from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
-from marl_connectors.algorithms.remote_parts import RemoteParts
+from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
@@ -113,21 +113,26 @@ class Algorithm:
         self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
         if self.config.num_learners:
             check_can_be_divided(self.config, self.learner.pipeline, reads_batches)
-        self._remote = RemoteParts(self.config)
-        try:
-            self.env_runner_group = self._build_env_runner_group()
-            self.eval_env_runner_group = self._build_eval_env_runner_group()
-            self.learner_group = self._build_learner_group()
-        except BaseException:
-            self._remote.stop()
-            raise
-        self.callbacks = self.config.make_callbacks()
         self.metrics = MetricsLogger()
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        self._remote = RemoteParts(self.config)
+        self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
+        try:
+            self.env_runner_group = self._build_env_runner_group()
+            self._groups.append(self.env_runner_group)
+            self.eval_env_runner_group = self._build_eval_env_runner_group()
+            if self.eval_env_runner_group is not None:
+                self._groups.append(self.eval_env_runner_group)
+            self.learner_group = self._build_learner_group()
+            self._groups.append(self.learner_group)
+            self.callbacks = self.config.make_callbacks()
+            self.callbacks.call("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def env_runner(self) -> EnvRunner:
@@ -251,10 +256,8 @@ class Algorithm:
 
     def stop(self) -> None:
         """Closes the environments, and ends remote env runners and learners."""
-        self.learner_group.stop()
-        self.env_runner_group.stop()
-        if self.eval_env_runner_group is not None:
-            self.eval_env_runner_group.stop()
+        for group in reversed(self._groups):
+            group.stop()
         self._remote.stop()
         close_env(self._setup.sample_env, self._setup.name)
 
@@ -634,7 +637,7 @@ class Algorithm:
         if policies is not None:
             added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
             self.config.change(policies=added)
-        self.env_runner_group.modules_changed()
+        self._modules_changed()
         self._remap(mapping, new_should_module_be_updated)
         return module
 
@@ -718,7 +721,7 @@ class Algorithm:
         if module_id in overrides:
             self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
         self._remap(mapping, new_should_module_be_updated)
-        self.env_runner_group.modules_changed()
+        self._modules_changed()
         self.env_runner_group.restart_episodes()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
@@ -729,6 +732,11 @@ class Algorithm:
                 name, and instances of dataclasses that can be imported by name.
         """
         self._remap(self._checked_mapping("set_policy_mapping_fn", policy_mapping_fn), None)
+
+    def _modules_changed(self) -> None:
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.modules_changed()
 
     def _override(self, module_id: ModuleID, overrides: Mapping[str, Any]) -> None:
         known = {**self.config.algorithm_config_overrides_per_module, module_id: overrides}
@@ -742,6 +750,8 @@ class Algorithm:
             return None
         kept = POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
         check_patterns(kept, self._setup.agent_ids)
+        if self._remote.cluster is not None:
+            check_can_be_sent({"policy_mapping_fn": kept})
         return kept
 
     def _check_updated(self, who: str, wanted: ModulesToUpdate | None, module_ids: Collection[ModuleID]) -> None:
@@ -917,7 +927,8 @@ class Algorithm:
                 environment that does not follow from ``reset(seed=...)``, so that its episodes cannot be replayed.
             trusted: Whether your own functions and classes are imported by their names in the checkpoint, which runs
                 the code in their modules. With False, a checkpoint is refused if it names anything but this library's
-                own objects and known environments; see docs/inference.md.
+                own objects and known environments, or asks for remote env runners or learners that ``config`` does not
+                ask for; see docs/inference.md.
 
         Raises:
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
@@ -930,6 +941,8 @@ class Algorithm:
         with taking_over("config"):
             checkpoint_restore.check_num_envs(state, config)
             restored = checkpoint_restore.restored_config(state, config, given, names)
+            if not trusted:
+                checkpoint_restore.check_stays_here(restored, {} if config is None else config.to_dict())
             specs = checkpoint_restore.restored_specs(state, restored, names)
             masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.

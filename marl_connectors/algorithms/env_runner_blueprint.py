@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gymnasium import Space
@@ -15,6 +15,7 @@ from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.hosted_env_runner import PlayRequest
 from marl_connectors.environments.making.registry import REGISTERED, register_env
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import ModuleID
@@ -55,6 +56,7 @@ class RunBlueprint:
     rollout_fragment_length: int
     state_space: Space | None
     env_maker: Callable[..., Any] | None = None
+    _setup: EnvSpec | None = field(default=None, init=False, repr=False)  # of the process that makes env runners
 
     @classmethod
     def of(cls, config: AlgorithmConfig, **fields: Any) -> RunBlueprint:
@@ -81,9 +83,7 @@ class RunBlueprint:
     def _build(
         self, config: AlgorithmConfig, seed: int, first_env_number: int, num_envs: int, *, for_training: bool
     ) -> EnvRunner:
-        if self.env_maker is not None:
-            register_env(config.env, self.env_maker)
-        setup = build.build_setup(config)
+        setup = self._setup = self._setup or self._new_setup()
         env_to_module, _ = build.build_env_to_module(config, setup, masking=self.masking)
         modules = build.build_modules(config, setup, env_to_module, self.seed, self.rl_module_specs)
         if not for_training:
@@ -102,6 +102,15 @@ class RunBlueprint:
             first_env_number=first_env_number,
             merges_connector_states=not merges_states(self.config),
         )
+
+    def _new_setup(self) -> EnvSpec:
+        if self.env_maker is not None:
+            register_env(self.config.env, self.env_maker)
+        return build.build_setup(self.config)
+
+    def follow(self, former: RunBlueprint) -> None:
+        """Takes over the sample environment of a former blueprint. Evaluations and training have the same one."""
+        self._setup = former._setup
 
     def adapt(self, runner: EnvRunner) -> None:
         """Gives an env runner the modules and the mapping function that the run has now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
@@ -58,7 +58,7 @@ class RemoteParts:
         """
         assert self.cluster is not None
         config = self._config
-        check_can_be_sent(blueprint.config)
+        check_can_be_sent(blueprint.config.to_dict())
         runners = RemoteEnvRunners(
             blueprint,
             cluster=self.cluster,
@@ -93,7 +93,7 @@ class RemoteParts:
         """
         assert self.cluster is not None
         config = self._config
-        check_can_be_sent(blueprint.config)
+        check_can_be_sent(blueprint.config.to_dict())
         learners = RemoteLearners(
             self.cluster,
             config.num_learners,
@@ -118,13 +118,13 @@ class RemoteParts:
             self.cluster.close()
 
 
-def check_can_be_sent(config: AlgorithmConfig) -> None:
-    """Checks that the settings can be sent to Ray actors.
+def check_can_be_sent(settings: Mapping[str, Any]) -> None:
+    """Checks that settings can be sent to Ray actors.
 
     Raises:
         ConfigError: For the first setting that cannot be pickled.
     """
-    for name, value in config.to_dict().items():
+    for name, value in settings.items():
         try:
             pickled(value)
         except Exception as error:

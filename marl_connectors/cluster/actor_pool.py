@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
@@ -18,7 +18,7 @@ _MOST_STARTS = 3
 """How often an actor may fail to start in time, one time after another."""
 _LEAST_START_S = 300.0
 _QUIET_START_S = 30.0
-"""The seconds after which a log line says that an actor has not started yet."""
+"""The seconds after which a log line says that Ray has not found a place for an actor yet."""
 
 
 class ActorLost(MarlConnectorsError, RuntimeError):
@@ -78,6 +78,7 @@ class ActorPool:
     """Actors of one kind with indices from 0, which host one object each.
 
     Attributes:
+        policy: What happens if an actor is lost.
         num_restarts: The number of replacements so far.
         lost: The indices of actors that were lost and not replaced.
     """
@@ -109,7 +110,7 @@ class ActorPool:
         self._cluster = cluster
         self._ray = cluster.ray
         self._resources = resources
-        self._policy = policy
+        self.policy = policy
         self._who = who
         self._begin = begin
         self._fetches_payloads = fetches_payloads
@@ -117,8 +118,10 @@ class ActorPool:
         self.lost: set[int] = set()
         self._replaced: list[int] = []
         self._actors: dict[int, Any] = {}
+        self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
-        self._submitted: dict[int, list[Any]] = {}
+        self._must_restart = False
+        self._failure = ""  # why an actor was lost that the policy neither replaces nor ignores
         for index in range(number):
             self._start(index)
 
@@ -135,6 +138,7 @@ class ActorPool:
     def _start(self, index: int) -> None:
         actor = self._cluster.start(self._who(index), self._resources)
         self._actors[index] = actor
+        self._processes[index] = actor.process.remote()
         self._beginning[index] = actor.begin.remote(*self._begin(index))
 
     def wait_until_begun(self) -> None:
@@ -174,9 +178,9 @@ class ActorPool:
         """
         return _Run(self, calls, on_reply, max_in_flight).result()
 
-    def submit(self, calls: Mapping[int, Call]) -> _Run:
+    def submit(self, calls: Mapping[int, Sequence[Call]]) -> _Run:
         """Calls several actors, and does not wait. ``result()`` of what it returns waits for them."""
-        begun = _Run(self, {index: [call] for index, call in calls.items()}, None, 1)
+        begun = _Run(self, calls, None, 1)
         begun.advance(0.0)
         return begun
 
@@ -189,18 +193,18 @@ class ActorPool:
             ActorLost: If the policy does neither.
         """
         who = self._who(index)
-        self._cluster.kill(self._actors.pop(index))
+        self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
         self._beginning.pop(index, None)
-        if not self._policy.restarts:
-            if not self._policy.ignores:
-                raise ActorLost(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
+        if not self.policy.restarts:
+            if not self.policy.ignores:
+                self._fail(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
             self.lost.add(index)
             if not self._actors:
-                raise ActorLost(f"{who} {why}, and it was the last one.")
+                self._fail(f"{who} {why}, and it was the last one.")
             _LOG.warning("%s %s. The run continues without it.", who, why)
             return
-        if self.num_restarts >= self._policy.most:
-            raise ActorLost(
+        if self.num_restarts >= self.policy.most:
+            self._fail(
                 f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
                 f"raise max_num_env_runner_restarts."
             )
@@ -209,17 +213,41 @@ class ActorPool:
         _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
         self._start(index)
 
+    def _fail(self, message: str) -> NoReturn:
+        self._failure = message
+        raise ActorLost(message)
+
+    def restart_later(self) -> None:
+        """Replaces all actors before the next call."""
+        self._must_restart = True
+
+    def prepare(self) -> None:
+        """Makes the actors ready for calls.
+
+        Raises:
+            ActorLost: If one was lost, and the policy neither replaces it nor ignores the loss.
+        """
+        if self._failure:
+            raise ActorLost(self._failure)
+        if self._must_restart:
+            self.restart()
+
     def restart(self) -> None:
         """Replaces all actors by new ones, which begin with the newest state."""
+        self._must_restart = False
         for index in self.indices:
-            self._cluster.kill(self._actors.pop(index))
+            self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
             self._beginning.pop(index, None)
             self._start(index)
+
+    def has_process(self, index: int) -> bool:
+        """Whether Ray has found a place for an actor, and its process has answered once."""
+        return self._cluster.is_ready(self._processes[index])
 
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
         refs = {index: self._actors[index].progress.remote() for index in indices}
-        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._policy.probe_timeout_s)
+        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self.policy.probe_timeout_s)
         found = {}
         for index, ref in refs.items():
             if ref in done:
@@ -232,14 +260,15 @@ class ActorPool:
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
         if not self._ray.is_initialized():
-            return
+            self._actors.clear()
         refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
         if refs:
             self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
-        for actor in self._actors.values():
-            self._cluster.kill(actor)
+        for index, actor in self._actors.items():
+            self._cluster.kill(actor, self._processes.get(index))
         self._actors.clear()
         self._beginning.clear()
+        self._failure = "The env runners were ended by stop(). Build the algorithm anew."
 
 
 class _Run:
@@ -252,6 +281,7 @@ class _Run:
         on_reply: Callable[[int, int, Reply], None] | None,
         max_in_flight: int,
     ):
+        pool.prepare()
         self._pool = pool
         self._ray = pool._ray
         self._calls = {index: list(own) for index, own in calls.items() if index not in pool.lost}
@@ -284,7 +314,7 @@ class _Run:
         return not self._waiting
 
     def _tick(self) -> float | None:
-        limit = self._pool._policy.timeout_s
+        limit = self._pool.policy.timeout_s
         return None if limit is None else max(0.05, min(limit / 4, 5.0))
 
     def _wait_for_next(self, index: int) -> None:
@@ -310,6 +340,8 @@ class _Run:
             if ref == pool._beginning.get(index):
                 outcome = self._ray.get(ref)
                 pool._beginning.pop(index)
+                if outcome.error is not None:
+                    pool.restart_later()  # the actor has nothing that it could call
                 outcome.result(pool._who(index))
             else:
                 outcome = self._ray.get(ref)
@@ -345,7 +377,7 @@ class _Run:
 
     def _look_for_hanging(self) -> None:
         """Replaces actors that have made no progress for too long."""
-        policy, now = self._pool._policy, time.monotonic()
+        policy, now = self._pool.policy, time.monotonic()
         if policy.timeout_s is None:
             return
         late: dict[int, _Waiting] = {}
@@ -354,14 +386,20 @@ class _Run:
             limit = (
                 min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
             )
-            if is_beginning and now - waiting.since > _QUIET_START_S and ref not in self._has_said:
+            waited = now - waiting.since
+            has_process = is_beginning and self._pool.has_process(waiting.index)
+            if has_process and waited > policy.timeout_s:
+                if waiting.index not in self._pool.probe([waiting.index]):
+                    self._lost(waiting.index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
+                    continue
+            elif is_beginning and not has_process and waited > _QUIET_START_S and ref not in self._has_said:
                 self._has_said.add(ref)
                 _LOG.warning(
-                    "%s has not started yet. Free in the cluster: %s.",
+                    "%s has no process yet. Free in the cluster: %s.",
                     self._pool._who(waiting.index),
                     self._pool._cluster.free_resources(),
                 )
-            if now - waiting.since <= limit:
+            if waited <= limit:
                 continue
             if is_beginning:
                 if self._tries[waiting.index] >= _MOST_STARTS:

@@ -676,15 +676,22 @@ class EnvRunner:
 
     # For checkpoints.
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
         """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes.
 
         ``merged_runner_state`` and ``divided_runner_state`` turn the states of several runners into that of one with
         all their sub-environments, and the other way round.
+
+        Args:
+            with_episodes: Whether to include the ongoing episodes. A runner with a state without them begins new ones.
+
+        Raises:
+            EpisodeError: If custom data of an ongoing episode cannot be saved.
         """
         self._end_layout()
         self._episodes.lanes.settle_counts()
-        episodes = self._episodes.get_state() if self._continues_episodes else None
+        has_episodes = self._continues_episodes and with_episodes
+        episodes = self._episodes.get_state() if has_episodes else None
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -693,7 +700,7 @@ class EnvRunner:
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": self._continues_episodes and episodes is None,
+            "episodes_too_long": has_episodes and episodes is None,
             **self._plan.get_state(with_batch=episodes is not None),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),

@@ -37,6 +37,10 @@ class EnvRunnerBlueprint(Protocol):
         """Gives an env runner the modules and the mapping function that the run has now."""
         ...
 
+    def follow(self, former: Any) -> None:
+        """Takes over what a former blueprint of the run has made in this process for all env runners."""
+        ...
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -52,12 +56,31 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class SavedState:
+    """The state of an env runner, from which a replacement continues.
+
+    Attributes:
+        state: ``EnvRunner.get_state()``, pickled. It lacks the ongoing episodes if they cannot be saved.
+        why_not_saved: Why they cannot be saved, although they could be replayed; ``""`` if they are in the state.
+        why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
+        num_env_steps: The number of steps of its sub-environments so far.
+        num_agent_steps: The number of actions of its agents so far.
+    """
+
+    state: bytes
+    why_not_saved: str
+    why_not_kept: str
+    num_env_steps: int
+    num_agent_steps: int
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """The arguments of one sample.
 
     Attributes:
         weights: The parameters to act with.
-        blueprint: The version of the run's blueprint, and its reference in a list.
+        blueprint: The version of the run's blueprint, and the reference of the pickled blueprint in a list.
         connector_states: The states of the connector pieces to begin with, for ``EnvRunner.set_connector_states``; None
             to keep them.
         num_timesteps: As for ``EnvRunner.sample``.
@@ -94,8 +117,7 @@ class SampleReply:
         metrics: The states of the loggers of ``env_to_module``, ``module_to_env`` and ``callbacks``.
         connector_states: The states of the connector pieces, with what they have learned in the sample; None if they
             have no state.
-        state: ``EnvRunner.get_state()``, pickled; None if it cannot be saved.
-        why_not_kept: ``EnvRunner.why_episodes_are_not_kept()``.
+        saved: The state after the sample.
         seconds: The duration of the call.
     """
 
@@ -110,8 +132,7 @@ class SampleReply:
     times: SamplingTimes
     metrics: dict[str, Any]
     connector_states: dict[str, Any] | None
-    state: bytes | None
-    why_not_kept: str
+    saved: SavedState
     seconds: float
 
 
@@ -170,7 +191,6 @@ class HostedEnvRunner:
         first_env_number: int,
         num_envs: int,
         state: bytes | None,
-        new_episodes: bool = False,
     ):
         """Makes the env runner.
 
@@ -179,14 +199,13 @@ class HostedEnvRunner:
             first_env_number: The number of its first sub-environment.
             num_envs: The number of its sub-environments; 0 for a host that only plays evaluations.
             state: The pickled state to continue from; None to begin.
-            new_episodes: As for ``EnvRunner.set_state``.
         """
-        self._blueprint_version, self._blueprint = blueprint[0], _fetched(blueprint[1])
+        self._blueprint_version, self._blueprint = blueprint[0], _blueprint(blueprint[1])
         self._weights_version = -1
         self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
         if self._runner is not None and state is not None:
-            self._runner.set_state(unpickled(state), new_episodes)
+            self._runner.set_state(unpickled(state))
 
     @property
     def progress(self) -> str | None:
@@ -227,35 +246,33 @@ class HostedEnvRunner:
             times=times,
             metrics={name: logger.get_state() for name, logger in loggers.items()},
             connector_states=known_states(runner.get_connector_states()),
-            state=self._state(runner),
-            why_not_kept=runner.why_episodes_are_not_kept(),
+            saved=_saved(runner),
             seconds=time.perf_counter() - began,
         )
         return reply, payload
 
-    def get_state(self) -> tuple[bytes, None]:
-        """Returns the pickled state of the env runner.
-
-        Raises:
-            EpisodeError: If custom data of an episode cannot be saved.
-        """
+    def get_state(self, blueprint: tuple[int, list[Any]], restarts_episodes: bool) -> tuple[SavedState, None]:
+        """Returns the state of the env runner, after changes of the run. The arguments are those of SampleRequest."""
         assert self._runner is not None
-        return pickled_in_actor(self._runner.get_state()), None
+        self._follow(blueprint, self._runner)
+        if restarts_episodes:
+            self._runner.restart_episodes()
+        return _saved(self._runner), None
 
     def apply(self, function: bytes) -> tuple[Any, None]:
         """Returns what a pickled function of the env runner returns."""
         return unpickled(function)(self._runner), None
 
-    def set_state(self, state: bytes, new_episodes: bool) -> tuple[None, None]:
-        """Restores a pickled state of an env runner."""
+    def set_state(self, blueprint: tuple[int, list[Any]], state: bytes, new_episodes: bool) -> tuple[SavedState, None]:
+        """Restores a pickled state of an env runner, and returns the state that it has then."""
         assert self._runner is not None
+        self._follow(blueprint, self._runner)
         self._runner.set_state(unpickled(state), new_episodes)
-        return None, None
+        return _saved(self._runner), None
 
     def play(self, request: PlayRequest) -> tuple[PlayReply | None, None]:
         """Plays the episodes of an evaluation in sub-environments that are made for it."""
-        if request.blueprint[0] != self._blueprint_version:
-            self._blueprint_version, self._blueprint = request.blueprint[0], _fetched(request.blueprint[1])
+        self._take(request.blueprint)
         if not request.num_episodes:
             return None, None
         runner = self._playing = self._blueprint.build_for_evaluation(request)
@@ -288,28 +305,47 @@ class HostedEnvRunner:
 
     def _follow(self, blueprint: tuple[int, list[Any]], runner: EnvRunner) -> None:
         """Gives the env runner the modules and the mapping function of the newest blueprint."""
-        version, ref = blueprint
-        if version != self._blueprint_version:
-            self._blueprint_version, self._blueprint = version, _fetched(ref)
+        if self._take(blueprint):
             self._blueprint.adapt(runner)
             self._weights_version = -1
+
+    def _take(self, blueprint: tuple[int, list[Any]]) -> bool:
+        """Takes a blueprint. Returns whether it is a new one."""
+        version, ref = blueprint
+        if version == self._blueprint_version:
+            return False
+        former, self._blueprint, self._blueprint_version = self._blueprint, _blueprint(ref), version
+        self._blueprint.follow(former)
+        return True
 
     def _load(self, weights: Weights, runner: EnvRunner) -> None:
         if weights.version != self._weights_version:
             runner.rl_module.set_state(_parameters(weights))
             self._weights_version = weights.version
 
-    def _state(self, runner: EnvRunner) -> bytes | None:
-        try:
-            return pickled_in_actor(runner.get_state())
-        except EpisodeError:
-            return None  # the custom data of an episode cannot be saved
+
+def _saved(runner: EnvRunner) -> SavedState:
+    try:
+        state, why_not_saved = runner.get_state(), ""
+    except EpisodeError as error:  # custom data of an episode cannot be saved
+        state, why_not_saved = runner.get_state(with_episodes=False), str(error)
+    return SavedState(
+        pickled_in_actor(state),
+        why_not_saved,
+        runner.why_episodes_are_not_kept(),
+        runner.num_env_steps,
+        runner.num_agent_steps,
+    )
 
 
 def known_states(states: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the states of connector pieces; None if no piece has a state."""
     pipelines = states["env_to_module"], states["module_to_env"]
     return states if any(own for pieces in pipelines for own in pieces.values()) else None
+
+
+def _blueprint(ref: list[Any]) -> EnvRunnerBlueprint:
+    return unpickled(_fetched(ref))
 
 
 def _parameters(weights: Weights) -> Any:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from marl_connectors.cluster.actor_pool import ActorPool, Call, Reply, RestartPolicy
+from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy
 from marl_connectors.cluster.pickling import pickled, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -24,22 +26,24 @@ from marl_connectors.env_runners.hosted_env_runner import (
     PlayRequest,
     SampleReply,
     SampleRequest,
+    SavedState,
     Weights,
     known_states,
 )
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sample import Fragment, Sample
-from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
+from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state, without_episodes
+from marl_connectors.errors import ConfigError, EpisodeError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
+_LOG = logging.getLogger(__name__)
 _CHANGED_BY_SAMPLES = (
     "num_env_steps",
     "num_agent_steps",
-    "_states",
-    "_new_episodes",
+    "_kept",
     "_next_states",
     "_restarts_episodes",
     "_begins_iteration",
@@ -48,6 +52,18 @@ _CHANGED_BY_SAMPLES = (
     "_uncredited_rewards",
 )
 """The attributes of RemoteEnvRunners that samples change."""
+
+
+class _Kept(NamedTuple):
+    """The last known state of an env runner.
+
+    Attributes:
+        saved: The state.
+        blueprint: The version of the blueprint that the env runner followed then, and its reference in a list.
+    """
+
+    saved: SavedState
+    blueprint: tuple[int, list[Any]]
 
 
 class RemoteEnvRunners:
@@ -105,10 +121,10 @@ class RemoteEnvRunners:
             fetches_episodes: Whether episodes are fetched to this process at once. Otherwise learners fetch them.
             for_evaluation: Whether the actors only ``play``.
         """
+        self._cluster = cluster
         self._ray = cluster.ray
-        self._blueprint = blueprint
         self._blueprint_version = 0
-        self._blueprint_ref = [self._put(blueprint)]
+        self._blueprint_ref = [cluster.put(pickled(blueprint))]
         self.num_envs = list(num_envs)
         self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
         self.rl_module = rl_module
@@ -128,12 +144,11 @@ class RemoteEnvRunners:
         self._for_evaluation = for_evaluation
         self._fetches_episodes = fetches_episodes
         self._before_batch: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
-        self._states: dict[int, bytes | None] = dict.fromkeys(range(len(num_envs)))
-        self._new_episodes = False
-        self._why_not_kept: dict[int, str] = {}
+        self._kept: dict[int, _Kept] = {}  # of the env runners that have answered a call
         self._weights = Weights(-1, [None])
         self._next_states: dict[str, Any] | None = None  # connector states that the env runners do not have yet
         self._restarts_episodes = self._begins_iteration = False
+        self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
         self._counts: list[dict[str, Any]] = []
         self._finished: list[EpisodeSummary] = []
         self._times = SamplingTimes()
@@ -158,11 +173,22 @@ class RemoteEnvRunners:
     def _arguments_of(self, index: int) -> tuple[Any, ...]:
         begin, end = self._bounds[index]
         number = 0 if self._for_evaluation else end - begin
-        own = (self._blueprint_version, self._blueprint_ref), begin, number, self._states[index], self._new_episodes
-        return pickled(HostedEnvRunner), own
+        kept = self._kept.get(index)
+        if kept is None:
+            return pickled(HostedEnvRunner), (self._newest_blueprint, begin, number, None)
+        why = kept.saved.why_not_saved or kept.saved.why_not_kept
+        if why:
+            _LOG.warning(
+                "%s begins new episodes, because those before cannot be restored: %s. So the run goes on, but not as "
+                "it would have without the loss.",
+                self._name_of(index),
+                why.rstrip("."),
+            )
+        return pickled(HostedEnvRunner), (kept.blueprint, begin, number, kept.saved.state)
 
-    def _put(self, value: Any) -> Any:
-        return self._ray.put(value)
+    @property
+    def _newest_blueprint(self) -> tuple[int, list[Any]]:
+        return self._blueprint_version, self._blueprint_ref
 
     @property
     def pool(self) -> ActorPool:
@@ -172,18 +198,20 @@ class RemoteEnvRunners:
     def wait_until_begun(self) -> None:
         """Waits until all env runners have made their sub-environments."""
         self._pool.wait_until_begun()
+        if self._pool.policy.ignores and not self._for_evaluation:
+            self._refresh()  # so that the state of an env runner is known even if it is lost before its first sample
 
     # Changes of the run.
 
     def set_blueprint(self, blueprint: EnvRunnerBlueprint) -> None:
         """Lets all env runners follow a change of the modules or of the mapping function with the next sample."""
-        self._blueprint = blueprint
+        self._blueprint_ref = [self._cluster.put(pickled(blueprint))]
         self._blueprint_version += 1
-        self._blueprint_ref = [self._put(blueprint)]
 
     def send_weights(self) -> None:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
-        self._weights = Weights(self._weights.version + 1, [self._put(_arrays(self.rl_module.get_state()))])
+        parameters = _arrays(self.rl_module.get_state())
+        self._weights = Weights(self._weights.version + 1, [self._cluster.put(parameters)])
 
     def get_connector_states(self) -> dict[str, Any]:
         """Returns the states of the pipelines of this process, for ``EnvRunner.set_connector_states``."""
@@ -238,14 +266,19 @@ class RemoteEnvRunners:
         """
         if self._weights.version < 0:
             self.send_weights()
+        if self._has_failed:
+            self._refresh()
         began = time.perf_counter()
         calls = {
             index: [Call("sample", (request,)) for request in requests]
             for index, requests in self._requests(num_timesteps, num_episodes, options, times).items()
         }
-        replies = dict(sorted(self._pool.run(calls, self._keep_state, max_in_flight=times).items()))
+        with self._undone_on_error(is_sample=True):
+            replies = self._pool.run(
+                calls, lambda index, _, reply: self._keep(index, reply.value.saved), max_in_flight=times
+            )
+        replies = dict(sorted(replies.items()))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
-        self._new_episodes = False
         rounds = [[own[number] for own in replies.values()] for number in range(times)]
         for found in rounds:
             self._note([reply.value for reply in found])
@@ -269,29 +302,70 @@ class RemoteEnvRunners:
                 num_timesteps = total * self.rollout_fragment_length
         steps = None if num_timesteps is None else math.ceil(num_timesteps / total)
         quotas = None if num_episodes is None else shares(total, num_episodes)
+        states = self._next_states
+        if states is not None:  # with the pieces that the pipelines have now
+            states = {**self.get_connector_states(), "before_batch": states["before_batch"]}
         found = {}
         for index in self._pool.indices:
             begin, end = self._bounds[index]
             size: dict[str, Any] = {
                 "weights": self._weights,
-                "blueprint": (self._blueprint_version, self._blueprint_ref),
+                "blueprint": self._newest_blueprint,
                 "num_timesteps": None if steps is None else steps * (end - begin),
                 "num_episodes": None if quotas is None else sum(quotas[begin:end]),
                 "options": dict(options),
             }
             first = SampleRequest(
                 **size,
-                connector_states=self._next_states,
+                connector_states=states,
                 restarts_episodes=self._restarts_episodes,
                 begins_iteration=self._begins_iteration,
             )
             found[index] = [first, *[SampleRequest(**size)] * (times - 1)]
         return found
 
-    def _keep_state(self, index: int, number: int, reply: Reply) -> None:
+    def _keep(self, index: int, saved: SavedState) -> None:
         """Keeps the state that a replacement continues from."""
-        self._states[index] = reply.value.state
-        self._why_not_kept[index] = reply.value.why_not_kept
+        self._kept[index] = _Kept(saved, self._newest_blueprint)
+
+    @contextmanager
+    def _undone_on_error(self, *, is_sample: bool = False) -> Iterator[None]:
+        """Lets all env runners go back to the states before calls that fail.
+
+        Args:
+            is_sample: Whether the env runners go on after an error of an environment, a module or a piece, and begin
+                new episodes, as EnvRunner does. If they went back, the same error would come again.
+        """
+        before = dict(self._kept)
+        try:
+            yield
+        except BaseException as error:
+            if is_sample and isinstance(error, Exception) and not isinstance(error, ActorLost):
+                self._has_failed = self._restarts_episodes = True
+            else:
+                self._kept = before
+                self._pool.restart_later()
+            raise
+
+    def _refresh(self) -> None:
+        """Lets the env runners follow changes of the run at once, so that the kept states show them."""
+        outdated = [
+            index
+            for index in range(len(self.num_envs))
+            if index not in self._pool.lost
+            if self._restarts_episodes or self._version_of(index) != self._blueprint_version
+        ]
+        if outdated:
+            call = Call("get_state", (self._newest_blueprint, self._restarts_episodes))
+            with self._undone_on_error():
+                self._pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
+        if self._has_failed:
+            self.num_env_steps = sum(kept.saved.num_env_steps for kept in self._kept.values())
+            self.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._kept.values())
+        self._restarts_episodes = self._has_failed = False
+
+    def _version_of(self, index: int) -> int | None:
+        return self._kept[index].blueprint[0] if index in self._kept else None
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
@@ -337,6 +411,12 @@ class RemoteEnvRunners:
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns."""
+        if self._for_evaluation:
+            raise ConfigError(
+                "foreach_env_runner: the env runners for evaluations exist only while an evaluation plays. Call it of "
+                "algo.env_runner_group, or use callbacks."
+            )
+        self._refresh()
         call = Call("apply", (pickled(func),))
         replies = self._pool.run({index: [call] for index in self._pool.indices})
         return [own[0].value for _, own in sorted(replies.items())]
@@ -357,25 +437,37 @@ class RemoteEnvRunners:
         quotas, indices = shares(num_envs, num_episodes), self._pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
         states = self.get_connector_states()
-        calls = {}
+        calls: dict[int, list[Call]] = {}
         for index, (begin, end) in zip(indices, pairwise([0, *ends]), strict=True):
             request = PlayRequest(
                 weights=self._weights,
-                blueprint=(self._blueprint_version, self._blueprint_ref),
+                blueprint=self._newest_blueprint,
                 connector_states=states,
                 first_env_number=begin,
                 num_envs=end - begin,
                 num_episodes=sum(quotas[begin:end]),
                 **arguments,
             )
-            calls[index] = Call("play", (request,))
+            calls[index] = [Call("play", (request,))]
         run = self._pool.submit(calls)
 
         def results() -> dict[str, Any]:
-            played = [own[0].value for _, own in sorted(run.result().items()) if own[0].value is not None]
-            return _played(played, num_episodes)
+            with self._undone_on_error():
+                found = [own for _, own in sorted(self._all_played(calls, run.result()).items())]
+            return _played([own for own in found if own is not None], num_episodes)
 
         return results
+
+    def _all_played(
+        self, calls: Mapping[int, Sequence[Call]], replies: Mapping[int, Sequence[Reply]]
+    ) -> dict[int, PlayReply | None]:
+        """Returns the reply to each call, of which others make those of env runners that were lost for good."""
+        found = {index: own[0].value for index, own in replies.items()}
+        while missing := [index for index in calls if index not in found]:
+            helpers = dict(zip(self._pool.indices, missing, strict=False))
+            for helper, own in self._pool.run({helper: calls[index] for helper, index in helpers.items()}).items():
+                found[helpers[helper]] = own[0].value
+        return found
 
     # Metrics since the last call.
 
@@ -401,7 +493,12 @@ class RemoteEnvRunners:
 
     def why_episodes_are_not_kept(self) -> str:
         """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
-        return next((why for why in self._why_not_kept.values() if why), "")
+        if self._pool.lost:
+            lost = ", ".join(map(self._name_of, sorted(self._pool.lost)))
+            return f"the run continues without {lost}, which was lost with its ongoing episodes"
+        if self._restarts_episodes:
+            return ""
+        return next((why for kept in self._kept.values() if (why := kept.saved.why_not_kept)), "")
 
     # For checkpoints.
 
@@ -411,38 +508,54 @@ class RemoteEnvRunners:
         Raises:
             EpisodeError: If custom data of an episode cannot be saved.
         """
-        unknown = {index: [Call("get_state")] for index in self._pool.indices if self._states[index] is None}
-        self._pool.run(unknown, lambda index, number, reply: self._states.update({index: reply.value}))
-        states = [unpickled(state) for _, state in sorted(self._states.items()) if state is not None]
+        self._refresh()
+        kept = [self._kept[index].saved for index in range(len(self.num_envs))]
+        why_not_saved = next((own.why_not_saved for own in kept if own.why_not_saved), "")
+        if why_not_saved:
+            raise EpisodeError(why_not_saved)
+        states = [unpickled(own.state) for own in kept]
+        if self._pool.lost:  # the states of lost env runners are older, and may lack changes of the run
+            states = [without_episodes(state) for state in states]
         merged = merged_runner_state(
-            states,
+            self._with_own_pieces(states),
             agent_spaces=self.agent_spaces,
             rl_module=self.rl_module,
             env_to_module=self.env_to_module,
             module_to_env=self.module_to_env,
         )
-        if self._next_states is not None and self._next_states["before_batch"] is not None:
-            merged["before_batch"] = {**merged["before_batch"], **self._next_states["before_batch"]}
         return {
             **merged,
-            "env_to_module": self.env_to_module.get_state(),
-            "module_to_env": self.module_to_env.get_state(),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
         }
 
+    def _with_own_pieces(self, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns states of env runners in which all pieces have the states that they have in this process.
+
+        All env runners get these with the next sample. If each continues with its own, they are those of the first one.
+        """
+        own = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
+        known = [state["before_batch"] for state in states if state["before_batch"] is not None]
+        if self._next_states is not None and self._next_states["before_batch"] is not None:
+            known = [self._next_states["before_batch"]]
+        found = []
+        for state in states:
+            before = state["before_batch"]
+            if before is not None:
+                before = {**before, "pieces": known[0]["pieces"]}
+            found.append({**state, **own, "before_batch": before})
+        return found
+
     def set_state(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
-        parts = divided_runner_state(state, self.num_envs)
-        former = dict(self._states)
-        self._states = {index: pickled(part) for index, part in enumerate(parts)}
-        self._new_episodes = new_episodes
-        calls = {index: [Call("set_state", (own, new_episodes))] for index, own in self._states.items()}
-        try:
-            self._pool.run(calls)
-        except BaseException:
-            self._states = former
-            raise
+        parts = [pickled(part) for part in divided_runner_state(state, self.num_envs)]
+        calls = {
+            index: [Call("set_state", (self._newest_blueprint, part, new_episodes))] for index, part in enumerate(parts)
+        }
+        with self._undone_on_error():
+            self._pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
+            for index in self._pool.lost:
+                self._keep(index, SavedState(parts[index], "", "", 0, 0))
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
@@ -450,6 +563,7 @@ class RemoteEnvRunners:
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self._has_failed = False
         self.take_counts()
         self.take_finished()
         self.take_times()

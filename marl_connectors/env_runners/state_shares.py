@@ -164,6 +164,11 @@ def _share_of(state: State, begin: int, end: int) -> dict[str, Any]:
     }
 
 
+def without_episodes(state: State) -> dict[str, Any]:
+    """Returns the state of a runner without the ongoing episodes, for a run that begins new ones."""
+    return {**state, "episodes": None, "episodes_too_long": False, "batch": None, "before_batch": None}
+
+
 # Counts and states of pieces.
 
 
@@ -223,8 +228,10 @@ def _merged_logs(states: Sequence[State]) -> dict[str, Any]:
 
 def _merged_before(pipeline: ConnectorPipelineV2, states: Sequence[State]) -> dict[str, Any]:
     """Merges what pieces and metrics were before the forward batches were computed."""
+    pieces = [state["pieces"] for state in states]
+    are_alike = all(same_state(pieces[0], own) for own in pieces[1:])  # maybe from before pieces were added
     return {
-        "pieces": _merged_pieces(pipeline, [state["pieces"] for state in states]),
+        "pieces": pieces[0] if are_alike else _merged_pieces(pipeline, pieces),
         "metrics": merged_metrics([state["metrics"] for state in states]),
     }
 

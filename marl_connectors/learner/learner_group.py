@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,7 +133,7 @@ class LearnerGroup:
         replies, after = remote.update(
             divided(references, remote.number, num_envs),
             version=self._version,
-            state=lambda: pickle.dumps(state, protocol=5),
+            state=lambda: pickled(state),
             is_known=is_known,
             metrics=metrics,
             timesteps=timesteps,

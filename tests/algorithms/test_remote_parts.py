@@ -32,7 +32,7 @@ def test_learners_get_no_callbacks(monkeypatch):
     """They run in the processes of env runners, or in that of the algorithm."""
     config = small_config("CartPole-v1").callbacks(on_sample_end=Callback(threading.Lock()))
     algo = config.build_algo()
-    check_can_be_sent(algo._learner_blueprint().config)
+    check_can_be_sent(algo._learner_blueprint().config.to_dict())
 
 
 def test_callbacks_of_the_algorithm_stay_in_this_process(monkeypatch):

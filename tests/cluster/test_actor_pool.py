@@ -52,7 +52,7 @@ class Pool:
 
     def __init__(self, fake: FakeRay, **policy: Any):
         cluster = RayCluster.__new__(RayCluster)
-        cluster.ray, cluster.paths, cluster.is_own = fake, [], True
+        cluster.ray, cluster.paths, cluster.is_own, cluster._is_open = fake, [], True, True
         self.states = {0: 0, 1: 100}
         self.pool = ActorPool(
             cluster,

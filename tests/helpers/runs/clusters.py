@@ -56,16 +56,39 @@ def trained(config: PPOConfig, iterations: int) -> dict[str, np.ndarray]:
 
 
 def actor_processes(kind: str = "") -> list[int]:
-    """The processes of actors whose name, such as ``EnvRunner0``, contains ``kind``."""
+    """The processes of this process's actors whose name, such as ``EnvRunner0``, contains ``kind``."""
     found = []
+    parents = parents_of_processes()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 title = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it has ended
-            if title.startswith("ray::") and ("EnvRunner" in title or "Learner" in title) and kind in title:
+            is_actor = title.startswith("ray::") and ("EnvRunner" in title or "Learner" in title) and kind in title
+            if is_actor and os.getpid() in ancestors(int(folder.name), parents):  # other tests have their own actors
                 found.append(int(folder.name))
+    return found
+
+
+def parents_of_processes() -> dict[int, int]:
+    """The parent of each process on this machine."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended
+    return found
+
+
+def ancestors(process: int, parents: dict[int, int]) -> set[int]:
+    """The processes that have started a process, directly or not."""
+    found = set()
+    while process in parents:
+        process = parents[process]
+        found.add(process)
     return found
 
 
