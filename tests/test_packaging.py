@@ -100,11 +100,8 @@ def test_the_lowest_tested_versions_are_the_lower_bounds(options):
     """``tox -e lowest`` would otherwise test something else than what is promised."""
     promised = {}
     lines = options["options"]["install_requires"].split("\n")
-    lines += [
-        line
-        for extra in ("cli", "mpe", "ray", "supersuit")
-        for line in options["options.extras_require"][extra].split()
-    ]
+    extras = options["options.extras_require"]
+    lines += [line for extra in ("cli", "mpe", "ray", "supersuit") for line in extras[extra].split()]
     for line in filter(None, map(str.strip, lines)):
         name, bound = line.split(">=")
         promised[name.lower()] = bound

@@ -934,7 +934,8 @@ class Algorithm:
                 environment that does not follow from ``reset(seed=...)``, so that its episodes cannot be replayed.
             trusted: Whether your own functions and classes are imported by their names in the checkpoint, which runs
                 the code in their modules. With False, a checkpoint is refused if it names anything but this library's
-                own objects and known environments; see docs/inference.md.
+                own objects and known environments, or asks for remote env runners or learners that ``config`` does not
+                ask for; see docs/inference.md.
 
         Raises:
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
@@ -947,6 +948,8 @@ class Algorithm:
         with taking_over("config"):
             checkpoint_restore.check_num_envs(state, config)
             restored = checkpoint_restore.restored_config(state, config, given, names)
+            if not trusted:
+                checkpoint_restore.check_stays_here(restored, {} if config is None else config.to_dict())
             specs = checkpoint_restore.restored_specs(state, restored, names)
             masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.

@@ -23,6 +23,9 @@ from marl_connectors.rl_module.states import check_state_out
 from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, ModuleID
 
+ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learners": 0, "ray_address": None}
+"""The settings that let parts of a run be in other processes, with their values for this process."""
+
 
 def algorithm_state(path: str | Path) -> dict[str, Any]:
     """Returns the state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
@@ -154,6 +157,27 @@ def restored_config(
             restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
+
+
+def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None:
+    """Checks that the author of a checkpoint does not choose the processes and the cluster of a run.
+
+    Whoever owns a cluster can run any code in the processes that connect to it.
+
+    Args:
+        config: The restored config.
+        wanted: The values that the user has chosen for the settings in ``ELSEWHERE``. The default of each is allowed.
+
+    Raises:
+        CheckpointError: If the config has another value for one of them.
+    """
+    for name, value in ELSEWHERE.items():
+        if getattr(config, name) not in (value, wanted.get(name, value)):
+            raise CheckpointError(
+                f"checkpoint: its {name} is {brief(getattr(config, name))}, and trusted=False starts no processes and "
+                f"connects to no cluster that a checkpoint names. Choose yourself: pass a config with {name}, or "
+                f"with {name}={value!r} to stay in this process."
+            )
 
 
 def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads)
     with reading(Path(args.checkpoint)):
         checkpoint = find_checkpoint(args.checkpoint)
-    algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True)
+    algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
     try:
         wanted, limit = args.episodes, float(args.baseline_seconds)
         results = algo.evaluate(

@@ -14,6 +14,7 @@ from typing import Any
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
     RunSettings,
+    in_this_process,
     set_by_name,
     training_settings,
     use_threads,
@@ -56,7 +57,8 @@ def _algorithm(given: dict[str, Any]) -> Any:
     options = {**own_settings, **options}
     if "config" in given:
         use_threads(given.get("threads", 1))
-        return with_options(load_config(given["config"]), {**options, "training": training}).build_algo()
+        config = with_options(in_this_process(load_config(given["config"])), {**options, "training": training})
+        return in_this_process(config).build_algo()
     if "env" not in given:
         raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
     fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training"}

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
-from marl_connectors.cli.values import count, key_value, layer_sizes, mask_key, names, number_or_auto, whole_number
+from marl_connectors.cli.values import (
+    count,
+    key_value,
+    layer_sizes,
+    mask_key,
+    names,
+    number_or_auto,
+    ray_address,
+    whole_number,
+)
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
 from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
@@ -26,6 +35,7 @@ examples:
   marl-connectors train mpe2.simple_tag_v3 --policies "adversary*=red,agent*=green"
   marl-connectors train my_package.my_env:make --mapping my_module:my_mapping_fn --set lr=1e-4 --set num_epochs=10
   marl-connectors train CartPole-v1 --steps 100000
+  marl-connectors train pursuit_v5 --num-envs 16 --num-env-runners 4 --num-learners 2 --ray-address auto
   marl-connectors train my_package.my_env:make --wrap frame_skip_v0:4 --wrap resize_v1:x_size=42,y_size=42
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
 """
@@ -229,6 +239,25 @@ def _add_train_options(parser: _Parser) -> None:
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
+        "--num-env-runners",
+        type=whole_number,
+        metavar="N",
+        help="env runners in Ray actors, among which the sub-environments are divided (default 0: in this process)",
+    )
+    add(
+        "--num-learners",
+        type=whole_number,
+        metavar="N",
+        help="learners in Ray actors, which update the modules together (default 0: in this process)",
+    )
+    add(
+        "--ray-address",
+        type=ray_address,
+        metavar="ADDRESS",
+        help="a running Ray cluster: auto for the one on this machine, or HOST:6379 "
+        "(default none: a cluster on this machine for this run alone)",
+    )
+    add(
         "--num-env-workers",
         type=number_or_auto,
         metavar="N",
@@ -282,7 +311,7 @@ def _add_building_options(parser: _Parser) -> None:
     )
     add("--modules", type=names, metavar="A,B", help="all modules that FN can name, if some are used later only")
     add("--seed", type=whole_number, metavar="N", help="seed of all random streams (default 0)")
-    add("--num-envs", type=count, metavar="N", help="number of sub-environments (default 8)")
+    add("--num-envs", type=count, metavar="N", help="sub-environments of all env runners together (default 8)")
     add(
         "--set",
         action="append",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from marl_connectors.cli.results import agent_steps, module_returns, number
+from marl_connectors.cli.results import agent_steps, module_returns, number, remote_parts
 
 _MODULES_SHOWN = 8
 
@@ -58,10 +58,12 @@ class PlainProgress:
         total: int,
         done: int,
         stream: TextIO,
+        num_env_runners: int = 0,
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = 5.0,
     ) -> None:
+        self._num_env_runners = num_env_runners
         self._pace = Pace(done, total, clock)
         self._stream = stream
         self._clock = clock
@@ -77,9 +79,10 @@ class PlainProgress:
             return
         self._last_line_at = now
         share = min(done / self._pace.total, 1.0)
+        remote = remote_parts(result, self._num_env_runners)
         self.say(
             f"{share:4.0%}  {done:>{len(f'{self._pace.total:,}')},} agent steps  {rate:>8,.0f}/s  "
-            f"{duration(left_s):>8} left  return: {_returns_line(result)}"
+            f"{duration(left_s):>8} left  return: {_returns_line(result)}{'  ' if remote else ''}{remote}"
         )
 
     def say(self, sentence: str) -> None:
@@ -92,7 +95,15 @@ class PlainProgress:
 class LiveProgress:
     """A bar, the rate, the time left and the return per module, drawn in place."""
 
-    def __init__(self, total: int, done: int, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total: int,
+        done: int,
+        stream: TextIO,
+        num_env_runners: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         # rich draws from Python's global generator when it is imported. An environment that does so too would otherwise
         # behave differently with and without a terminal.
         state = random.getstate()
@@ -102,6 +113,7 @@ class LiveProgress:
         from rich.progress import Progress as Bar
 
         random.setstate(state)
+        self._num_env_runners = num_env_runners
         self._pace = Pace(done, total, clock)
         self._bar = Bar(
             BarColumn(bar_width=None),
@@ -115,12 +127,16 @@ class LiveProgress:
 
     def update(self, result: Mapping[str, Any]) -> None:
         from rich.console import Group
+        from rich.text import Text
 
         done = agent_steps(result)
         rate, left_s = self._pace.update(done)
         numbers = f"{done:,} agent steps  {rate:,.0f}/s  {duration(left_s)} left"
         self._bar.update(self._task, completed=min(done, self._pace.total), numbers=numbers)
-        self._live.update(Group(self._bar, _returns_table(result)))
+        shown = [self._bar, _returns_table(result)]
+        if remote := remote_parts(result, self._num_env_runners):
+            shown.append(Text(f"  {remote}"))
+        self._live.update(Group(*shown))
 
     def say(self, sentence: str) -> None:
         self._live.console.print(sentence, markup=False, highlight=False)
@@ -163,15 +179,16 @@ class PlayProgress:
             print(said, file=self._stream, flush=True)
 
 
-def open_progress(total: int, done: int, stream: TextIO) -> Progress:
+def open_progress(total: int, done: int, stream: TextIO, num_env_runners: int = 0) -> Progress:
     """Opens the display that fits a stream.
 
     Args:
         total: The agent steps at which the run ends.
         done: The agent steps at the beginning, more than 0 for a resumed run.
         stream: The stream to print to.
+        num_env_runners: The number of remote env runners.
     """
-    return LiveProgress(total, done, stream) if stream.isatty() else PlainProgress(total, done, stream)
+    return (LiveProgress if stream.isatty() else PlainProgress)(total, done, stream, num_env_runners)
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_RATES_SHOWN = 8
+
 
 def agent_steps(result: Mapping[str, Any]) -> int:
     """Returns the number of agent steps sampled since the beginning of the run."""
@@ -16,6 +18,34 @@ def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[flo
     """Returns ``{module_id: (mean, standard deviation)}`` of an agent's return; NaN where no episode ended."""
     returns = env_runner_results.get("module_episode_returns", {})
     return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
+
+
+def remote_parts(result: Mapping[str, Any], num_env_runners: int) -> str:
+    """Describes how fast remote env runners are, and which processes were lost; ``""`` if there are none.
+
+    Args:
+        result: The result of an iteration.
+        num_env_runners: The number of remote env runners that the run began with.
+
+    >>> faults = {"num_healthy_workers": 3, "num_remote_worker_restarts": 2}
+    >>> rates = {"env_runner_env_steps_per_second": {0: 1204.3, 1: 998.7, 3: 1100.0}}
+    >>> remote_parts({"timers": rates, "fault_tolerance": faults}, 4)
+    'env runners: 1,204 / 999 / 1,100 env steps/s, 2 replaced, 1 lost'
+    """
+    faults = result.get("fault_tolerance", {})
+    rates = [float(rate) for rate in result.get("timers", {}).get("env_runner_env_steps_per_second", {}).values()]
+    parts = []
+    if len(rates) > _RATES_SHOWN:
+        parts.append(f"{len(rates)} env runners: {min(rates):,.0f} to {max(rates):,.0f} env steps/s")
+    elif rates:
+        parts.append(f"env runners: {' / '.join(f'{rate:,.0f}' for rate in rates)} env steps/s")
+    if replaced := faults.get("num_remote_worker_restarts"):
+        parts.append(f"{replaced} replaced")
+    if (lost := num_env_runners - faults.get("num_healthy_workers", num_env_runners)) > 0:
+        parts.append(f"{lost} lost")
+    if restarts := faults.get("num_remote_learner_restarts"):
+        parts.append(f"learners replaced {restarts} time{'s' if restarts > 1 else ''}")
+    return ", ".join(parts)
 
 
 def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int) -> str:

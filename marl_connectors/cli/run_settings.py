@@ -51,7 +51,10 @@ class RunSettings:
         modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
         steps: The agent steps at which the run ends.
         seed: The seed of all random streams.
-        num_envs: The number of sub-environments, which are stepped together.
+        num_envs: The number of sub-environments of all env runners together.
+        num_env_runners: The number of env runners in Ray actors; 0 for one in this process.
+        num_learners: The number of learners in Ray actors; 0 for one in this process.
+        ray_address: The address of the Ray cluster for them; None for a cluster on this machine for this run alone.
         num_env_workers: The number of processes over which they are spread; ``"auto"`` for as many as are worth it.
         num_gpus_per_learner: 1 for modules on the GPU, 0 for the CPU; ``"auto"`` for the GPU if one exists.
         training: Settings of the config by name, most of them settings of ``PPOConfig.training``; see ``set_by_name``.
@@ -76,6 +79,9 @@ class RunSettings:
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
+    num_env_runners: int = 0
+    num_learners: int = 0
+    ray_address: str | None = None
     num_env_workers: int | str = "auto"
     num_gpus_per_learner: float | str = "auto"
     training: dict[str, Any] = field(default_factory=dict)
@@ -144,12 +150,60 @@ class RunSettings:
                 action_mask_key=self.action_mask_key,
             )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
-            .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
-            .learners(num_gpus_per_learner=self.num_gpus_per_learner)
+            .env_runners(
+                num_env_runners=self.num_env_runners,
+                num_envs_per_env_runner=envs_per_env_runner(self.num_envs, self.num_env_runners),
+                num_env_workers=self.num_env_workers,
+            )
+            .learners(num_learners=self.num_learners, num_gpus_per_learner=self.num_gpus_per_learner)
+            .resources(ray_address=self.ray_address)
             .rl_module(model_config=model)
             .debugging(seed=self.seed)
         )
-        return set_by_name(config, self.training).build_algo()
+        set_by_name(config, self.training)
+        if config.ray_address is not None and not is_remote(config):
+            raise ConfigError(
+                "--ray-address: nothing of this run would be on the cluster. Add --num-env-runners N or "
+                "--num-learners N, or leave it out."
+            )
+        return config.build_algo()
+
+
+def envs_per_env_runner(num_envs: int, num_env_runners: int) -> int:
+    """Returns the number of sub-environments of each env runner.
+
+    Raises:
+        ConfigError: If they cannot have the same number.
+    """
+    if num_envs % max(1, num_env_runners):
+        possible = [str(number) for number in range(1, num_envs + 1) if num_envs % number == 0]
+        raise ConfigError(
+            f"--num-env-runners: expected a number that divides the {num_envs} sub-environments (--num-envs) evenly, "
+            f"got {num_env_runners}. Use one of {', '.join(possible)}, or another number of sub-environments."
+        )
+    return num_envs // max(1, num_env_runners)
+
+
+def batch_size_per_learner(total: int, num_learners: int) -> int:
+    """Returns the share of each learner in a train batch, rounded up."""
+    return -(-total // max(1, num_learners))
+
+
+def is_remote(config: Any) -> bool:
+    """Whether env runners or learners of a config are in Ray actors."""
+    return any((config.num_env_runners, config.evaluation_num_env_runners, config.num_learners))
+
+
+def in_this_process(config: Any) -> Any:
+    """Returns a config with the same sub-environments and train batches, whose env runners and learners are local."""
+    if not is_remote(config):
+        return config
+    local = config.copy()
+    local.env_runners(num_env_runners=0, num_envs_per_env_runner=config.num_envs)
+    local.learners(num_learners=0, num_gpus_per_learner="auto" if config.num_learners else config.num_gpus_per_learner)
+    local.training(train_batch_size_per_learner=config.total_train_batch_size)
+    local.evaluation(evaluation_num_env_runners=0, evaluation_parallel_to_training=False)
+    return local.resources(ray_address=None)
 
 
 _SECTIONS = (
@@ -166,6 +220,18 @@ _FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
 _CHANGEABLE = (
     "disable_env_checking",
     "sample_timeout_s",
+    "num_cpus_per_env_runner",
+    "num_gpus_per_env_runner",
+    "custom_resources_per_env_runner",
+    "max_requests_in_flight_per_env_runner",
+    "num_cpus_per_learner",
+    "restart_failed_env_runners",
+    "ignore_env_runner_failures",
+    "max_num_env_runner_restarts",
+    "env_runner_health_probe_timeout_s",
+    "env_runner_restore_timeout_s",
+    "evaluation_num_env_runners",
+    "evaluation_parallel_to_training",
     "rollout_fragment_length",
     "batch_mode",
     "explore",
@@ -178,14 +244,18 @@ _CHANGEABLE = (
     "metrics_num_episodes_for_smoothing",
 )
 """Settings of other sections that can change when a run is resumed."""
-_WITH_OPTIONS = {
+WITH_OPTIONS = {
     "env": "ENV",
     "env_config": "--env-config",
     "wrappers": "--wrap",
     "num_envs_per_env_runner": "--num-envs",
+    "num_env_runners": "--num-env-runners",
+    "num_learners": "--num-learners",
+    "ray_address": "--ray-address",
     "num_env_workers": "--num-env-workers",
     "num_gpus_per_learner": "--num-gpus-per-learner",
 }
+"""Settings of the config that ``--set`` does not take, with the options for them."""
 
 
 def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
@@ -196,8 +266,8 @@ def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
     """
     sections: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
-        if name in _WITH_OPTIONS:
-            raise ConfigError(f"--set: {name!r} has a separate option. Use {_WITH_OPTIONS[name]}.")
+        if name in WITH_OPTIONS:
+            raise ConfigError(f"--set: {name!r} has a separate option. Use {WITH_OPTIONS[name]}.")
         known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
         sections.setdefault(next(known, "training"), {})[name] = value
     for section, own in sections.items():
@@ -246,6 +316,8 @@ _FLAG = ("true or false", lambda value: isinstance(value, bool))
 _TEXT = ("text", lambda value: isinstance(value, str))
 _SETTINGS = ("a JSON object", lambda value: isinstance(value, dict))
 _COUNT = ("a whole number of at least 1", lambda value: is_whole(value, 1))
+_WHOLE = ("a whole number of at least 0", is_whole)
+_TEXT_OR_NULL = ("text or null", lambda value: value is None or isinstance(value, str))
 _AUTO = ('a whole number of at least 0, or "auto"', _is_whole_or_auto)
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "env": _TEXT,
@@ -253,11 +325,14 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "wrappers": ("a list of texts", _are_texts),
     "algo": ('"ppo" or "mappo"', lambda value: value in ("ppo", "mappo")),
     "policies": _TEXT,
-    "mapping": ("text or null", lambda value: value is None or isinstance(value, str)),
+    "mapping": _TEXT_OR_NULL,
     "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
     "steps": _COUNT,
-    "seed": ("a whole number of at least 0", is_whole),
+    "seed": _WHOLE,
     "num_envs": _COUNT,
+    "num_env_runners": _WHOLE,
+    "num_learners": _WHOLE,
+    "ray_address": _TEXT_OR_NULL,
     "num_env_workers": _AUTO,
     "num_gpus_per_learner": _AUTO,
     "training": _SETTINGS,
@@ -272,7 +347,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "video": _FLAG,
     "threads": _COUNT,
     "env_check": _FLAG,
-    "action_mask_key": ("text or null", lambda value: value is None or isinstance(value, str)),
+    "action_mask_key": _TEXT_OR_NULL,
 }
 """The expected type of each setting in a ``config.json``, in words and as a test."""
 

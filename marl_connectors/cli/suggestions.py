@@ -111,7 +111,10 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         yield "--policies", settings.policies
     if settings.modules is not None:
         yield "--modules", ",".join(settings.modules)
-    for name in ("algo", "steps", "seed", "num_envs", "num_env_workers", "num_gpus_per_learner"):
+    for name in (
+        *("algo", "steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
+        *("num_env_workers", "num_gpus_per_learner"),
+    ):
         if getattr(settings, name) != getattr(default, name):
             yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
     for key, value in settings.env_config.items():

@@ -21,8 +21,12 @@ from marl_connectors.cli.results import agent_steps, fewer_episodes, module_retu
 from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
+    WITH_OPTIONS,
     RunSettings,
+    batch_size_per_learner,
     check_changeable,
+    envs_per_env_runner,
+    in_this_process,
     set_by_name,
     settings_from_json,
     training_settings,
@@ -40,10 +44,16 @@ SETTINGS_OF_CONFIG = {
     "env_check": "disable_env_checking",
     "num_env_workers": "num_env_workers",
     "num_gpus_per_learner": "num_gpus_per_learner",
+    "num_env_runners": "num_env_runners",
+    "num_learners": "num_learners",
+    "ray_address": "ray_address",
 }
 """Options that a resumed run accepts, with the settings of the algorithm's config that they change."""
 CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
+_OF_OPTIONS = {*SETTINGS_OF_CONFIG.values(), "num_envs_per_env_runner"} - {"", "disable_env_checking"}
+"""The settings of the config that these options change, and ``--set`` does not."""
+_BATCH_SIZE = "train_batch_size_per_learner"
 CHECKPOINT_AGE_S = 20.0
 """The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
 _SAVING_SHARE = 0.02
@@ -194,9 +204,10 @@ class _Training:
         return jsonable(found)
 
     def _loop(self, gate: InterruptGate) -> None:
-        progress = open_progress(self.settings.steps, self.steps_done, sys.stdout)
+        settings = self.settings
+        progress = open_progress(settings.steps, self.steps_done, sys.stdout, settings.num_env_runners)
         try:
-            while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
+            while self.steps_done < settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
                     result = self.algo.train()
                 self.last = None  # it is the state of the iteration before
@@ -205,14 +216,11 @@ class _Training:
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
-                self.timers.update(result["timers"])
+                self.timers.update({name: s for name, s in result["timers"].items() if not isinstance(s, Mapping)})
                 age = time.monotonic() - self.saved_at
-                if self.iteration % self.settings.checkpoint_every == 0:
+                if self.iteration % settings.checkpoint_every == 0:
                     self._save(self.folder)
-                elif (
-                    age >= max(CHECKPOINT_AGE_S, self.saving_s / _SAVING_SHARE)
-                    and self.steps_done < self.settings.steps
-                ):
+                elif age >= max(CHECKPOINT_AGE_S, self.saving_s / _SAVING_SHARE) and self.steps_done < settings.steps:
                     self._save(self.folder, in_between=True)
                 else:
                     self.last = LastState(self.algo)
@@ -313,11 +321,13 @@ def _new(given: Mapping[str, Any]) -> _Training:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
     training, own = training_settings(given.get("set", []))
     fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
+    batch_size = batch_size_per_learner(TRAINING_DEFAULTS[_BATCH_SIZE], given.get("num_learners", 0))
     settings = RunSettings(
         **{**own, **{key: value for key, value in given.items() if key in fields}},
         env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, **training},
+        training={**TRAINING_DEFAULTS, _BATCH_SIZE: batch_size, **training},
     )
+    envs_per_env_runner(settings.num_envs, settings.num_env_runners)
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
     run_folder.check_can_be_made(out, numbered=numbered)
@@ -331,19 +341,22 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
     changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
-    training = {**settings.training, **merged(given.get("set", []))}
+    now = _changes(settings, given)
+    batch_size = {_BATCH_SIZE: now[_BATCH_SIZE]} if _BATCH_SIZE in now else {}
+    training = {**settings.training, **batch_size, **merged(given.get("set", []))}
     settings = dataclasses.replace(settings, **changes, training=training)
     checkpoint = run_folder.checkpoint_to_resume(path)
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
         return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
     use_threads(settings.threads)
-    changed = _changed_settings(path, config, given)
+    changed = {**_earlier_changes(path, config), **now}
     trusted = given.get("trusted", True)
-    algo = load_algorithm(checkpoint, changed, trusted=trusted, new_episodes=given.get("new_episodes", False))
+    new_episodes = given.get("new_episodes", False)
+    algo = load_algorithm(checkpoint, changed, trusted=trusted, new_episodes=new_episodes, chosen=now)
     try:
         _check_same_env(algo, settings, checkpoint)
-        steps_done = algo.env_runner.num_agent_steps
+        steps_done = algo.env_runner_group.num_agent_steps
         if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
@@ -372,21 +385,40 @@ def _check_changeable(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"train --resume: {option!r} cannot be changed, because the checkpoint's modules and episodes depend "
             f"on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
-            f"--num-gpus-per-learner, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video."
+            f"--num-env-runners, --num-learners, --ray-address, --num-gpus-per-learner, --checkpoint-every, "
+            f"--eval-episodes, --baseline-seconds and --no-video."
         )
 
 
-def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that differ from the config of the checkpoints: changed earlier, or by this command."""
+def _earlier_changes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that were changed when the run was resumed earlier."""
     changed = config.get(CHANGED, {})
     if not isinstance(changed, dict):
         raise CheckpointError(
             f"{path / run_folder.CONFIG}: expected {CHANGED!r} to be a JSON object, but got {changed!r}. Correct it."
         )
+    return changed
+
+
+def _changes(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the config that this command changes.
+
+    The number of all sub-environments and, unless ``--set`` says otherwise, the size of train batches stay the same.
+    """
+    by_set = merged(given.get("set", []))
+    for name in WITH_OPTIONS.keys() & by_set:
+        raise ConfigError(
+            f"train --resume: {name!r} cannot be changed with --set. Use {WITH_OPTIONS[name]}, if --resume accepts it."
+        )
     now = {name: given[option] for option, name in SETTINGS_OF_CONFIG.items() if name and option in given}
     if "disable_env_checking" in now:
         now["disable_env_checking"] = not now["disable_env_checking"]
-    return {**changed, **now, **merged(given.get("set", []))}
+    if "num_env_runners" in now:
+        now["num_envs_per_env_runner"] = envs_per_env_runner(settings.num_envs, now["num_env_runners"])
+    if "num_learners" in now and _BATCH_SIZE in settings.training:
+        total = settings.training[_BATCH_SIZE] * max(1, settings.num_learners)
+        now[_BATCH_SIZE] = batch_size_per_learner(total, now["num_learners"])
+    return {**now, **by_set}
 
 
 def load_algorithm(
@@ -395,6 +427,8 @@ def load_algorithm(
     *,
     trusted: bool = True,
     new_episodes: bool = False,
+    chosen: Mapping[str, Any] | None = None,
+    local: bool = False,
 ) -> Any:
     """Loads the ``Algorithm`` of a checkpoint.
 
@@ -403,23 +437,36 @@ def load_algorithm(
         changed: New values for settings of its config.
         trusted: As in ``Algorithm.from_checkpoint``.
         new_episodes: As in ``Algorithm.from_checkpoint``.
+        chosen: Settings that the user has chosen, and not the author of the checkpoint.
+        local: Whether everything is in this process, even if the run had remote env runners or learners.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
+    from marl_connectors.algorithms.checkpoint_restore import (
+        ELSEWHERE,
+        algorithm_state,
+        check_stays_here,
+        restored_config,
+    )
     from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 
-    if not changed:
+    if not changed and not local:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
-    state = algorithm_state(checkpoint)
+    state, changed = algorithm_state(checkpoint), changed or {}
     check_state(state)
+    if not changed and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
     config = restored_config(state, None, {}, Names(trusted))
-    check_changeable(config, changed.keys() - {"num_env_workers", "num_gpus_per_learner"})
+    check_changeable(config, changed.keys() - _OF_OPTIONS)
     for name, value in changed.items():
-        if name in ("num_env_workers", "num_gpus_per_learner"):
+        if name in _OF_OPTIONS:
             config.update_from_dict({name: value})
         else:
             set_by_name(config, {name: value})
+    if local:
+        config = in_this_process(config)
+    elif not trusted:
+        check_stays_here(config, chosen or {})
     return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
 
 

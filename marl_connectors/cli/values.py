@@ -80,6 +80,15 @@ def mask_key(text: str) -> str | None:
     return None if text.lower() in ("none", "null", "false", "off") else text
 
 
+def ray_address(text: str) -> str | None:
+    """Reads the address of a Ray cluster; ``none`` stands for a cluster of this run alone.
+
+    >>> ray_address("10.0.0.5:6379"), ray_address("none")
+    ('10.0.0.5:6379', None)
+    """
+    return None if text.lower() in ("none", "null") else text
+
+
 def whole_number(text: str) -> int:
     """Reads a non-negative whole number, also written ``1e6`` or ``1_000_000``."""
     try:

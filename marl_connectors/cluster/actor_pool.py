@@ -18,7 +18,7 @@ _MOST_STARTS = 3
 """How often an actor may fail to start in time, one time after another."""
 _LEAST_START_S = 300.0
 _QUIET_START_S = 30.0
-"""The seconds after which a log line says that an actor has not started yet."""
+"""The seconds after which a log line says that Ray has not found a place for an actor yet."""
 
 
 class ActorLost(MarlConnectorsError, RuntimeError):
@@ -118,6 +118,7 @@ class ActorPool:
         self.lost: set[int] = set()
         self._replaced: list[int] = []
         self._actors: dict[int, Any] = {}
+        self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
         self._must_restart = False
         self._failure = ""  # why an actor was lost that the policy neither replaces nor ignores
@@ -137,6 +138,7 @@ class ActorPool:
     def _start(self, index: int) -> None:
         actor = self._cluster.start(self._who(index), self._resources)
         self._actors[index] = actor
+        self._processes[index] = actor.process.remote()
         self._beginning[index] = actor.begin.remote(*self._begin(index))
 
     def wait_until_begun(self) -> None:
@@ -191,7 +193,7 @@ class ActorPool:
             ActorLost: If the policy does neither.
         """
         who = self._who(index)
-        self._cluster.kill(self._actors.pop(index))
+        self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
         self._beginning.pop(index, None)
         if not self.policy.restarts:
             if not self.policy.ignores:
@@ -234,9 +236,13 @@ class ActorPool:
         """Replaces all actors by new ones, which begin with the newest state."""
         self._must_restart = False
         for index in self.indices:
-            self._cluster.kill(self._actors.pop(index))
+            self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
             self._beginning.pop(index, None)
             self._start(index)
+
+    def has_process(self, index: int) -> bool:
+        """Whether Ray has found a place for an actor, and its process has answered once."""
+        return self._cluster.is_ready(self._processes[index])
 
     def probe(self, indices: Collection[int]) -> dict[int, Any]:
         """Returns how far some actors are. Those that do not answer in time are missing."""
@@ -258,8 +264,8 @@ class ActorPool:
         refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
         if refs:
             self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
-        for actor in self._actors.values():
-            self._cluster.kill(actor)
+        for index, actor in self._actors.items():
+            self._cluster.kill(actor, self._processes.get(index))
         self._actors.clear()
         self._beginning.clear()
         self._failure = "The env runners were ended by stop(). Build the algorithm anew."
@@ -380,14 +386,20 @@ class _Run:
             limit = (
                 min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
             )
-            if is_beginning and now - waiting.since > _QUIET_START_S and ref not in self._has_said:
+            waited = now - waiting.since
+            has_process = is_beginning and self._pool.has_process(waiting.index)
+            if has_process and waited > policy.timeout_s:
+                if waiting.index not in self._pool.probe([waiting.index]):
+                    self._lost(waiting.index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
+                    continue
+            elif is_beginning and not has_process and waited > _QUIET_START_S and ref not in self._has_said:
                 self._has_said.add(ref)
                 _LOG.warning(
-                    "%s has not started yet. Free in the cluster: %s.",
+                    "%s has no process yet. Free in the cluster: %s.",
                     self._pool._who(waiting.index),
                     self._pool._cluster.free_resources(),
                 )
-            if now - waiting.since <= limit:
+            if waited <= limit:
                 continue
             if is_beginning:
                 if self._tries[waiting.index] >= _MOST_STARTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 HEALTH = "health"
-"""The concurrency group of ``Host.progress``, which answers while another method runs."""
+"""The concurrency group of ``Host.process`` and ``Host.progress``, which answer while another method runs."""
 
 
 class Outcome(NamedTuple):
@@ -38,6 +39,25 @@ class Outcome(NamedTuple):
         if add_note is not None:
             add_note(f"Raised in {who}:\n{self.where}")
         raise error
+
+
+class Process(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        node: The id of the node in the cluster.
+        pid: The number of the process on this node.
+    """
+
+    node: str
+    pid: int
+
+
+def this_process() -> Process:
+    """Returns where this process runs."""
+    import ray
+
+    return Process(ray.get_runtime_context().get_node_id() if ray.is_initialized() else "", os.getpid())
 
 
 class Host:
@@ -76,12 +96,17 @@ class Host:
         """Calls a method of the object."""
         return _outcome(lambda: getattr(self._object, method)(*arguments))
 
+    def process(self) -> Process:
+        """Returns where the actor runs. It answers as soon as there is a process."""
+        return this_process()
+
     def progress(self) -> Any:
         """Returns ``progress`` of the object, which changes while a method makes progress."""
         return getattr(self._object, "progress", None)
 
 
-Host.progress.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
+for _method in (Host.process, Host.progress):
+    _method.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
 
 
 def _outcome(call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:

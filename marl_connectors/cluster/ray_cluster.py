@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.cluster.host import HEALTH, Host
+from marl_connectors.cluster.host import HEALTH, Host, this_process
 from marl_connectors.errors import ConfigError
 from marl_connectors.seeding import global_generators_kept
 
@@ -110,6 +111,7 @@ class RayCluster:
                     f"Leave ray_address out to use that one, or call ray.shutdown() before the algorithm is built."
                 )
         self.is_own = RayCluster._started_here and RayCluster._address is None
+        self._node = this_process().node
         self.paths = [os.path.abspath(path) for path in sys.path]
         RayCluster._num_users += 1
         self._is_open = True
@@ -183,10 +185,29 @@ class RayCluster:
         free = self.ray.available_resources()
         return ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
 
-    def kill(self, actor: Any) -> None:
-        """Kills an actor, even one that does not answer."""
-        if self.ray.is_initialized():
-            self.ray.kill(actor, no_restart=True)
+    def is_ready(self, ref: Any) -> bool:
+        """Whether a reference has its value, or an error."""
+        return bool(self.ray.wait([ref], num_returns=1, timeout=0)[0])
+
+    def kill(self, actor: Any, process: Any) -> None:
+        """Kills an actor, even one that does not answer.
+
+        An actor on the node of this process is killed at once: Ray waits for some seconds, and would leave a process
+        that is stopped behind if the cluster ends before.
+
+        Args:
+            actor: The actor.
+            process: The reference of what ``Host.process`` has returned.
+        """
+        if not self.ray.is_initialized():
+            return
+        known = None
+        if self.is_ready(process):
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                known = self.ray.get(process)
+        self.ray.kill(actor, no_restart=True)
+        if known is not None and known.node and known.node == self._node:
+            _kill_process(known.pid)
 
     def close(self) -> None:
         """Ends the use of the cluster. The last user in the process stops a cluster that was started here."""
@@ -220,3 +241,13 @@ def _sigterm_kept() -> Iterator[None]:
     finally:
         if former not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)
+
+
+def _kill_process(pid: int) -> None:
+    """Kills a process of Ray on this machine. The number may belong to another process by now, which is left alone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if file.read(5) == b"ray::":
+                os.kill(pid, signal.SIGKILL)
+    except OSError:  # it has ended, or this system has no /proc
+        pass

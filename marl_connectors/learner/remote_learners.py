@@ -23,6 +23,10 @@ _GRACE_S = 20.0
 """The seconds in which learners must end an update that another one has not completed."""
 
 
+_QUIET_S = 30.0
+"""The seconds after which a log line says that Ray has not found a place for an actor yet."""
+
+
 class _Lost(Exception):
     """A learner that died or hung. The message says which one, and what happened."""
 
@@ -67,6 +71,7 @@ class RemoteLearners:
         self.fetch_seconds: list[float] = []
         self._actors: list[Any] = []
         self._beginning: list[Any] = []
+        self._places: list[Any] = []  # references of where the actors run
         self._is_connected = False
         self._blueprint: tuple[int, list[Any]] = (-1, [])
         self._start()
@@ -80,6 +85,7 @@ class RemoteLearners:
     def _start(self) -> None:
         make = pickled(HostedLearner)
         self._actors = [self._cluster.start(self.name_of(rank), self._resources) for rank in range(self.number)]
+        self._places = [actor.process.remote() for actor in self._actors]
         self._beginning = [actor.begin.remote(make, (rank, self.number)) for rank, actor in enumerate(self._actors)]
 
     def connect(self) -> None:
@@ -95,7 +101,8 @@ class RemoteLearners:
             return
         if not self._actors:
             self._start()
-        self._wait(dict(enumerate(self._beginning)), self._policy.start_timeout_s)
+        self._wait_for_places()
+        self._wait(dict(enumerate(self._beginning)), self._policy.timeout_s, is_start=True)
         host, port = self._call({0: ("listen",)})[0][0]
         timeout_s = 3600.0 if self._policy.timeout_s is None else 4 * self._policy.timeout_s
         self._call(dict.fromkeys(range(self.number), ("connect", host, port, self._device, timeout_s)))
@@ -104,9 +111,9 @@ class RemoteLearners:
     def close(self) -> None:
         """Ends the actors at once. The next update starts new ones."""
         if self._ray.is_initialized():
-            for actor in self._actors:
-                self._cluster.kill(actor)
-        self._actors, self._beginning, self._is_connected = [], [], False
+            for rank, actor in enumerate(self._actors):
+                self._cluster.kill(actor, self._places[rank])
+        self._actors, self._places, self._beginning, self._is_connected = [], [], [], False
 
     # Updates.
 
@@ -210,8 +217,28 @@ class RemoteLearners:
         values = self._wait({rank: own[0] for rank, own in refs.items()}, self._policy.timeout_s)
         return {rank: (values[rank], refs[rank][1]) for rank in refs}
 
-    def _wait(self, refs: Mapping[int, Any], timeout_s: float | None) -> dict[int, Any]:
-        """Waits for answers, and returns the values in them.
+    def _wait_for_places(self) -> None:
+        """Waits until Ray has found a place for each actor.
+
+        Raises:
+            ActorLost: If it has not in time.
+        """
+        limit = self._policy.start_timeout_s
+        _, late = self._ray.wait(self._places, num_returns=self.number, timeout=min(limit, _QUIET_S))
+        if late:
+            _LOG.warning("%d learners have no process yet. Free in the cluster: %s.", len(late), self._free())
+            _, late = self._ray.wait(self._places, num_returns=self.number, timeout=limit)
+        if late:
+            raise ActorLost(
+                f"{len(late)} of {self.number} learners have no process after {limit:.0f} s. Free in the cluster: "
+                f"{self._free()}. Reserve less for each actor, or use a larger cluster."
+            )
+
+    def _free(self) -> str:
+        return self._cluster.free_resources()
+
+    def _wait(self, refs: Mapping[int, Any], timeout_s: float | None, is_start: bool = False) -> dict[int, Any]:
+        """Waits for answers, and returns the values in them. Actors that start need not make progress.
 
         Raises:
             _Lost: If a learner dies or hangs.
@@ -233,13 +260,13 @@ class RemoteLearners:
                     died[rank] = type(error).__name__
             has_failed = bool(died) or any(outcome.error is not None for outcome in outcomes.values())
             if watch.is_over(done, has_failed):
-                silent = self._silent(waiting.values(), watch, has_failed)
+                silent = self._silent(waiting.values(), watch, has_failed, is_start)
                 if silent:
                     break
         self._raise_failure(outcomes, died, [] if not waiting else silent)
         return {rank: outcome.value for rank, outcome in outcomes.items()}
 
-    def _silent(self, ranks: Any, watch: _Watch, has_failed: bool) -> list[tuple[int, str]]:
+    def _silent(self, ranks: Any, watch: _Watch, has_failed: bool, is_start: bool) -> list[tuple[int, str]]:
         """Returns the learners that do not answer, or make no progress, and what they do instead."""
         refs = {rank: self._actors[rank].progress.remote() for rank in ranks}
         limit = self._policy.probe_timeout_s
@@ -252,7 +279,7 @@ class RemoteLearners:
                 except self._ray.exceptions.RayError:
                     answers[rank] = None
         missing = [(rank, f"has not answered for {limit:.0f} s.") for rank in refs if rank not in answers]
-        if missing or not (has_failed or watch.is_same(answers)):
+        if missing or not (has_failed or (watch.is_same(answers) and not is_start)):
             return missing
         return [(rank, f"has made no progress for too long ({answers[rank]}).") for rank in refs]
 

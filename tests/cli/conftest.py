@@ -27,8 +27,8 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False):
-        self.changed, self.trusted, self.new_episodes = changed, trusted, new_episodes
+    def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False, chosen=None, local=False):
+        self.changed, self.trusted, self.new_episodes, self.local = changed, trusted, new_episodes, local
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

@@ -94,7 +94,7 @@ class FakeAlgorithm:
         }
 
     @property
-    def env_runner(self):
+    def env_runner_group(self):
         return SimpleNamespace(num_agent_steps=self.iteration * STEPS)
 
     def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None):
