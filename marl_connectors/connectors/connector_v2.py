@@ -221,7 +221,8 @@ class ConnectorV2:
         if any(not same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
                 f"{type(self).__name__}: the {len(states)} states of this piece differ, and the class does not say how "
-                f"to merge them. Override merge_states(states) and return one state."
+                f"to merge them. Override merge_states(states) and return one state, or set "
+                f"merge_env_runner_states=False, with which each env runner keeps its own."
             )
         return states[0] if states else {}
 

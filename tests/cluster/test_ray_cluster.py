@@ -71,3 +71,30 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
         ConfigError, match=r"num_env_runners=3: it needs the package ray.* pip install 'marl-connectors\[ray\]'"
     ):
         RayCluster(None, {}, "num_env_runners=3")
+
+
+def connected_to(address):
+    context = SimpleNamespace(gcs_address=address)
+    return SimpleNamespace(
+        is_initialized=lambda: True,
+        get_runtime_context=lambda: context,
+        cluster_resources=dict,
+        put=lambda value: value,
+    )
+
+
+@pytest.mark.parametrize("address", [None, "auto", "127.0.0.1:6379", "head:6379"])
+def test_a_connection_of_the_user_is_used_and_stays_open(address, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: connected_to("10.0.0.1:6379"))
+    cluster = RayCluster(address, {}, "num_env_runners=1")
+    assert not cluster.is_own
+    assert cluster.put("data") == "data"
+    cluster.close()  # it would call shutdown(), which this Ray lacks
+    with pytest.raises(ConfigError, match=r"ended by stop\(\)"):
+        cluster.put("data")
+
+
+def test_a_connection_of_the_user_to_another_cluster_is_an_error(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: connected_to("10.0.0.1:6379"))
+    with pytest.raises(ConfigError, match=r"connected to the Ray cluster at '10.0.0.1:6379' already"):
+        RayCluster("10.0.0.1:6380", {}, "num_env_runners=1")

@@ -95,10 +95,11 @@ def test_states_of_other_runs_are_refused(played):
 
 
 def test_states_that_a_piece_does_not_merge_are_refused(played):
-    run = played(AddsCount, sizes=(2, 3), die=0.5)
-    run.runners[0].env_to_module[0].calls = 0
+    run = played(AddsCount)
+    states = divided_runner_state(run.state(), [2, 3])
+    states[0]["env_to_module"]["AddsCount"]["calls"] = 0
     with pytest.raises(ConnectorError, match="AddsCount: the 2 states of this piece differ"):
-        run.state()
+        merged(run, states)
 
 
 def test_shared_data_that_differ_are_refused(played):
