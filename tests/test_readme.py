@@ -60,6 +60,8 @@ def test_the_python_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monke
     import torch
 
     monkeypatch.chdir(tmp_path)
+    if page.stem == "cluster":
+        use_fake_ray(monkeypatch)  # starting processes would take ten seconds
     threads = torch.get_num_threads()
     namespace = {"__name__": "a_page"}
     try:

@@ -190,7 +190,10 @@ class Algorithm:
         """Returns how remote learners are made now."""
         config = self.config.copy()
         config.change(num_learners=0, num_gpus_per_learner=float(self._remote.learner_device != "cpu"))
-        return RunLearnerBlueprint.of(config, self._setup, self._env_to_module, self.rl_module, self.seed)
+        has_state_pieces = build.has_state_pieces(self.learner.pipeline)
+        return RunLearnerBlueprint.of(
+            config, self._setup, self._env_to_module, self.rl_module, self.seed, has_state_pieces
+        )
 
     def _blueprint(self) -> RunBlueprint:
         """Returns how remote env runners are made now."""
@@ -200,6 +203,7 @@ class Algorithm:
             seed=self.seed,
             masking=self.masking,
             rl_module_specs=specs,
+            has_state_pieces=build.has_state_pieces(self._env_to_module),
             lookback=self._lookback(),
             rollout_fragment_length=self._fragment_length(),
             state_space=self._state_space(),
@@ -219,7 +223,7 @@ class Algorithm:
         if config.num_env_workers == "auto" and not is_long:
             config = config.copy()
             config.num_env_workers = 0
-        return build.build_env_runner(
+        runner = build.build_env_runner(
             config,
             self._setup,
             self.rl_module,
@@ -234,6 +238,9 @@ class Algorithm:
             first_render_mode=first_render_mode,
             warned_of_bounds=self._warned_of_bounds,
         )
+        if build.has_state_pieces(self._env_to_module):  # maybe of modules that were removed
+            build.add_state_pieces_to_runner(config, runner)
+        return runner
 
     def _lookback(self) -> int:
         return build.lookback_of_run(self.config, self._env_to_module, self.learner.pipeline)

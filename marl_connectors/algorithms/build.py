@@ -376,9 +376,27 @@ def add_state_pieces_to(
         add_state_pieces(env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:
         add_state_pieces(env_runners.module_to_env)
+    add_state_pieces_to_learner(config, learner)
+    env_runners.modules_changed()
+
+
+def add_state_pieces_to_runner(config: AlgorithmConfig, runner: EnvRunner) -> None:
+    """Adds the pieces that stateful modules need to the pipelines of an env runner, unless they have them."""
+    if config.add_default_connectors_to_env_to_module_pipeline:
+        add_state_pieces(runner.env_to_module)
+    if config.add_default_connectors_to_module_to_env_pipeline:
+        add_state_pieces(runner.module_to_env)
+
+
+def add_state_pieces_to_learner(config: AlgorithmConfig, learner: Learner) -> None:
+    """Adds the pieces that stateful modules need to the pipeline of a learner, unless it has them."""
     if config.add_default_connectors_to_learner_pipeline:
         add_state_pieces(learner.pipeline)
-    env_runners.modules_changed()
+
+
+def has_state_pieces(pipeline: ConnectorPipelineV2) -> bool:
+    """Whether a pipeline has the pieces that stateful modules need."""
+    return AddStatesFromEpisodesToBatch.__name__ in pipeline.names()
 
 
 def lookback_of_run(

@@ -11,7 +11,6 @@ from gymnasium import Space
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.hosted_env_runner import PlayRequest
 from marl_connectors.environments.making.registry import REGISTERED, register_env
@@ -42,6 +41,8 @@ class RunBlueprint:
         seed: The run's seed.
         masking: The action masks that the run applies.
         rl_module_specs: The complete specs of the modules that the run has now.
+        has_state_pieces: Whether the pipelines have the pieces that stateful modules need. They keep them if the last
+            stateful module is removed.
         lookback: The number of earlier steps that a chunk of an episode keeps.
         rollout_fragment_length: The default length of a sample, in env steps of each sub-environment.
         state_space: The space of the environment's ``state()`` if episodes record it, else None.
@@ -52,6 +53,7 @@ class RunBlueprint:
     seed: int
     masking: Masking
     rl_module_specs: Mapping[ModuleID, RLModuleSpec]
+    has_state_pieces: bool
     lookback: int
     rollout_fragment_length: int
     state_space: Space | None
@@ -88,7 +90,7 @@ class RunBlueprint:
         modules = build.build_modules(config, setup, env_to_module, self.seed, self.rl_module_specs)
         if not for_training:
             build.stop_counting(env_to_module)
-        return build.build_env_runner(
+        runner = build.build_env_runner(
             config,
             setup,
             modules,
@@ -102,6 +104,8 @@ class RunBlueprint:
             first_env_number=first_env_number,
             merges_connector_states=not merges_states(self.config),
         )
+        self._add_state_pieces(runner)
+        return runner
 
     def _new_setup(self) -> EnvSpec:
         if self.env_maker is not None:
@@ -122,12 +126,12 @@ class RunBlueprint:
                     modules.add_module(module_id, spec.build().to(self.config.device))
         for module_id in removed:
             modules.remove_module(module_id)
-        if modules.is_stateful():
-            if self.config.add_default_connectors_to_env_to_module_pipeline:
-                add_state_pieces(runner.env_to_module)
-            if self.config.add_default_connectors_to_module_to_env_pipeline:
-                add_state_pieces(runner.module_to_env)
+        self._add_state_pieces(runner)
         runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+
+    def _add_state_pieces(self, runner: EnvRunner) -> None:
+        if self.has_state_pieces:
+            build.add_state_pieces_to_runner(self.config, runner)
 
 
 def merges_states(config: AlgorithmConfig) -> bool:

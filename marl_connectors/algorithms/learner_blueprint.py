@@ -29,6 +29,8 @@ class RunLearnerBlueprint:
         input_spaces: The observation and the action space of the environment, by agent if there are several.
         multi_agent: Whether there are several agents.
         of_algorithm: The learner connector pieces of the algorithm.
+        has_state_pieces: Whether the learner pipeline has the pieces that stateful modules need. It keeps them if the
+            last stateful module is removed.
     """
 
     config: AlgorithmConfig
@@ -37,6 +39,7 @@ class RunLearnerBlueprint:
     input_spaces: tuple[Space, Space]
     multi_agent: bool
     of_algorithm: Sequence[ConnectorV2]
+    has_state_pieces: bool = False
 
     @classmethod
     def of(
@@ -46,6 +49,7 @@ class RunLearnerBlueprint:
         env_to_module: EnvToModulePipeline,
         modules: MultiRLModule,
         seed: int,
+        has_state_pieces: bool = False,
     ) -> RunLearnerBlueprint:
         """Returns the blueprint of a run as it is now.
 
@@ -55,6 +59,7 @@ class RunLearnerBlueprint:
             env_to_module: The pipeline that makes the modules' input.
             modules: The modules.
             seed: The run's seed.
+            has_state_pieces: As above.
         """
         config = config.copy()
         for name in (*CALLBACK_NAMES, "env_to_module_connector", "module_to_env_connector"):
@@ -67,13 +72,14 @@ class RunLearnerBlueprint:
             input_spaces=(setup.space_of_all(0), setup.space_of_all(1)),
             multi_agent=not setup.single_agent,
             of_algorithm=config.default_learner_pieces(setup, env_to_module),
+            has_state_pieces=has_state_pieces,
         )
 
     def build(self) -> Learner:
         """Makes a learner with new modules. Their parameters are set afterwards, with the state."""
         with torch_stream(self.seed, "modules of a learner"):
             modules = self.spec.build()
-        return build.build_learner_for_spaces(
+        learner = build.build_learner_for_spaces(
             self.config,
             modules.to(self.config.device),
             input_spaces=self.input_spaces,
@@ -81,3 +87,6 @@ class RunLearnerBlueprint:
             of_algorithm=self.of_algorithm,
             seed=self.seed,
         )
+        if self.has_state_pieces:
+            build.add_state_pieces_to_learner(self.config, learner)
+        return learner

@@ -116,6 +116,13 @@ class RayCluster:
                 f"ray_address={address!r}: this process is connected to {_named(RayCluster._address)} by an algorithm "
                 f"that has not been stopped. Call its stop() first, or use the same address."
             )
+        elif address not in (None, "auto") and not RayCluster._started_here:
+            known = self.ray.get_runtime_context().gcs_address
+            if known.rpartition(":")[2] != str(address).rpartition(":")[2]:  # a host can have several names
+                raise ConfigError(
+                    f"ray_address={address!r}: this process is connected to the Ray cluster at {known!r} already. "
+                    f"Leave ray_address out to use that one, or call ray.shutdown() before the algorithm is built."
+                )
         self.is_own = RayCluster._started_here and RayCluster._address is None
         self._node = this_process().node
         self._gcs_address = getattr(self.ray.get_runtime_context(), "gcs_address", None)
