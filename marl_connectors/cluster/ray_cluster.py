@@ -1,4 +1,4 @@
-"""The connection to Ray. Only this file imports Ray, and only when a run has remote env runners or learners."""
+"""The connection to Ray, which is imported only when a run has remote env runners or learners."""
 
 from __future__ import annotations
 
