@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +39,10 @@ def exit_status(stop: KeyboardInterrupt | int) -> int:
     >>> exit_status(signal.SIGTERM), exit_status(KeyboardInterrupt())
     (143, 130)
     """
-    return 128 + (stop if isinstance(stop, int) else getattr(stop, "number", signal.SIGINT))
+    if isinstance(stop, int):
+        return 128 + stop
+    # Compiled code that waits, such as Ray's, replaces a StopSignal by a KeyboardInterrupt.
+    return 128 + getattr(stop, "number", StopSignals.latest or signal.SIGINT)
 
 
 class StopSignals:
@@ -47,7 +50,12 @@ class StopSignals:
 
     Signals that are ignored, as under ``nohup``, or that have another handler, are left alone. In a process that the
     environment has forked, the signals have their usual effect.
+
+    Attributes:
+        latest: The signal for which the newest ``StopSignal`` was raised, since the beginning of the newest block.
     """
+
+    latest: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -55,6 +63,7 @@ class StopSignals:
         self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
 
     def __enter__(self) -> Self:
+        StopSignals.latest = None
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 former = signal.getsignal(number)
@@ -80,6 +89,10 @@ class StopSignals:
         self._answer(number)
 
     def _answer(self, number: int) -> None:
+        self._stop(number)
+
+    def _stop(self, number: int) -> NoReturn:
+        StopSignals.latest = number
         raise StopSignal(number)
 
     def _leave_terminal(self) -> None:
@@ -132,9 +145,9 @@ class InterruptGate(StopSignals):
             self._is_late = False
             if self._in_iteration:
                 self.gave_up = True
-                raise StopSignal(number)
+                self._stop(number)
         elif self.requested is not None:
-            raise StopSignal(number)
+            self._stop(number)
         else:
             self.requested = number
             self._say(number)

@@ -33,7 +33,7 @@ from marl_connectors.cli.run_settings import (
     use_threads,
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli.values import jsonable, merged, require_extras
+from marl_connectors.cli.values import brief, jsonable, merged, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
@@ -441,16 +441,11 @@ def load_algorithm(
         local: Whether everything is in this process, even if the run had remote env runners or learners.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.algorithms.checkpoint_restore import (
-        ELSEWHERE,
-        algorithm_state,
-        check_stays_here,
-        restored_config,
-    )
+    from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, algorithm_state, restored_config
     from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 
-    if not changed and not local:
+    if not changed and not local and trusted:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
     state, changed = algorithm_state(checkpoint), changed or {}
     check_state(state)
@@ -466,7 +461,13 @@ def load_algorithm(
     if local:
         config = in_this_process(config)
     elif not trusted:
-        check_stays_here(config, chosen or {})
+        for name, value in ELSEWHERE.items():
+            if getattr(config, name) != value and name not in (chosen or {}):
+                raise CheckpointError(
+                    f"{checkpoint}: its {name} is {brief(getattr(config, name))}, and --untrusted starts no processes "
+                    f"and connects to no cluster that a checkpoint names. Choose yourself: "
+                    f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
+                )
     return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
 
 

@@ -1,4 +1,4 @@
-"""The connection to Ray. Only this file imports Ray, and only when a run has remote env runners or learners."""
+"""The connection to Ray, which is imported only when a run has remote env runners or learners."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from marl_connectors.cluster.host import HEALTH, Host, this_process
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.seeding import global_generators_kept
 
 _ANSWER_S = 10.0
 """The seconds in which the machine at an address has to answer."""
+_RECONNECT_S = 30.0
+"""The seconds in which the head of a cluster may restart. Ray itself ends the process after 60 s."""
+
+
+class ClusterLost(MarlConnectorsError, RuntimeError):
+    """The Ray cluster of a run has ended."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,12 @@ class RayCluster:
         """
         self.ray = import_ray(who)
         if not self.ray.is_initialized():
-            self._connect(address, who)
+            try:
+                self._connect(address, who)
+            except BaseException:
+                if self.ray.is_initialized():
+                    self.ray.shutdown()
+                raise
             RayCluster._started_here = True
         elif address is not None and RayCluster._started_here and address != RayCluster._address:
             raise ConfigError(
@@ -112,22 +125,24 @@ class RayCluster:
                 )
         self.is_own = RayCluster._started_here and RayCluster._address is None
         self._node = this_process().node
+        self._gcs_address = getattr(self.ray.get_runtime_context(), "gcs_address", None)
         self.paths = [os.path.abspath(path) for path in sys.path]
         RayCluster._num_users += 1
         self._is_open = True
         try:
             self._check(needed, who)
-        except ConfigError:
+        except BaseException:
             self.close()
             raise
 
     _address: str | None = None
+    _gcs_address: str | None = None
 
     def _connect(self, address: str | None, who: str) -> None:
         settings: dict[str, Any] = {"address": address}
         if address is None:
             settings = {"address": "local", "include_dashboard": False}
-        with warnings.catch_warnings(), global_generators_kept(), _sigterm_kept():
+        with warnings.catch_warnings(), global_generators_kept(), _signals_kept():
             warnings.simplefilter("ignore")
             try:
                 _check_that_it_answers(address)
@@ -138,6 +153,31 @@ class RayCluster:
                     f"with 'ray start --head', check ray_address, or leave it out for a cluster of this run alone."
                 ) from error
         RayCluster._address = address
+
+    def check_alive(self) -> None:
+        """Checks that the head of the cluster can be reached.
+
+        Without it, Ray would wait for a minute, and then end this process.
+
+        Raises:
+            ClusterLost: If it cannot be reached any more.
+        """
+        address = self._gcs_address
+        if address is None:
+            return
+        end = time.monotonic() + (0.0 if self.is_own else _RECONNECT_S)
+        while True:
+            try:
+                _check_that_it_answers(address)
+                return
+            except OSError as error:
+                if time.monotonic() >= end:
+                    raise ClusterLost(
+                        f"Algorithm: {_named(RayCluster._address)} has ended ({error}), and with it all env runners "
+                        f"and learners. Look at Ray's log files in /tmp/ray on its head node, and continue from the "
+                        f"latest checkpoint."
+                    ) from error
+            time.sleep(1.0)
 
     def _check(self, needed: Mapping[str, float], who: str) -> None:
         """Checks that the cluster has the resources at all. Others may be using them now."""
@@ -167,8 +207,14 @@ class RayCluster:
         return self.ray.put(value)
 
     def start(self, label: str, resources: Resources) -> Any:
-        """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once."""
+        """Starts a ``Host`` that is never restarted by Ray itself, and returns its handle at once.
+
+        Raises:
+            ConfigError: If the connection was closed.
+            ClusterLost: If the cluster has ended.
+        """
         self._check_open()
+        self.check_alive()
         options = {
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -233,14 +279,51 @@ def _check_that_it_answers(address: str | None) -> None:
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Restores the handler of SIGTERM, which Ray replaces, if the process had one of its own."""
-    former = signal.getsignal(signal.SIGTERM)
+def _signals_kept() -> Iterator[None]:
+    """Starts Ray in its block, and leaves the handlers of signals in this process as they were.
+
+    A process in which ``ray.init`` was interrupted crashes when it ends, so the first signal that has a handler waits
+    for the end of the block. Ray's processes do not react to SIGHUP, which a closed terminal sends to all processes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [number for number, handler in former.items() if handler not in (None, signal.SIG_DFL, signal.SIG_IGN)]
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    for number in handled:
+        signal.signal(number, wait)
+    with _blocked(getattr(signal, "SIGHUP", None)):
+        try:
+            yield
+        except SystemExit as stop:  # of the handler that Ray sets
+            if stop.code != signal.SIGTERM or signal.SIGTERM not in handled:
+                raise
+            came.append(signal.SIGTERM)
+        finally:
+            for number in handled:
+                signal.signal(number, former[number])
+    if came:
+        signal.raise_signal(came[0])
+
+
+@contextmanager
+def _blocked(number: int | None) -> Iterator[None]:
+    """Blocks a signal in this thread, and in the processes that it starts meanwhile."""
+    if number is None or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
         yield
     finally:
-        if former not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _kill_process(pid: int) -> None:

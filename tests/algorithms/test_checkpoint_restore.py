@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.checkpoint_restore import check_num_envs
+from marl_connectors.algorithms.checkpoint_restore import algorithm_state, check_num_envs, check_stays_here
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state
@@ -249,3 +249,32 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
     else:
         with pytest.raises(CheckpointError, match=f"but it has the episodes of {episodes}"):
             check_num_envs(state, None)
+
+
+# Processes and clusters that the author of a checkpoint chooses.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_env_runners", 1), ("num_learners", 2), ("evaluation_num_env_runners", 1), ("ray_address", "10.0.0.5:6379")],
+)
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_an_untrusted_checkpoint_chooses_no_processes_and_no_cluster(saved, tmp_path, name, value, is_changed):
+    state = algorithm_state(saved)
+    state["config"]["settings"][name] = value
+    if name == "num_env_runners":
+        state["config"]["settings"]["num_envs_per_env_runner"] = 2
+    if is_changed:  # a setting of the checkpoint then counts even if the user passes a config
+        state["changed_settings"] = [name]
+    save_state(tmp_path / "changed", state)
+    config = Algorithm.from_checkpoint(saved).config.copy() if is_changed else None
+    with pytest.raises(CheckpointError, match=f"its {name} is {value!r}, and trusted=False starts no processes"):
+        Algorithm.from_checkpoint(tmp_path / "changed", config=config, trusted=False)
+
+
+def test_what_a_user_has_chosen_is_no_choice_of_the_checkpoint():
+    config = match_config().env_runners(num_env_runners=2).resources(ray_address="auto")
+    check_stays_here(config, {"num_env_runners": 2, "ray_address": "auto"})
+    with pytest.raises(CheckpointError, match="its ray_address is 'auto'"):
+        check_stays_here(config, {"num_env_runners": 2, "ray_address": "10.0.0.5:6379"})
+    check_stays_here(match_config(), {"num_env_runners": 2})

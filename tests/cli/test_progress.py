@@ -8,6 +8,7 @@ import math
 import pytest
 
 from marl_connectors.cli.progress import LiveProgress, Pace, PlainProgress, PlayProgress, duration, open_progress
+from marl_connectors.cli.results import remote_parts
 
 
 class Clock:
@@ -45,6 +46,40 @@ def test_many_modules_do_not_flood_the_line():
     stream = io.StringIO()
     PlainProgress(100, 0, stream).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
     assert stream.getvalue().endswith("m7 1.00 and 3 more\n")
+
+
+def remote_result(rates, healthy, replaced, **faults):
+    faults = {"num_healthy_workers": healthy, "num_remote_worker_restarts": replaced, **faults}
+    timers = {"env_runner_env_steps_per_second": dict(enumerate(rates))}
+    return {**result(500, red=1.0), "timers": timers, "fault_tolerance": faults}
+
+
+@pytest.mark.parametrize(
+    ("rates", "healthy", "replaced", "shown"),
+    [
+        ([1204.3, 998.7], 2, 0, "return: red 1.00  env runners: 1,204 / 999 env steps/s"),
+        ([998.7], 1, 3, "return: red 1.00  env runners: 999 env steps/s, 3 replaced, 1 lost"),
+    ],
+)
+def test_both_displays_show_how_fast_env_runners_are_and_what_was_lost(rates, healthy, replaced, shown, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "100")
+    given, plain, terminal = remote_result(rates, healthy, replaced), io.StringIO(), io.StringIO()
+    PlainProgress(1000, 0, plain, 2).update(given)
+    assert plain.getvalue().endswith(f"{shown}\n")
+    live = LiveProgress(1000, 0, terminal, 2)
+    live.update(given)
+    live.close()
+    assert shown.partition("  ")[2] in terminal.getvalue()
+
+
+def test_the_rates_of_many_env_runners_do_not_flood_the_line():
+    assert remote_parts(remote_result([*range(100, 164)], 64, 0), 64) == "64 env runners: 100 to 163 env steps/s"
+
+
+def test_replaced_learners_are_shown():
+    given = {"timers": {}, "fault_tolerance": {"num_remote_learner_restarts": 2}}
+    assert remote_parts(given, 0) == "learners replaced 2 times"
 
 
 def test_the_rate_of_a_resumed_run_counts_its_own_steps_only():

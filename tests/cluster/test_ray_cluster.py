@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from marl_connectors.cluster import ray_cluster
-from marl_connectors.cluster.ray_cluster import RayCluster
+from marl_connectors.cluster.ray_cluster import ClusterLost, RayCluster, Resources
 from marl_connectors.errors import ConfigError
 
 
@@ -63,6 +63,65 @@ def test_ray_does_not_keep_the_handler_of_sigterm(no_ray):
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_ray_has_started(number, monkeypatch):
+    came = []
+
+    def init(**settings):
+        signal.raise_signal(number)
+        came.append("started")
+
+    def own(number, frame):
+        came.append(number)
+        raise KeyboardInterrupt
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: "started" in came and "shut down" not in came,
+        init=init,
+        shutdown=lambda: came.append("shut down"),
+    )
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+    former = signal.signal(number, own)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            RayCluster(None, {}, "num_env_runners=1")
+    finally:
+        signal.signal(number, former)
+    assert came == ["started", number, "shut down"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs masks of signals")
+def test_processes_of_ray_do_not_react_to_a_closed_terminal(monkeypatch):
+    blocked = []
+
+    def init(**settings):
+        blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        raise ConnectionError("no Ray here")
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+    with pytest.raises(ConfigError):
+        RayCluster(None, {}, "num_env_runners=1")
+    assert signal.SIGHUP in blocked[0]
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_cluster_whose_head_has_ended_starts_no_actor(monkeypatch):
+    fake = SimpleNamespace(
+        is_initialized=lambda: True,
+        cluster_resources=dict,
+        get_runtime_context=lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{free_port()}"),
+    )
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+    monkeypatch.setattr(ray_cluster, "_RECONNECT_S", 0.0)
+    cluster = RayCluster(None, {}, "num_env_runners=1")
+    try:
+        with pytest.raises(ClusterLost, match=r"has ended .* continue from the latest checkpoint"):
+            cluster.start("env runner 0", Resources())
+    finally:
+        cluster.close()
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):

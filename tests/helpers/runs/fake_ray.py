@@ -75,6 +75,9 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return True
 
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address=None)
+
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 1000.0}
 
