@@ -11,6 +11,7 @@ import dataclasses
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
 from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.algorithms.remote_parts import RemoteParts
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import key_value
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MarlConnectorsError
@@ -154,6 +156,14 @@ def build(config, train):
     return "built"
 
 
+@pytest.fixture
+def actors_here(monkeypatch):
+    """Env runners are actors of a Ray in this process. Learners are not started, as they would wait for each other."""
+    use_fake_ray(monkeypatch)
+    learners = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(RemoteParts, "learners", lambda parts, blueprint: learners)
+
+
 def accepted(cls, name, env):
     for value in VALUES:
         if is_an_own_error_of(name, value) or (name == "num_env_workers" and isinstance(value, np.integer)):
@@ -167,8 +177,7 @@ def accepted(cls, name, env):
 
 
 @pytest.mark.parametrize("name", SETTINGS[PPOConfig])
-def test_what_is_kept_builds_or_is_an_error_of_the_library(name, monkeypatch):
-    use_fake_ray(monkeypatch)
+def test_what_is_kept_builds_or_is_an_error_of_the_library(name, actors_here):
     for config, _ in accepted(PPOConfig, name, "CartPole-v1"):
         build(config, train=False)
 
@@ -176,12 +185,11 @@ def test_what_is_kept_builds_or_is_an_error_of_the_library(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", CONFIGS)
 @pytest.mark.parametrize("name", SETTINGS[MAPPOConfig])
-def test_what_is_kept_trains_or_is_an_error_of_the_library(cls, name, monkeypatch):
-    use_fake_ray(monkeypatch)
+def test_what_is_kept_trains_or_is_an_error_of_the_library(cls, name, actors_here):
     if name not in SETTINGS[cls]:
         pytest.skip("a setting of MAPPO's")
     for config, _ in accepted(cls, name, LifeEnv):
-        build(config, train=True)
+        build(config, train=not config.num_learners)
 
 
 # Settings of modules.
