@@ -466,7 +466,8 @@ class Algorithm:
     ) -> Callable[[], dict[str, Any]]:
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         seed = integer(min=0).check(seed, type(self).__name__, "seed")
-        num_envs = min(num_episodes, config.num_envs)
+        own = (self.config.evaluation_config or {}).get("num_envs_per_env_runner")
+        num_envs = min(num_episodes, config.num_envs if own is None else own)
         group = self.eval_env_runner_group
         if group is None:
             return lambda: self._play(config, num_episodes, num_envs, seed, at_random, max_seconds, on_progress)

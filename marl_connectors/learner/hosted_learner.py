@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from marl_connectors.cluster.references import EpisodeShare
+from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
 
@@ -162,7 +163,15 @@ class HostedLearner:
         return learner
 
     def apply(self, function: bytes) -> tuple[Any, None]:
-        """Returns what a pickled function of the learner returns."""
+        """Returns what a pickled function of the learner returns.
+
+        Raises:
+            LearnerError: If there is no learner yet.
+        """
+        if self._learner is None:
+            raise LearnerError(
+                "LearnerGroup.foreach_learner: remote learners are made in the first update. Call it later."
+            )
         return pickle.loads(function)(self._learner), None
 
     def close(self) -> tuple[None, None]:

@@ -83,6 +83,14 @@ def test_a_run_that_loses_env_runners_gives_the_same_results(seed, monkeypatch):
     check_groups(seed, use_fake_ray(monkeypatch, seed), [[1], [2], [4]][seed % 3], loss=0.2)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_evaluation_with_a_number_of_sub_environments_of_its_own_is_the_same(number, monkeypatch):
+    use_fake_ray(monkeypatch)
+    config = random_config(3).env_runners(num_env_workers=0)
+    config.evaluation(evaluation_duration=6, evaluation_config={"num_envs_per_env_runner": 3})
+    assert differences(trained(divided(config, 4, 0)), trained(divided(config, 4, number))) == []
+
+
 @pytest.mark.slow
 def test_300_random_runs_with_1_2_and_4_env_runners_that_are_lost(monkeypatch):
     first = secrets.randbits(31)

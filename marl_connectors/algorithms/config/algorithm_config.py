@@ -445,7 +445,8 @@ class AlgorithmConfig:
             evaluation_interval: The number of iterations from one evaluation to the next; None for no evaluations.
             evaluation_duration: The number of episodes of one evaluation.
             evaluation_config: Settings that differ in evaluations: ``policy_mapping_fn`` (for example to play against a
-                fixed opponent), ``explore``, ``num_envs_per_env_runner``, ``num_env_workers``, ``callbacks_class``.
+                fixed opponent), ``explore``, ``num_envs_per_env_runner`` (here the number of all sub-environments),
+                ``num_env_workers``, ``callbacks_class``.
             evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
             evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the
                 parameters of the iteration's beginning. It needs ``evaluation_num_env_runners``.
