@@ -365,13 +365,14 @@ class _Run:
         for ref in [ref for ref, waiting in self._waiting.items() if waiting.index == index]:
             del self._waiting[ref]
         self._tries[index] += 1
+        if self._tries[index] > _MOST_TRIES:
+            where = "in the same call" if index in self._sent else "while it started"
+            raise ActorLost(
+                f"{self._pool._who(index)} {why}, {_MOST_TRIES} times in a row {where}. Look at what its process "
+                f"printed last; run with num_env_runners=0 to see the cause in this process."
+            )
         if index in self._sent:
             self._sent[index].clear()
-            if self._tries[index] > _MOST_TRIES:
-                raise ActorLost(
-                    f"{self._pool._who(index)} {why}, {_MOST_TRIES} times in a row in the same call. Look at what its "
-                    f"process printed last; run with num_env_runners=0 to see the cause in this process."
-                )
         self._pool._lose(index, why)
         self._wait_for_next(index)
 
@@ -433,6 +434,6 @@ def _at(progress: Any) -> str:
 
 def _cause(error: Exception) -> str:
     name = type(error).__name__
-    if name == "ObjectLostError" or "Object" in name:
+    if "Object" in name:
         return f"is on a node whose data was lost ({name})"
     return f"has died ({name})"

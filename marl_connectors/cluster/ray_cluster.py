@@ -174,8 +174,8 @@ class RayCluster:
                 if time.monotonic() >= end:
                     raise ClusterLost(
                         f"Algorithm: {_named(RayCluster._address)} has ended ({error}), and with it all env runners "
-                        f"and learners. Look at Ray's log files in /tmp/ray on its head node, and continue from the "
-                        f"latest checkpoint."
+                        f"and learners. Look at Ray's log files on its head node, and continue from the latest "
+                        f"checkpoint."
                     ) from error
             time.sleep(1.0)
 

@@ -195,3 +195,36 @@ def test_a_call_that_kills_its_process_every_time_ends_the_run(fake):
     fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "call") else None
     with pytest.raises(ActorLost, match="10 times in a row in the same call"):
         pool.add(1)
+
+
+def test_an_actor_that_hangs_while_it_starts_is_replaced(fake, caplog):
+    hanging = losing("counter 1", "begin", 1, "hangs")
+    fake.loses = lambda name, method, arguments: (
+        "hangs" if (name, method) == ("counter 1", "progress") else hanging(name, method, arguments)
+    )
+    pool = Pool(fake, timeout_s=10.0)
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert "counter 1 has not answered for 30 s while it started" in caplog.text
+
+
+def test_an_actor_that_answers_may_start_slowly_but_not_forever(fake):
+    fake.loses = lambda name, method, arguments: "hangs" if (name, method) == ("counter 1", "begin") else None
+    pool = Pool(fake, timeout_s=10.0)
+    with pytest.raises(ActorLost, match="counter 1 has not started in 300 s, 3 times in a row"):
+        pool.pool.wait_until_begun()
+
+
+def test_an_actor_for_which_there_is_no_place_is_named(fake, caplog):
+    waiting = losing("counter 1", "begin", 1, "hangs")
+    fake.loses = lambda name, method, arguments: (
+        "hangs" if (name, method) == ("counter 1", "process") else waiting(name, method, arguments)
+    )
+    pool = Pool(fake, timeout_s=10.0)
+    pool.pool.wait_until_begun()
+    assert "counter 1 has no process yet. Free in the cluster: 3 CPU, 0 GPU." in caplog.text
+
+
+def test_an_actor_that_dies_whenever_it_starts_ends_the_run(fake):
+    fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "begin") else None
+    with pytest.raises(ActorLost, match="10 times in a row while it started"):
+        Pool(fake).pool.wait_until_begun()

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray import exceptions
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.runs.fake_ray import FakeRay, use_fake_ray
 from helpers.runs.random_runs import AddsCount, described, differences, plain, random_config, without_times
-from marl_connectors import PPOConfig
+from marl_connectors import MeanStdFilter, PPOConfig
 
 ITERATIONS = 3
 
@@ -69,7 +71,8 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
     whole = trained(divided(config, total, 0))
     for number in numbers:
         in_evaluations = int(rng.integers(0, 4))
-        found = trained(divided(config, total, number).evaluation(evaluation_num_env_runners=in_evaluations))
+        own = divided(config, total, number).evaluation(evaluation_num_env_runners=in_evaluations)
+        found = trained(own.env_runners(max_requests_in_flight_per_env_runner=int(rng.integers(1, 4))))
         assert not differences(whole, found), f"seed {seed}, {number} and {in_evaluations}: {described(config)}"
 
 
@@ -89,6 +92,79 @@ def test_an_evaluation_with_a_number_of_sub_environments_of_its_own_is_the_same(
     config = random_config(3).env_runners(num_env_workers=0)
     config.evaluation(evaluation_duration=6, evaluation_config={"num_envs_per_env_runner": 3})
     assert differences(trained(divided(config, 4, 0)), trained(divided(config, 4, number))) == []
+
+
+def filtered() -> PPOConfig:
+    """A run with a filter, whose results show whether states were merged."""
+    pieces = {"env_to_module_connector": lambda: MeanStdFilter(), "rollout_fragment_length": 5}
+    return small_config(LifeEnv, env_config={"die": 0.2, "max_steps": 7}).env_runners(**pieces)
+
+
+@pytest.mark.parametrize("setting", ["merge_env_runner_states", "broadcast_env_runner_states"])
+def test_env_runners_without_merged_states_continue_with_their_own(setting, monkeypatch):
+    use_fake_ray(monkeypatch)
+    whole = trained(divided(filtered(), 4, 0))
+    alone = divided(filtered(), 4, 1).env_runners(**{setting: False})
+    assert differences(whole, trained(alone)) == []  # what a single env runner has seen is everything
+    two = divided(filtered(), 4, 2).env_runners(**{setting: False})
+    assert differences(whole, trained(two)) != []
+
+
+def test_several_requests_are_sent_ahead_where_a_batch_needs_several_samples(monkeypatch):
+    fake = use_fake_ray(monkeypatch)
+    config = small_config(LifeEnv).env_runners(rollout_fragment_length=5).training(train_batch_size_per_learner=60)
+    algo = divided(config, 4, 2).env_runners(max_requests_in_flight_per_env_runner=3).build_algo()
+    sent: list[str] = []
+    fake.loses = lambda name, method, arguments: sent.append(name) if arguments[:1] == ("sample",) else None
+    algo.train()
+    algo.stop()
+    assert [name.partition(" (")[0] for name in sent] == ["env runner 0"] * 3 + ["env runner 1"] * 3
+
+
+def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monkeypatch, caplog):
+    use_fake_ray(monkeypatch)
+    whole = trained(divided(filtered(), 4, 0))
+    algo = divided(filtered(), 4, 2).build_algo()
+    remote: Any = algo.env_runner_group.remote
+    remote._fetches_episodes = remote.pool._fetches_payloads = False
+    update, lost = algo._update, [1, 2]
+
+    def loses(sample: Any) -> Any:
+        if algo.iteration in lost:
+            lost.remove(algo.iteration)
+            raise exceptions.ObjectLostError("0" * 28, None, "")
+        return update(sample)
+
+    monkeypatch.setattr(algo, "_update", loses)
+    results = []
+    for _ in range(ITERATIONS):
+        found = without_times(algo.train())
+        found.pop("fault_tolerance")
+        results.append(plain(found))
+    parameters = plain(algo.get_state()["learner"])
+    algo.stop()
+    assert (
+        differences({"results": results, "parameters": parameters}, {k: whole[k] for k in ("results", "parameters")})
+        == []
+    )
+    assert caplog.text.count("Episodes were lost with a node (ObjectLostError). They are sampled again.") == 2
+
+
+def test_a_callback_gets_the_indices_of_env_runners_that_were_replaced(monkeypatch):
+    fake, calls = use_fake_ray(monkeypatch), []
+    config = divided(small_config(LifeEnv), 4, 2).evaluation(evaluation_num_env_runners=1)
+    config.callbacks(on_env_runners_recreated=lambda **given: calls.append(given))
+    algo = config.build_algo()
+    for method, kind in (("sample", "env runner 1"), ("play", "evaluation env runner 0")):
+        lost = [True]
+        fake.loses = lambda name, called, arguments, method=method, kind=kind, lost=lost: (
+            "before" if name.startswith(kind) and arguments[:1] == (method,) and lost and lost.pop() else None
+        )
+        algo.train() if method == "sample" else algo.evaluate()
+    algo.stop()
+    told = [(own["env_runner_indices"], own["is_evaluation"], own["env_runner_group"]) for own in calls]
+    assert told == [([1], False, algo.env_runner_group), ([0], True, algo.eval_env_runner_group)]
+    assert all(own["algorithm"] is algo for own in calls)
 
 
 @pytest.mark.slow

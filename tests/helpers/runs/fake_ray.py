@@ -78,6 +78,9 @@ class FakeRay:
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(gcs_address=None)
 
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 1000.0}
 
