@@ -7,6 +7,7 @@ import importlib.metadata
 import multiprocessing.context
 import os
 import random
+import signal
 import sys
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -67,6 +68,15 @@ def _worker_processes_find_everything_imported():
             lambda self, modules: preload(self, [*modules, "marl_connectors.algorithms.ppo"]),
         )
         yield
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_signals_stay_as_they_were():
+    """A handler that a test leaves behind makes another test fail, in a process that it happens to share."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM") if hasattr(signal, name)]
+    former = {number: signal.getsignal(number) for number in numbers}
+    yield
+    assert {number: signal.getsignal(number) for number in numbers} == former
 
 
 @pytest.fixture(autouse=True)

@@ -307,8 +307,9 @@ def _signals_kept() -> Iterator[None]:
                 raise
             came.append(signal.SIGTERM)
         finally:
-            for number in handled:
-                signal.signal(number, former[number])
+            for number, handler in former.items():
+                if handler is not None:  # it was set from Python
+                    signal.signal(number, handler)
     if came:
         signal.raise_signal(came[0])
 

@@ -52,10 +52,12 @@ def test_a_cluster_that_does_not_start_is_an_error_of_one_line(no_ray):
     assert "\n" not in str(caught.value)
 
 
-def test_ray_does_not_keep_the_handler_of_sigterm(no_ray):
-    def own(number, frame):
-        pass
+def own_handler(number, frame):
+    pass
 
+
+@pytest.mark.parametrize("own", [own_handler, signal.SIG_DFL])
+def test_ray_does_not_keep_the_handler_of_sigterm(own, no_ray):
     former = signal.signal(signal.SIGTERM, own)
     try:
         with pytest.raises(ConfigError):
