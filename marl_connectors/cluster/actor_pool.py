@@ -407,7 +407,7 @@ class _Run:
                     raise ActorLost(
                         f"{self._pool._who(waiting.index)} has not started in {limit:.0f} s, {_MOST_STARTS} times in a "
                         f"row. Free in the cluster: {self._pool._cluster.free_resources()}. Reserve less for each "
-                        f"actor, or raise env_runner_restore_timeout_s if its environments take so long to make."
+                        f"actor, or raise sample_timeout_s if its environments take so long to make."
                     )
                 self._lost(waiting.index, f"has not started in {limit:.0f} s")
             else:

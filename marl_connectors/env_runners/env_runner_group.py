@@ -32,7 +32,7 @@ class EnvRunnerGroup:
         Args:
             local_env_runner: The env runner in this process, or None.
             remote: The env runners in Ray actors, or None.
-            make_blueprint: Returns how remote env runners are made now.
+            make_blueprint: Returns a blueprint of the run as it is now, from which remote env runners are made.
         """
         self.local_env_runner = local_env_runner
         self.remote = remote
@@ -103,7 +103,7 @@ class EnvRunnerGroup:
         return self._runners.callback_metrics
 
     def foreach_env_runner(self, func: Callable[[EnvRunner], Any]) -> list[Any]:
-        """Calls a function with each env runner, in its process, and returns what it returns."""
+        """Calls ``func(env_runner)`` in the process of each env runner, and returns a list of the results."""
         if self.local_env_runner is not None:
             return [func(self.local_env_runner)]
         assert self.remote is not None
@@ -118,7 +118,7 @@ class EnvRunnerGroup:
             self.remote.begin_batch()
 
     def repeat_iteration(self) -> None:
-        """Goes back to ``begin_iteration``, because episodes in other processes were lost."""
+        """Restores the state at ``begin_iteration``, so that lost episodes can be sampled again."""
         assert self.remote is not None
         self.remote.repeat_batch()
 
@@ -185,7 +185,7 @@ class EnvRunnerGroup:
         return self._runners.why_episodes_are_not_kept()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state of one env runner with all sub-environments, whatever their number is."""
+        """Returns the state in the form that one env runner with all sub-environments has, for any number of them."""
         return self._runners.get_state()
 
     def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:

@@ -7,6 +7,7 @@ The group of env runners in the user's process sends ``SampleRequest``s and gets
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import CheckpointError, EnvError, EpisodeError
 from marl_connectors.trees import tree_map
+
+_LOG = logging.getLogger(__name__)
 
 
 class EnvRunnerBlueprint(Protocol):
@@ -205,7 +208,19 @@ class HostedEnvRunner:
         self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
         if self._runner is not None and state is not None:
-            self._runner.set_state(unpickled(state))
+            self._continue_from(unpickled(state), self._runner)
+
+    def _continue_from(self, state: dict[str, Any], runner: EnvRunner) -> None:
+        """Continues from a state, with new episodes if those in it cannot be replayed in this process."""
+        try:
+            runner.set_state(state)
+        except (CheckpointError, EnvError):
+            runner.set_state(state, new_episodes=True)
+            _LOG.warning(
+                "This env runner begins new episodes. Those before went differently, or raised an error, when they "
+                "were replayed from their seeds and actions. So the run goes on, but not as it would have without "
+                "the loss."
+            )
 
     @property
     def progress(self) -> str | None:

@@ -21,10 +21,10 @@ from marl_connectors.typing import ModuleID
 class LearnerGroup:
     """The learners of an algorithm.
 
-    There is always a learner in this process. Without remote learners it makes the updates. With them it gets their
-    state after each update, so everything else (checkpoints, ``add_module``, evaluation) works with this learner. Its
-    changes between updates reach the remote learners with the next update: other modules, settings or parameters,
-    or another state.
+    There is always a learner in this process. Without remote learners it makes the updates. With remote learners, it
+    takes over their state after each update. So checkpoints, ``add_module`` and evaluations use this learner alone. If
+    its modules, settings, parameters or optimizer states are changed between updates, the remote learners get the
+    change with the next update.
 
     Attributes:
         learner: The learner in this process.
@@ -42,7 +42,7 @@ class LearnerGroup:
         Args:
             learner: The learner in this process.
             remote: The learners in Ray actors, or None.
-            make_blueprint: Returns how remote learners are made now.
+            make_blueprint: Returns a blueprint of the run as it is now, from which remote learners are made.
 
         Raises:
             LearnerError: If several learners cannot update the modules as one would.
@@ -173,7 +173,10 @@ class LearnerGroup:
         ]
 
     def foreach_learner(self, func: Callable[[Learner], Any]) -> list[Any]:
-        """Calls a function with each learner that makes updates, in its process, and returns what it returns."""
+        """Calls ``func(learner)`` in the process of each learner that makes updates, and returns a list of the results.
+
+        Remote learners exist only after the first update. Before, this raises a LearnerError.
+        """
         return [func(self.learner)] if self.remote is None else self.remote.foreach(func)
 
     def stop(self) -> None:

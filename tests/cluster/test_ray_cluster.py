@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from marl_connectors.cluster import ray_cluster
+from marl_connectors.cluster.host import Process
 from marl_connectors.cluster.ray_cluster import ClusterLost, RayCluster, Resources
 from marl_connectors.errors import ConfigError
 
@@ -54,6 +59,21 @@ def test_a_cluster_that_does_not_start_is_an_error_of_one_line(no_ray):
 
 def own_handler(number, frame):
     pass
+
+
+def test_a_run_without_an_address_joins_no_cluster_that_the_environment_names(monkeypatch):
+    given = {}
+
+    def init(**settings):
+        given.update(settings)
+        raise ConnectionError("no Ray here")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+    with pytest.raises(ConfigError):
+        RayCluster(None, {}, "num_env_runners=1")
+    assert given["address"] == "local"  # this value makes Ray start a cluster, whatever the environment says
 
 
 @pytest.mark.parametrize("own", [own_handler, signal.SIG_DFL])
@@ -159,3 +179,37 @@ def test_a_connection_of_the_user_to_another_cluster_is_an_error(monkeypatch):
     monkeypatch.setattr(ray_cluster, "import_ray", lambda who: connected_to("10.0.0.1:6379"))
     with pytest.raises(ConfigError, match=r"connected to the Ray cluster at '10.0.0.1:6379' already"):
         RayCluster("10.0.0.1:6380", {}, "num_env_runners=1")
+
+
+def titled_process(title):
+    """A process that sleeps, under another name."""
+    return subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("title", "node", "is_ended"),
+    [("ray::EnvRunner0", "here", True), ("ray::EnvRunner0", "there", False), ("editor", "here", False)],
+)
+def test_a_stopped_process_of_ray_on_this_node_is_ended_at_once_and_no_other(title, node, is_ended, monkeypatch):
+    fake = connected_to("10.0.0.1:6379")
+    fake.wait = lambda refs, **settings: (refs, [])
+    fake.get = lambda ref: ref
+    fake.kill = lambda actor, no_restart: None
+    fake.exceptions = SimpleNamespace(RayError=RuntimeError)
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+    monkeypatch.setattr(ray_cluster, "this_process", lambda: Process("here", 1))
+    cluster = RayCluster(None, {}, "num_env_runners=1")
+    with titled_process(title) as process:
+        try:
+            while not Path(f"/proc/{process.pid}/cmdline").read_text().startswith(title):
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGSTOP)
+            cluster.kill(object(), Process(node, process.pid))
+            if is_ended:
+                assert process.wait(timeout=60) == -signal.SIGKILL
+            else:
+                assert process.poll() is None
+        finally:
+            process.kill()
+            cluster.close()

@@ -150,6 +150,50 @@ def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monk
     assert caplog.text.count("Episodes were lost with a node (ObjectLostError). They are sampled again.") == 2
 
 
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_finished_episodes_come_in_the_order_of_one_process(number, monkeypatch):
+    use_fake_ray(monkeypatch)
+    config = small_config(LifeEnv, env_config={"die": 0.2, "join": 0.3, "max_steps": 7})
+    config.env_runners(rollout_fragment_length=40)
+    summaries = []
+    for own in (divided(config, 4, 0), divided(config, 4, number)):
+        algo = own.build_algo()
+        group = algo.env_runner_group
+        group.begin_iteration()
+        group.sample()
+        env_runner = group.remote or algo.env_runner
+        summaries.append([plain(summary.get_state()) for summary in env_runner.take_finished()])
+        algo.stop()
+    assert summaries[0] == summaries[1]
+    assert len(summaries[0]) > 8
+
+
+class UnseededLife(LifeEnv):
+    """Its episodes are not determined by seeds and actions."""
+
+    def step(self, actions):
+        found = super().step(actions)
+        for agent in found[0]:
+            found[0][agent] = found[0][agent] + np.float32(random.SystemRandom().random())
+        return found
+
+
+def test_an_env_runner_whose_episodes_cannot_be_replayed_begins_new_ones(monkeypatch, caplog):
+    fake = use_fake_ray(monkeypatch)
+    config = small_config(UnseededLife, env_config={"max_steps": 50}).env_runners(rollout_fragment_length=5)
+    algo = divided(config, 4, 2).build_algo()
+    algo.train()
+    lost = [True]
+    fake.loses = lambda name, method, arguments: (
+        "before" if arguments[:1] == ("sample",) and lost and lost.pop() else None
+    )
+    result = algo.train()
+    algo.stop()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert result["num_env_steps_sampled_lifetime"] == 40
+    assert caplog.text.count("begins new episodes. Those before went differently") == 1
+
+
 def test_a_callback_gets_the_indices_of_env_runners_that_were_replaced(monkeypatch):
     fake, calls = use_fake_ray(monkeypatch), []
     config = divided(small_config(LifeEnv), 4, 2).evaluation(evaluation_num_env_runners=1)

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors import TorchCategorical
+from marl_connectors import DefaultPPORLModule, RLModuleSpec, TorchCategorical
 from marl_connectors.env_runners.action_noise import ActionNoise
 
 SETTINGS = {"agents": tuple("abcde"), "die": 0.2, "join": 0.4, "fixed": False, "max_steps": 12}
@@ -74,6 +74,28 @@ def test_a_sample_of_episodes_does_not_depend_on_how_long_those_of_other_copies_
         return [[e.id_ for e in runner.sample(num_episodes=2 * num_envs) if e.id_[0] == "0"] for _ in range(4)]
 
     assert ids(1) == ids(4) == [["0-0", "0-1"], ["0-2", "0-3"], ["0-4", "0-5"], ["0-6", "0-7"]]
+
+
+class DrawsFromTorch(TorchCategorical):
+    @classmethod
+    def noise(cls, rng, shape, num_inputs):
+        return None
+
+
+class DrawsFromTorchModule(DefaultPPORLModule):
+    def get_exploration_action_dist_cls(self):
+        return DrawsFromTorch
+
+
+def test_samples_of_episodes_draw_different_numbers_from_torch_too():
+    make = lambda: LifeEnv(**{**SETTINGS, "die": 0.0, "join": 0.0, "fixed": True, "max_steps": 20})
+    config = small_config(make).rl_module(rl_module_spec=RLModuleSpec(DrawsFromTorchModule))
+    runner = config.debugging(seed=3).build_algo().env_runner
+    for parameter in runner.rl_module.parameters():
+        parameter.data.zero_()
+    found = [tuple(played(runner.sample(num_episodes=1)).values()) for _ in range(5)]
+    assert len(set(found)) == 5
+    assert all(len(actions) == 100 for actions in found)
 
 
 def test_copies_episodes_agents_and_steps_draw_different_numbers():

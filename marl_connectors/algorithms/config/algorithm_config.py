@@ -305,11 +305,12 @@ class AlgorithmConfig:
             num_gpus_per_env_runner: The GPUs that Ray reserves for each remote env runner, whose modules act there.
             custom_resources_per_env_runner: The custom resources that Ray reserves, ``{name: quantity}``.
             max_requests_in_flight_per_env_runner: The number of samples that a remote env runner may be asked for at
-                once, if a train batch needs several. It changes no result.
+                once. It matters if a train batch needs several, which happens if rollout_fragment_length is a number.
+                It changes no result.
             merge_env_runner_states: Whether the states of connector pieces, such as filters, are merged over all remote
-                env runners after each sample. ``"training_only"`` means the same: the pieces in evaluations learn
-                nothing. False leaves each env runner with what it has seen itself, and then the results depend on
-                the number of env runners.
+                env runners after each sample. ``"training_only"`` means the same as True, because pieces learn nothing
+                in evaluations. False leaves each env runner with what it has seen itself, and then the results depend
+                on the number of env runners.
             broadcast_env_runner_states: Whether remote env runners continue with the merged states. False leaves each
                 with its own, as above.
             gym_env_vectorize_mode: ``"sync"``: single sub-environments, which are stepped in as many processes as
@@ -319,7 +320,8 @@ class AlgorithmConfig:
                 alone, ``"auto"`` for one per core if the environment was given by an importable name and its steps are
                 slow enough to be worth it.
             sample_timeout_s: The seconds that a worker process or a remote env runner may take for one step or reset of
-                its sub-environments before it is replaced, and, if above 300, to start; None for no limit.
+                its sub-environments, and a remote learner for one gradient step, before it counts as hung. If above
+                300, also the limit for the start of an env runner. None for no limit.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that returns a connector piece
                 or a list of pieces. They come before the default pieces.
             module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()`` that returns a connector piece or a
@@ -351,12 +353,15 @@ class AlgorithmConfig:
             restart_failed_env_runners: Whether a remote env runner or learner that dies or hangs is replaced. The new
                 one continues from the last state and repeats the call, so that the results do not change.
             ignore_env_runner_failures: Whether training continues without a lost env runner and its sub-environments.
-                It has no effect if ``restart_failed_env_runners`` is True.
-            max_num_env_runner_restarts: The number of replacements in a run. After more, the run stops.
+                It has no
+                effect if ``restart_failed_env_runners`` is True, nor on learners.
+            max_num_env_runner_restarts: The most replacements in a run, counted separately for training,
+                evaluation and learners. The next loss stops it.
             env_runner_health_probe_timeout_s: The seconds in which a remote env runner that is late has to answer how
                 far it is, before it counts as hung.
-            env_runner_restore_timeout_s: The seconds that a new env runner may take to start and to replay the ongoing
-                episodes.
+            env_runner_restore_timeout_s: An upper bound in seconds for the start of a new env runner, with the replay
+                of ongoing episodes. The limit is 300 s or sample_timeout_s, whichever is longer, but never more than
+                this. Remote learners wait about so long for resources.
             restart_failed_sub_environments: Whether to drop the failed sub-environment's episode and to continue with a
                 new sub-environment, instead of stopping.
             num_consecutive_env_failures_tolerance: The number of failures that one sub-environment may have without a
@@ -395,8 +400,9 @@ class AlgorithmConfig:
                 each learner.
             num_cpus_per_learner: The CPUs that Ray reserves for each remote learner; ``"auto"`` for 1 if it has no GPU,
                 else 0.
-            num_gpus_per_learner: 1 to put modules and batches on the GPU, 0 for the CPU; ``"auto"`` for the GPU if
-                torch sees one (CUDA), else the CPU.
+            num_gpus_per_learner: 1 to put modules and batches on a GPU, 0 for the CPU. ``"auto"`` is, in this process,
+                the GPU if torch sees one (CUDA); for remote learners, one GPU each if the cluster has enough. A
+                fraction lets remote learners share a GPU.
             learner_class: A learner class that replaces the algorithm's own.
             learner_connector: ``fn(observation_space, action_space)``, a function of one argument, or ``fn()`` that
                 returns a connector piece or a list of pieces. They come before the default pieces.
@@ -506,7 +512,7 @@ class AlgorithmConfig:
 
         Args:
             ray_address: The address of a running Ray cluster, such as ``"auto"`` for the one on this machine or
-                ``"ray://host:10001"``. None starts a cluster on this machine for this run alone, unless this process is
+                ``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is
                 connected to a cluster already.
         """
 
