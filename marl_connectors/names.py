@@ -13,6 +13,7 @@ in it is only looked up where a name is expected, and the object must be of the 
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -89,6 +90,38 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
         raise error(f"{who}: module {name!r} needs {missing!r}, which is not installed. Install it.") from cause
     except Exception as cause:
         raise error(f"{who}: module {name!r} fails to import: {describe_error(cause)}.") from cause
+
+
+_WORDS: Final = {"true": True, "false": False, "null": None}
+
+
+def call_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Reads the arguments of a call: Python literals, ``true``, ``false`` and ``null``; other words are strings.
+
+    >>> call_arguments("42,y_size=42,linear_interp=false,mode=fast")
+    ((42,), {'y_size': 42, 'linear_interp': False, 'mode': 'fast'})
+
+    Raises:
+        ValueError: If the text has another form.
+    """
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError(f"{text!r} is not a list of arguments")
+    return (
+        tuple(_argument(arg) for arg in call.args),
+        {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords},
+    )
+
+
+def _argument(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node)
+    return ast.literal_eval(node)
 
 
 def qualified_name(obj: Any) -> str | None:

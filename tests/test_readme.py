@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "
 COMMANDS = {
-    "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train mpe2.simple_spread_v3',
+    "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train mpe2.simple_spread_v3 --no-preset',
     "test": SETUP + '".[dev]" && .venv/bin/python -m pytest -n auto',
 }
 SMALLER = (
@@ -175,7 +175,8 @@ def test_the_table_of_options_has_every_option_of_the_command(command):
     for action in parsers[command]._actions:
         if isinstance(action, argparse._HelpAction):
             continue
-        options.add(action.option_strings[-1] if action.option_strings else action.metavar)
+        names = [name for name in action.option_strings if name.startswith("--")]
+        options.add(names[0] if names else action.metavar)
     section = re.search(rf"^## {command}\n(.*?)^## ", text(ROOT / "docs/command_line.md"), re.MULTILINE | re.DOTALL)
     assert section is not None
     table = section[1].partition("| option |")[2].partition("\n\n")[0]

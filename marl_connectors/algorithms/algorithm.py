@@ -502,6 +502,7 @@ class Algorithm:
         """Plays episodes in this process."""
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
+        runner.in_evaluation = True
         with self._borrowed(runner):
             end = math.inf if max_seconds is None else time.monotonic() + max_seconds
 

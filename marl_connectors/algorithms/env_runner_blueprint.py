@@ -80,7 +80,9 @@ class RunBlueprint:
     def build_for_evaluation(self, request: PlayRequest) -> EnvRunner:
         """Makes an env runner that plays the episodes of an evaluation; its filters do not count."""
         config = self.config.copy().update_from_dict(dict(request.settings))
-        return self._build(config, request.seed, request.first_env_number, request.num_envs, for_training=False)
+        runner = self._build(config, request.seed, request.first_env_number, request.num_envs, for_training=False)
+        runner.in_evaluation = True
+        return runner
 
     def _build(
         self, config: AlgorithmConfig, seed: int, first_env_number: int, num_envs: int, *, for_training: bool

@@ -2,5 +2,6 @@
 
 from marl_connectors.callbacks.callback_calls import CALLBACK_NAMES, CallbackCalls, Functions
 from marl_connectors.callbacks.callbacks import Callbacks, RLlibCallback
+from marl_connectors.callbacks.success import Success
 
-__all__ = ["CALLBACK_NAMES", "CallbackCalls", "Callbacks", "Functions", "RLlibCallback"]
+__all__ = ["CALLBACK_NAMES", "CallbackCalls", "Callbacks", "Functions", "RLlibCallback", "Success"]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.pictures import check_video_can_be_made, record_video
 from marl_connectors.cli.progress import PlayProgress
-from marl_connectors.cli.results import fewer_episodes, module_returns, number, spread, table
+from marl_connectors.cli.results import (
+    fewer_episodes,
+    module_returns,
+    number,
+    percent,
+    spread,
+    success_name,
+    success_of,
+    table,
+)
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.train import load_algorithm
@@ -41,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{checkpoint}: {args.episodes} episodes, actions are {manner}.")
         print("Return of an agent per episode:")
         print(table(["module", "mean ± std", "min to max", "random play"], rows))
+        if (what := success_name(algo.config)) is not None and math.isfinite(success_of(results)):
+            random_success = percent(success_of(at_random))
+            print(f"Success ({what}): {percent(success_of(results))}, in random play {random_success}.")
         if sentence := fewer_episodes("random play", at_random, wanted):
             print(sentence)
         print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")

@@ -16,10 +16,11 @@ from marl_connectors.cli.run_settings import (
     RunSettings,
     in_this_process,
     set_by_name,
+    set_pieces,
     training_settings,
     use_threads,
 )
-from marl_connectors.cli.values import jsonable, merged
+from marl_connectors.cli.values import jsonable, merged, piece_names
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
@@ -54,6 +55,9 @@ def _algorithm(given: dict[str, Any]) -> Any:
     """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
     options: dict[str, Any] = {key: merged(value) if key == "env_config" else value for key, value in given.items()}
     training, own_settings = training_settings(options.pop("set", []))
+    for name in ("env_to_module", "learner_connector"):
+        if name in options:
+            options[name] = piece_names(options[name])
     options = {**own_settings, **options}
     if "config" in given:
         use_threads(given.get("threads", 1))
@@ -141,18 +145,20 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         config.env_runners(num_envs_per_env_runner=given["num_envs"])
     if "seed" in given:
         config.debugging(seed=given["seed"])
-    layers = {"hidden": "fcnet_hiddens", "share_value_layers": "vf_share_layers"}
+    layers = {"hidden": "fcnet_hiddens", "activation": "fcnet_activation", "share_value_layers": "vf_share_layers"}
     model = {layers[name]: given[name] for name in layers if name in given}
     if model:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
         if dataclasses.is_dataclass(old) and not is_own:
             raise ConfigError(
-                f"--hidden, --share-value-layers: they are settings of the default modules, but the config's "
-                f"model_config is a {type(old).__name__}. Leave them out."
+                f"--hidden, --activation, --share-value-layers: they are settings of the default modules, but the "
+                f"config's model_config is a {type(old).__name__}. Leave them out."
             )
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
-    return set_by_name(config, given.get("training", {}))
+    set_by_name(config, given.get("training", {}))
+    set_pieces(config, env_to_module=given.get("env_to_module"), learner_connector=given.get("learner_connector"))
+    return config
 
 
 def _module_of_file(path: Path) -> Any:

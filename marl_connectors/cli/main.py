@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import (
+    ACTIVATIONS,
     count,
     key_value,
     layer_sizes,
@@ -55,6 +56,11 @@ _CHECK_EXAMPLES = """\
 examples:
   marl-connectors check my_package.my_env:make --env-config size=5
   marl-connectors check mpe2.simple_spread_v3:env --episodes 10 --json
+"""
+_ZOO_EXAMPLES = """\
+examples:
+  marl-connectors zoo
+  marl-connectors zoo simple_spread_v3
 """
 
 
@@ -149,7 +155,9 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         prog="marl-connectors",
         description="Train and evaluate policies on PettingZoo and Gymnasium environments.",
         epilog=_TRAIN_EXAMPLES
-        + "".join(text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES, _CHECK_EXAMPLES)),
+        + "".join(
+            text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES, _CHECK_EXAMPLES, _ZOO_EXAMPLES)
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -160,6 +168,7 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         "evaluate": _add_evaluate(subparsers),
         "explain": _add_explain(subparsers),
         "check": _add_check(subparsers),
+        "zoo": _add_zoo(subparsers),
     }
     return parser, commands
 
@@ -230,14 +239,39 @@ def _add_check(subparsers: Any) -> _Parser:
     return parser
 
 
+def _add_zoo(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "zoo",
+        help="list the environments with tuned settings, which train uses",
+        description="List the environments with tuned settings, which train uses, or show one with its settings.",
+        epilog=_ZOO_EXAMPLES,
+        **_PLAIN,
+    )
+    parser.add_argument("name", nargs="?", metavar="TASK", help="a task, to show it with all of its settings")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=_run_zoo)
+    return parser
+
+
 def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="continue the run in this folder from its latest checkpoint")
     _add_untrusted_option(parser)
+    add(
+        "--no-preset",
+        dest="preset",
+        action="store_false",
+        help="leave out the zoo's settings for ENV, and use the defaults",
+    )
     add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
+    add(
+        "--anneal-lr",
+        action=argparse.BooleanOptionalAction,
+        help="let the learning rate fall linearly to 0 over --steps",
+    )
     add(
         "--num-env-runners",
         type=whole_number,
@@ -321,7 +355,16 @@ def _add_building_options(parser: _Parser) -> None:
     )
     _add_mask_option(parser)
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
+    add("--activation", choices=ACTIVATIONS, help="activation after each hidden layer (default tanh)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
+    for name, what in (("--env-to-module", "observations"), ("--learner-connector", "train batches")):
+        add(
+            name,
+            nargs="+",
+            action="extend",
+            metavar="PIECE",
+            help=f"connector pieces for {what}: NAME, MODULE:NAME, then :ARGUMENT=VALUE,...; none for no pieces",
+        )
     add("--threads", type=count, metavar="N", help="threads of torch (default 1, which is fastest for small networks)")
     add("--no-env-check", dest="env_check", action="store_false", help="accept observations outside their space")
 
@@ -389,6 +432,12 @@ def _run_explain(args: argparse.Namespace) -> int:
     from marl_connectors.cli import explain
 
     return explain.run(args)
+
+
+def _run_zoo(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import zoo
+
+    return zoo.run(args)
 
 
 def _run_check(args: argparse.Namespace) -> int:

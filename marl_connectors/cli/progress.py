@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
-from marl_connectors.cli.results import agent_steps, module_returns, number, remote_parts
+from marl_connectors.cli.results import agent_steps, module_returns, number, percent, remote_parts, success_of
 
 _MODULES_SHOWN = 8
 
@@ -208,7 +209,12 @@ def _returns_line(result: Mapping[str, Any]) -> str:
     returns = module_returns(result["env_runners"])
     shown = [f"{module_id} {number(mean)}" for module_id, (mean, _) in list(returns.items())[:_MODULES_SHOWN]]
     more = len(returns) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "") if shown else "–"
+    success = success_of(result["env_runners"])
+    return (
+        (", ".join(shown) if shown else "–")
+        + (f" and {more} more" if more else "")
+        + (f"  success: {percent(success)}" if math.isfinite(success) else "")
+    )
 
 
 def _returns_table(result: Mapping[str, Any]) -> Any:
@@ -222,4 +228,6 @@ def _returns_table(result: Mapping[str, Any]) -> Any:
         rows.add_row("return of", Text(module_id, style="bold"), f"{number(mean)} ± {number(std)}")
     if len(returns) > _MODULES_SHOWN:
         rows.add_row("", f"and {len(returns) - _MODULES_SHOWN} more", "")
+    if math.isfinite(success := success_of(result["env_runners"])):
+        rows.add_row("success", "", percent(success))
     return rows

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from marl_connectors.callbacks.success import SUCCESS, Success
+
 _RATES_SHOWN = 8
 
 
@@ -18,6 +20,24 @@ def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[flo
     """Returns ``{module_id: (mean, standard deviation)}`` of an agent's return; NaN where no episode ended."""
     returns = env_runner_results.get("module_episode_returns", {})
     return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
+
+
+def success_of(env_runner_results: Mapping[str, Any]) -> float:
+    """Returns the mean success of episodes, from 0 to 1; NaN if it was not measured."""
+    value = env_runner_results.get(SUCCESS)
+    return math.nan if value is None else float(value)
+
+
+def success_name(config: Any) -> str | None:
+    """Returns what the callbacks of a config measure as success; None if they measure none."""
+    given = getattr(config, "callbacks_on_episode_end", None)
+    found = given if isinstance(given, (list, tuple)) else [given]
+    return next((callback.name for callback in found if isinstance(callback, Success)), None)
+
+
+def percent(share: float) -> str:
+    """Formats a share: ``91 %``, and a dash for NaN."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "–"
 
 
 def remote_parts(result: Mapping[str, Any], num_env_runners: int) -> str:

@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
 from marl_connectors.cli.pictures import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
@@ -444,6 +445,9 @@ def _wrong_results(results: Any, where: str) -> str:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2.0**1023
             if not (is_number or value is None):
                 return f"expected {place}/{key} to be a number or null, but got {brief(value)}"
+    success = results.get(SUCCESS)
+    if success is not None and not (isinstance(success, (int, float)) and not isinstance(success, bool)):
+        return f"expected {where}/{SUCCESS} to be a number or null, but got {brief(success)}"
     number = results.get("num_episodes", 0)
     return "" if is_whole(number) else f"expected {where}/num_episodes to be a whole number, but got {brief(number)}"
 

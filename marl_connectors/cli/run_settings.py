@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from marl_connectors.cli.values import brief, is_whole, merged
+from marl_connectors.cli.values import ACTIVATIONS, brief, is_whole, merged
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.names import import_function
 from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
+from marl_connectors.zoo import find_task
 
 TRAINING_DEFAULTS: dict[str, Any] = {
     "lr": 3e-4,
@@ -59,13 +61,19 @@ class RunSettings:
         num_gpus_per_learner: 1 for modules on the GPU, 0 for the CPU; ``"auto"`` for the GPU if one exists.
         training: Settings of the config by name, most of them settings of ``PPOConfig.training``; see ``set_by_name``.
         hidden: The widths of the hidden layers.
+        activation: The activation after each hidden layer.
         share_value_layers: Whether policy and value function share these layers.
+        env_to_module: The names of connector pieces at the beginning of the env-to-module pipeline, as for
+            ``NamedPieces``.
+        learner_connector: The names of connector pieces at the beginning of the learner pipeline.
+        anneal_lr: Whether the learning rate falls linearly to 0 over ``steps``.
         checkpoint_every: The number of iterations from one checkpoint to the next.
         eval_episodes: The number of episodes of each evaluation.
         baseline_seconds: The seconds for measuring random play, and again for the untrained policies.
         video: Whether to write a GIF at the end.
         action_mask_key: The key of action masks; ``"auto"`` for PettingZoo's convention, None to ignore masks.
         env_check: Whether the smoke test is run, and observations are checked against their space.
+        preset: The name of the zoo's task whose settings the run began with; None for a run without a preset.
         threads: The number of threads of torch. With small networks, more than one costs more than it saves.
     """
 
@@ -86,7 +94,11 @@ class RunSettings:
     num_gpus_per_learner: float | str = "auto"
     training: dict[str, Any] = field(default_factory=dict)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
+    activation: str = "tanh"
     share_value_layers: bool = False
+    env_to_module: list[str] = field(default_factory=list)
+    learner_connector: list[str] = field(default_factory=list)
+    anneal_lr: bool = False
     checkpoint_every: int = 20
     eval_episodes: int = 20
     baseline_seconds: int = 10
@@ -94,6 +106,7 @@ class RunSettings:
     threads: int = 1
     env_check: bool = True
     action_mask_key: str | None = "auto"
+    preset: str | None = None
 
     def default_folder_name(self) -> str:
         """Returns ``<env>-<policies>-seed<seed>``, with the algorithm's name after ``<env>`` if it is not PPO."""
@@ -138,7 +151,7 @@ class RunSettings:
         from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
         model = DefaultModelConfig(
-            fcnet_hiddens=self.hidden, fcnet_activation="tanh", vf_share_layers=self.share_value_layers
+            fcnet_hiddens=self.hidden, fcnet_activation=self.activation, vf_share_layers=self.share_value_layers
         )
         config = (
             {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
@@ -161,12 +174,63 @@ class RunSettings:
             .debugging(seed=self.seed)
         )
         set_by_name(config, self.training)
+        if self.anneal_lr:
+            config.training(lr=annealed(self.training.get("lr", config.lr), self.steps))
+        set_pieces(config, env_to_module=self.env_to_module, learner_connector=self.learner_connector)
+        task = find_task(self.env)
+        if task is not None and task.success is not None:
+            config.callbacks(on_episode_end=task.success)
         if config.ray_address is not None and not is_remote(config):
             raise ConfigError(
                 "--ray-address: nothing of this run would be on the cluster. Add --num-env-runners N or "
                 "--num-learners N, or leave it out."
             )
         return config.build_algo()
+
+
+def annealed(lr: Any, steps: int) -> list[list[float]]:
+    """Returns the schedule of a learning rate that falls linearly to 0 over a number of agent steps.
+
+    >>> annealed(0.1, 1000)
+    [[0, 0.1], [1000, 0.0]]
+
+    Raises:
+        ConfigError: If the learning rate is a schedule already.
+    """
+    if not isinstance(lr, (int, float)):
+        raise ConfigError(
+            f"--anneal-lr: expected lr to be the learning rate at the beginning, but it is the schedule {brief(lr)}. "
+            f"Leave out one of the two (--no-anneal-lr)."
+        )
+    return [[0, lr], [steps, 0.0]]
+
+
+_FLAGS_OF_PIECES = {ENV_TO_MODULE: "--env-to-module", LEARNER: "--learner-connector"}
+
+
+def set_pieces(
+    config: Any, *, env_to_module: Iterable[str] | None = None, learner_connector: Iterable[str] | None = None
+) -> None:
+    """Sets a config's connector pieces by name. Pieces with a ``gamma`` get the config's unless their names have one.
+
+    Args:
+        config: The config.
+        env_to_module: The names for the env-to-module pipeline; None to leave the config's pieces.
+        learner_connector: The names for the learner pipeline; None to leave the config's pieces.
+
+    Raises:
+        ConfigError: If there is no such piece, or if it does not accept its arguments. The message names the option.
+    """
+    from marl_connectors.connectors.named_pieces import named_pieces
+
+    def pieces(names: Iterable[str], kind: str) -> Any:
+        flags, defaults = _FLAGS_OF_PIECES, {"gamma": config.gamma}
+        return named_pieces(names, who=flags[kind], kind=kind, others=flags, defaults=defaults)
+
+    if env_to_module is not None:
+        config.env_runners(env_to_module_connector=pieces(env_to_module, ENV_TO_MODULE))
+    if learner_connector is not None:
+        config.learners(learner_connector=pieces(learner_connector, LEARNER))
 
 
 def envs_per_env_runner(num_envs: int, num_env_runners: int) -> int:
@@ -340,7 +404,11 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of whole numbers of at least 1",
         lambda value: isinstance(value, list) and all(is_whole(item, 1) for item in value),
     ),
+    "activation": (f"one of {', '.join(ACTIVATIONS)}", lambda value: value in ACTIVATIONS),
     "share_value_layers": _FLAG,
+    "env_to_module": ("a list of texts", _are_texts),
+    "learner_connector": ("a list of texts", _are_texts),
+    "anneal_lr": _FLAG,
     "checkpoint_every": _COUNT,
     "eval_episodes": _COUNT,
     "baseline_seconds": _COUNT,
@@ -348,6 +416,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "threads": _COUNT,
     "env_check": _FLAG,
     "action_mask_key": _TEXT_OR_NULL,
+    "preset": _TEXT_OR_NULL,
 }
 """The expected type of each setting in a ``config.json``, in words and as a test."""
 

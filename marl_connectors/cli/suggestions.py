@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings
+from marl_connectors.cli.presets import base_settings
+from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.spaces import describe
+from marl_connectors.zoo import find_task
 
 PROGRAM = "marl-connectors"
 
@@ -99,12 +101,14 @@ def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunS
 
 
 def train_words(settings: RunSettings) -> list[str]:
-    """Returns the words of the command for a run with these settings, without the defaults."""
+    """Returns the words of the command for a run with these settings, without those of its preset and the defaults."""
     return [PROGRAM, "train", settings.env, *(word for pair in _options(settings) for word in pair)]
 
 
 def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
-    default = RunSettings(settings.env)
+    base = base_settings(settings)
+    if settings.preset is None and find_task(settings.env) is not None:
+        yield ("--no-preset",)
     if settings.mapping is not None:
         yield "--mapping", settings.mapping
     else:
@@ -115,26 +119,41 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         *("algo", "steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
         *("num_env_workers", "num_gpus_per_learner"),
     ):
-        if getattr(settings, name) != getattr(default, name):
+        if getattr(settings, name) != getattr(base, name):
             yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
-    for key, value in settings.env_config.items():
-        yield "--env-config", f"{key}={literal_text(value)}"
-    for wrapper in settings.wrappers:
-        yield "--wrap", wrapper
-    for key, value in settings.training.items():
-        if key not in TRAINING_DEFAULTS or TRAINING_DEFAULTS[key] != value:
-            yield "--set", f"{key}={literal_text(value)}"
-    if settings.hidden != default.hidden:
-        yield "--hidden", ",".join(map(str, settings.hidden))
-    if settings.action_mask_key != default.action_mask_key:
+    for option, values, defaults in (
+        ("--env-config", settings.env_config, base.env_config),
+        ("--set", settings.training, base.training),
+    ):
+        for key, value in values.items():
+            if key not in defaults or defaults[key] != value:
+                yield option, f"{key}={literal_text(value)}"
+    if settings.wrappers != base.wrappers:
+        for wrapper in settings.wrappers:
+            yield "--wrap", wrapper
+    yield from _network_and_pieces(settings, base)
+    if settings.action_mask_key != base.action_mask_key:
         yield "--action-mask-key", settings.action_mask_key or "none"
     for name in ("threads", "checkpoint_every", "eval_episodes", "baseline_seconds"):
-        if getattr(settings, name) != getattr(default, name):
+        if getattr(settings, name) != getattr(base, name):
             yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
-    flags = {"--share-value-layers": settings.share_value_layers, "--no-video": not settings.video}
-    for flag, is_set in {**flags, "--no-env-check": not settings.env_check}.items():
+    for flag, is_set in {"--no-video": not settings.video, "--no-env-check": not settings.env_check}.items():
         if is_set:
             yield (flag,)
+
+
+def _network_and_pieces(settings: RunSettings, base: RunSettings) -> Iterator[tuple[str, ...]]:
+    if settings.hidden != base.hidden:
+        yield "--hidden", ",".join(map(str, settings.hidden))
+    if settings.activation != base.activation:
+        yield "--activation", settings.activation
+    if settings.share_value_layers and not base.share_value_layers:
+        yield ("--share-value-layers",)
+    for name in ("env_to_module", "learner_connector"):
+        if getattr(settings, name) != getattr(base, name):
+            yield f"--{name.replace('_', '-')}", *(getattr(settings, name) or ["none"])
+    if settings.anneal_lr != base.anneal_lr:
+        yield ("--anneal-lr" if settings.anneal_lr else "--no-anneal-lr",)
 
 
 def _untrusted(trusted: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import platform
 import sys
 import time
@@ -16,20 +17,31 @@ from typing import Any
 from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
 from marl_connectors.cli.pictures import record_video
+from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
 from marl_connectors.cli.progress import PlayProgress, open_progress
-from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
+from marl_connectors.cli.results import (
+    agent_steps,
+    fewer_episodes,
+    module_returns,
+    percent,
+    spread,
+    success_name,
+    success_of,
+    table,
+    time_shares,
+)
 from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
     WITH_OPTIONS,
     RunSettings,
+    annealed,
     batch_size_per_learner,
     check_changeable,
     envs_per_env_runner,
     in_this_process,
     set_by_name,
     settings_from_json,
-    training_settings,
     use_threads,
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
@@ -53,7 +65,6 @@ CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
 _OF_OPTIONS = {*SETTINGS_OF_CONFIG.values(), "num_envs_per_env_runner"} - {"", "disable_env_checking"}
 """The settings of the config that these options change, and ``--set`` does not."""
-_BATCH_SIZE = "train_batch_size_per_learner"
 CHECKPOINT_AGE_S = 20.0
 """The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
 _SAVING_SHARE = 0.02
@@ -201,7 +212,18 @@ class _Training:
             else:
                 found[name] = self.algo.evaluate(explore=False, seed=settings.seed, **watch)
             _say(fewer_episodes(what, found[name], wanted))
+        _say(self._why_no_success(found["random_play"]))
         return jsonable(found)
+
+    def _why_no_success(self, random_play: Mapping[str, Any]) -> str:
+        """Returns a sentence if the success of the zoo's task cannot be measured; "" if it was, or there is none."""
+        what = success_name(self.algo.config)
+        if what is None or not random_play["num_episodes"] or math.isfinite(success_of(random_play)):
+            return ""
+        said = f"Success ({what}) is not measured, because the state of the environments at the end of episodes"
+        if self.settings.num_env_workers in (0, "auto"):
+            return f"{said} is not available: they are natively batched."
+        return f"{said} is in worker processes. To measure it, use --num-env-workers 0."
 
     def _loop(self, gate: InterruptGate) -> None:
         settings = self.settings
@@ -272,6 +294,10 @@ class _Training:
         ]
         print(f"\nReturn of an agent per episode, mean ± standard deviation of {wanted} episodes:")
         print(table(["module", "at start", "now", "random play"], rows))
+        if (measured := success_name(self.algo.config)) is not None and math.isfinite(success_of(results)):
+            before, by_chance = (percent(success_of(self.baselines[key])) for key in ("at_start", "random_play"))
+            now_done = percent(success_of(results))
+            print(f"\nSuccess ({measured}): {before} at start, {now_done} now, {by_chance} in random play.")
         for name, what in BASELINES.items():
             _say(fewer_episodes(what, self.baselines[name], wanted))
         if self.timers:
@@ -319,18 +345,12 @@ def _new(given: Mapping[str, Any]) -> _Training:
         raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
-    training, own = training_settings(given.get("set", []))
-    fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
-    batch_size = batch_size_per_learner(TRAINING_DEFAULTS[_BATCH_SIZE], given.get("num_learners", 0))
-    settings = RunSettings(
-        **{**own, **{key: value for key, value in given.items() if key in fields}},
-        env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, _BATCH_SIZE: batch_size, **training},
-    )
+    settings = new_settings(given)
     envs_per_env_runner(settings.num_envs, settings.num_env_runners)
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
     run_folder.check_can_be_made(out, numbered=numbered)
+    _say(preset_sentence(settings))
     return _Training(settings, settings.build_algorithm(), out, numbered, folder=None, baselines={})
 
 
@@ -342,9 +362,10 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
     changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
     now = _changes(settings, given)
-    batch_size = {_BATCH_SIZE: now[_BATCH_SIZE]} if _BATCH_SIZE in now else {}
+    batch_size = {BATCH_SIZE: now[BATCH_SIZE]} if BATCH_SIZE in now else {}
     training = {**settings.training, **batch_size, **merged(given.get("set", []))}
-    settings = dataclasses.replace(settings, **changes, training=training)
+    before, settings = settings, dataclasses.replace(settings, **changes, training=training)
+    now |= _annealed_again(before, settings, given)
     checkpoint = run_folder.checkpoint_to_resume(path)
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
@@ -415,10 +436,19 @@ def _changes(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
         now["disable_env_checking"] = not now["disable_env_checking"]
     if "num_env_runners" in now:
         now["num_envs_per_env_runner"] = envs_per_env_runner(settings.num_envs, now["num_env_runners"])
-    if "num_learners" in now and _BATCH_SIZE in settings.training:
-        total = settings.training[_BATCH_SIZE] * max(1, settings.num_learners)
-        now[_BATCH_SIZE] = batch_size_per_learner(total, now["num_learners"])
+    if "num_learners" in now and BATCH_SIZE in settings.training:
+        total = settings.training[BATCH_SIZE] * max(1, settings.num_learners)
+        now[BATCH_SIZE] = batch_size_per_learner(total, now["num_learners"])
     return {**now, **by_set}
+
+
+def _annealed_again(before: RunSettings, settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the learning rate's schedule of a resumed run whose steps or ``lr`` the command changes."""
+    lr = settings.training.get("lr")
+    is_changed = settings.steps != before.steps or "lr" in merged(given.get("set", []))
+    return (
+        {"lr": annealed(lr, settings.steps)} if settings.anneal_lr and is_changed and not isinstance(lr, list) else {}
+    )
 
 
 def load_algorithm(

@@ -15,6 +15,9 @@ from marl_connectors.errors import MissingDependencyError
 from marl_connectors.names import qualified_name
 from marl_connectors.policy_mapping import mapping_to_json
 
+ACTIVATIONS = ("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")
+"""The activations of the default modules' hidden layers."""
+
 _DISTRIBUTIONS = {"rich": "rich", "matplotlib": "matplotlib", "tensorboard": "tensorboard", "PIL": "pillow"}
 
 
@@ -121,6 +124,15 @@ def names(text: str) -> list[str]:
     return found
 
 
+def piece_names(texts: Iterable[str]) -> list[str]:
+    """Returns the names of connector pieces without ``none``, which stands for no pieces.
+
+    >>> piece_names(["MeanStdFilter", "AgentIdEncoding"]), piece_names(["none"])
+    (['MeanStdFilter', 'AgentIdEncoding'], [])
+    """
+    return [text for text in texts if text.lower() != "none"]
+
+
 def layer_sizes(text: str) -> list[int]:
     """Reads widths of hidden layers with commas between.
 
@@ -184,7 +196,9 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [jsonable(item) for item in value]
     if callable(value) and not isinstance(value, type):
-        return mapping_to_json(cast(Any, value))
+        found = mapping_to_json(cast(Any, value))
+        if found["type"] != "not_importable" or not dataclasses.is_dataclass(value):
+            return found
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return qualified_name(value) or repr(value)

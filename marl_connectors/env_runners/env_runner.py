@@ -68,6 +68,7 @@ class EnvRunner:
         callbacks: The callbacks that are called on the runner's events.
         metrics: The loggers for the pieces of ``env_to_module`` and ``module_to_env``.
         callback_metrics: The logger for callbacks.
+        in_evaluation: Whether the runner plays an evaluation or at random, and does not sample for training.
         times: How long the parts of sampling took, in seconds.
         num_env_steps: The number of steps of all sub-environments so far.
         num_agent_steps: The number of actions of all agents so far.
@@ -191,6 +192,7 @@ class EnvRunner:
         self._uncredited_rewards = [0.0] * num_envs
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
+        self.in_evaluation = False
         self._env_config = env_config or {}
         self._single_agent = single_agent
         if self.callbacks.wants(*EPISODE_CALLBACKS):

@@ -68,7 +68,7 @@ def test_a_wrong_word_is_one_line(explain):
 def test_the_page_has_every_option():
     _, parsers = _build_parser()
     actions = [action for action in parsers["explain"]._actions if not isinstance(action, argparse._HelpAction)]
-    options = {action.option_strings[-1] if action.option_strings else action.metavar for action in actions}
+    options = {action.option_strings[0] if action.option_strings else action.metavar for action in actions}
     section = re.search(r"^## explain\n(.*?)^## ", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert section is not None
     table = section[1].partition("| option |")[2].partition("\n\n")[0]

@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from marl_connectors.cli import suggestions
 from marl_connectors.cli.main import _parse, main
-from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, training_settings
-from marl_connectors.cli.values import literal, literal_text, merged
+from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.cli.values import literal, literal_text
 from marl_connectors.rl_module.rl_module import RLModule
 
 ENVS = '''
@@ -217,14 +218,7 @@ def test_an_environment_that_does_not_repeat_itself_can_be_evaluated(folder, cap
 
 def settings_of(words):
     """As the command line makes them of its words."""
-    given = vars(_parse(words))
-    training, own = training_settings(given.get("set", []))
-    fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training", "env_config"}
-    return RunSettings(
-        **{**own, **{key: value for key, value in given.items() if key in fields}},
-        env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, **training},
-    )
+    return new_settings(vars(_parse(words)))
 
 
 VALUES = [1, 0, -2, 0.5, 1e-9, float("inf"), True, False, None, "a", "5", "True", "none", "a b", "it's", '"', "", "x=y"]
@@ -248,11 +242,13 @@ def random_settings(rng):
     def pick(*values):
         return values[rng.integers(len(values))]
 
-    default = RunSettings("x")
+    env = pick("simple_spread_v3", "my.module:make", "ALE/Pong-v5")
+    learners = maybe(3, 0)
+    default = new_settings({"env": env, "preset": pick(True, False), "num_learners": learners})
     mapping = maybe("module:function", None)
     training = {f"k{i}": pick(*VALUES) for i in range(rng.integers(3))}
     return RunSettings(
-        pick("simple_spread_v3", "my.module:make", "ALE/Pong-v5"),
+        env,
         env_config={f"k{i}": pick(*VALUES) for i in range(rng.integers(3))},
         wrappers=[pick("frame_skip_v0:4", "a:b:x='1 2',y=3") for _ in range(rng.integers(3))],
         algo=pick("ppo", "mappo"),
@@ -263,14 +259,18 @@ def random_settings(rng):
         seed=maybe(int(rng.integers(100)), 0),
         num_envs=maybe(4, default.num_envs),
         num_env_runners=maybe(2, 0),
-        num_learners=(learners := maybe(3, 0)),
+        num_learners=learners,
         ray_address=maybe("10.0.0.5:6379", None),
         num_env_workers=maybe(2, "auto"),
         num_gpus_per_learner=maybe(0, "auto"),
-        training={**TRAINING_DEFAULTS, **training, "lr": pick(3e-4, 0.1)}
-        | {"train_batch_size_per_learner": pick(1366 if learners else 4096, 100)},
+        training={**default.training, **training, "lr": pick(default.training["lr"], 0.1)}
+        | ({"train_batch_size_per_learner": pick(4096, 100)} if rng.random() < 0.4 else {}),
         hidden=maybe([32, 16], default.hidden),
+        activation=maybe("relu", default.activation),
         share_value_layers=pick(True, False),
+        env_to_module=maybe(["MeanStdFilter", "my_module:pieces:n=2"], default.env_to_module),
+        learner_connector=maybe([], default.learner_connector),
+        anneal_lr=pick(True, False),
         checkpoint_every=maybe(5, default.checkpoint_every),
         eval_episodes=maybe(5, default.eval_episodes),
         baseline_seconds=maybe(5, default.baseline_seconds),
@@ -278,6 +278,7 @@ def random_settings(rng):
         threads=maybe(2, default.threads),
         env_check=pick(True, False),
         action_mask_key=pick("auto", None, "legal"),
+        preset=default.preset,
     )
 
 

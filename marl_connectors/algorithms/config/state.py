@@ -15,7 +15,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
+from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks, Success
+from marl_connectors.connectors.named_pieces import NamedPieces
 from marl_connectors.environments.making.factory import env_from_json, env_to_json
 from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
@@ -45,6 +46,10 @@ _FORMER_SETTINGS = frozenset(
     }
 )
 """Settings of former versions that changed the speed only. Older checkpoints still have them."""
+
+_OF_PIECES = ("env_to_module_connector", "module_to_env_connector", "learner_connector")
+_PIECES = "pieces"
+"""The kind of NamedPieces, which those settings can have."""
 
 
 def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
@@ -101,6 +106,8 @@ def to_state(value: Any, setting: str = "") -> Any:
         return wrappers_to_json(value)
     if setting == "policy_mapping_fn":
         return mapping_to_json(value)
+    if isinstance(value, NamedPieces):
+        return {"__kind__": _PIECES, "value": value.to_json()}
     return _encode(value)
 
 
@@ -123,6 +130,8 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
         return wrappers_from_json(data, names)
     if setting == "policy_mapping_fn":
         return mapping_from_json(data, names)
+    if setting in _OF_PIECES and isinstance(data, Mapping) and data.get("__kind__") == _PIECES:
+        return NamedPieces.from_json(data.get("value"), names)
     return _Decoder(setting, names).decode(data, _EXPECTED.get(setting, _NOTHING))
 
 
@@ -189,12 +198,18 @@ _VALUE = Expected(
 )
 """The names in settings that users fill freely: env_config, model_config, reset_options."""
 
+
+def _is_measure_of_zoo(found: Any) -> bool:
+    return is_function(found) and found.__module__.startswith("marl_connectors.zoo.")
+
+
 _SPEC = Expected("an RLModuleSpec or MultiRLModuleSpec", bases=(RLModuleSpec, MultiRLModuleSpec))
 _EXPECTED: dict[str, Expected] = {
     "callbacks_class": Expected("a subclass of Callbacks", bases=(Callbacks,)),
     "catalog_class": Expected("a class of yours", own=lambda found: isinstance(found, type)),
     "env_config": _VALUE,
     "env_to_module_connector": _FUNCTION,
+    "measure": Expected("a function of an environment", own=is_function, known=_is_measure_of_zoo),
     "learner_class": Expected("a subclass of Learner", bases=(Learner,)),
     "learner_connector": _FUNCTION,
     "model_config": _VALUE,
@@ -219,6 +234,7 @@ _DATACLASSES: dict[str, type] = {
         PatternPolicies,
         RLModuleSpec,
         SharedPolicy,
+        Success,
     )
 }
 """This library's dataclasses that settings may hold, by their names, so that their modules can move."""

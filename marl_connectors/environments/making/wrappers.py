@@ -33,14 +33,20 @@ from marl_connectors.errors import (
     describe_error,
     did_you_mean,
 )
-from marl_connectors.names import Expected, Names, brief, import_attribute, is_function, qualified_name
+from marl_connectors.names import (
+    Expected,
+    Names,
+    brief,
+    call_arguments,
+    import_attribute,
+    is_function,
+    qualified_name,
+)
 from marl_connectors.spaces import describe
 from marl_connectors.validators import shown
 
 EnvWrapper: TypeAlias = str | Callable[[Any], Any]
 """A wrapper, or a string with its name and arguments."""
-
-_WORDS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +90,12 @@ def parse_wrapper(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
             f'wrappers: expected "name:argument,name=argument", such as "frame_skip_v0:4", but got {text!r}.'
         )
     try:
-        call = ast.parse(f"f({arguments})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        kwargs = {_key(keyword): _value(keyword.value) for keyword in call.keywords}
-        return name, tuple(_value(arg) for arg in call.args), kwargs
-    except (SyntaxError, ValueError, AssertionError) as cause:
+        return name, *call_arguments(arguments)
+    except ValueError as cause:
         raise ConfigError(
             f"wrappers: the arguments in {text!r} cannot be read. Write numbers, texts in quotes, lists or tuples with "
             f"commas between, such as {name}:4 or {name}:x=1,y=(2,3)."
         ) from cause
-
-
-def _key(keyword: ast.keyword) -> str:
-    if keyword.arg is None:
-        raise ValueError("**")
-    return keyword.arg
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name):
-        return _WORDS.get(node.id, node.id)
-    if isinstance(node, ast.Attribute):
-        return ast.unparse(node)
-    return ast.literal_eval(node)
 
 
 def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:

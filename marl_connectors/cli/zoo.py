@@ -1,0 +1,121 @@
+"""``marl-connectors zoo``: lists the tasks of the zoo, or shows one with all of its settings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import textwrap
+from typing import Any
+
+from marl_connectors.cli.presets import duration, expected_return, new_settings
+from marl_connectors.cli.results import percent, table
+from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.cli.values import literal_text
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.zoo import ZooTask, find_task, tasks
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists the tasks, or shows the named one, as the parsed options say. Returns the exit status."""
+    if args.name is None:
+        print(json.dumps([_described(task) for task in tasks()], indent=2) if args.json else _list())
+        return 0
+    task = next((task for task in tasks() if task.name == args.name), None) or find_task(args.name)
+    if task is None:
+        hint = did_you_mean(args.name, [task.name for task in tasks()])
+        raise ConfigError(f"zoo: there is no task {args.name!r}. {hint}")
+    print(json.dumps(_described(task), indent=2) if args.json else _page(task))
+    return 0
+
+
+def train_command(task: ZooTask) -> str:
+    """Returns the command that trains a task with its settings."""
+    return f"marl-connectors train {task.name}"
+
+
+def _list() -> str:
+    header = ["task", "algorithm", "policies", "steps", "time", "return", "success", "random play", "best published"]
+    rows = []
+    for task in tasks():
+        settings, expected = _settings(task), task.expected
+        policies = settings.policies if settings.mapping is None else settings.mapping
+        rows.append(
+            [
+                *(
+                    task.name,
+                    settings.algo,
+                    policies,
+                    f"{settings.steps:,}",
+                    duration(expected.minutes),
+                ),
+                *(expected_return(task), _percent(expected.success)),
+                *(_number(expected.random_return), _number(expected.published)),
+            ]
+        )
+    how = "Train one with: marl-connectors train TASK. Show one with all of its settings: marl-connectors zoo TASK."
+    return f"{table(header, rows)}\n\nReturns are those of an agent per episode, times those on two CPU cores. {how}"
+
+
+def _page(task: ZooTask) -> str:
+    expected = task.expected
+    seeds = f"{expected.num_seeds} seed{'s' if expected.num_seeds > 1 else ''}"
+    rows = [
+        ("environment", task.env),
+        ("expected return", f"{expected_return(task)} ({seeds})"),
+        ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
+        ("random play", _number(expected.random_return)),
+        ("best published", " ".join(filter(None, (_number(expected.published), f"({expected.source})")))),
+        ("time", f"about {duration(expected.minutes)} on two CPU cores"),
+    ]
+    settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]
+    lines = [f"{task.name}: {task.summary}", "", *_columns(rows), "", "Settings:", *_columns(settings), ""]
+    return "\n".join([*lines, f"Train it with: {train_command(task)}"])
+
+
+def _columns(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [
+        line
+        for name, text in rows
+        for line in textwrap.wrap(
+            text, 100, initial_indent=f"  {name:<{width}}   ", subsequent_indent=" " * (width + 5)
+        )
+    ]
+
+
+def _settings(task: ZooTask) -> RunSettings:
+    return new_settings({"env": task.env})
+
+
+def _shown_settings(task: ZooTask) -> dict[str, Any]:
+    """Returns what the task sets, and all training settings, also those that are the command line's defaults."""
+    own = {name: value for name, value in task.settings.items() if name != "training"}
+    return {**own, **_settings(task).training}
+
+
+def _described(task: ZooTask) -> dict[str, Any]:
+    """Returns the task as JSON data."""
+    return {
+        "name": task.name,
+        "env": task.env,
+        "summary": task.summary,
+        "settings": {**task.settings, "training": _settings(task).training},
+        "success": None if task.success is None else task.success.name,
+        "expected": dataclasses.asdict(task.expected),
+        "command": train_command(task),
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else literal_text(value)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else percent(share)

@@ -1,0 +1,58 @@
+"""ZooTask: settings with which an environment is learned well, and the results to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marl_connectors.callbacks import Success
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The results to expect from a task's settings.
+
+    A return is the mean return of an agent per episode, of episodes without exploration, in the environment's units.
+
+    Attributes:
+        mean_return: The return after training, as the mean over the seeds.
+        std: Its standard deviation over the seeds.
+        num_seeds: The number of seeds.
+        minutes: The duration of the training on two CPU cores.
+        random_return: The return of random play.
+        success: The mean of the task's success after training, from 0 to 1; None if it was not measured.
+        published: The best published return, on the same scale; None if there is none.
+        source: Where that return is from, and how it was converted.
+    """
+
+    mean_return: float
+    std: float
+    num_seeds: int
+    minutes: float
+    random_return: float
+    success: float | None = None
+    published: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ZooTask:
+    """An environment with tuned settings.
+
+    Attributes:
+        name: The short name, which is that of the environment.
+        env: The full name of the environment, as ``importable_name`` returns it.
+        summary: The task of the agents, in one sentence.
+        settings: Values for fields of the command line's ``RunSettings``, such as ``steps``, ``num_envs`` and
+            ``training``. All others keep their defaults.
+        expected: The results to expect.
+        success: The measure of an episode's success; None if the return says enough.
+    """
+
+    name: str
+    env: str
+    summary: str
+    settings: Mapping[str, Any]
+    expected: Expected
+    success: Success | None = None

@@ -1,0 +1,235 @@
+"""The settings of a new run: what the zoo sets, what a user's option replaces, and what is said about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.runs.fake_ray import use_fake_ray
+from marl_connectors import AgentIdEncoding, MeanStdFilter, NormalizeRewards
+from marl_connectors.callbacks import Success
+from marl_connectors.cli import presets
+from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.presets import new_settings, preset_sentence
+from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
+from marl_connectors.errors import ConfigError
+from marl_connectors.zoo import Expected, ZooTask
+
+TASK = ZooTask(
+    name="CartPole-v1",
+    env="CartPole-v1",
+    summary="A task of these tests.",
+    settings={
+        "steps": 3000,
+        "num_envs": 4,
+        "algo": "mappo",
+        "policies": "independent",
+        "hidden": [8],
+        "activation": "relu",
+        "env_config": {"a": 1, "b": 2},
+        "anneal_lr": True,
+        "learner_connector": ["ScaleRewards:scale=0.5"],
+        "training": {"lr": 0.01, "train_batch_size_per_learner": 900, "gamma": 0.9},
+    },
+    expected=Expected(mean_return=-9.1, std=0.2, num_seeds=3, minutes=15, random_return=-26.6, success=0.9),
+    success=Success("poles balanced", lambda env: 1.0),
+)
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """The zoo has no task but ``TASK``."""
+    monkeypatch.setattr(presets, "tasks", lambda: (TASK,))
+    monkeypatch.setattr(presets, "find_task", lambda env: TASK if env == TASK.env else None)
+
+
+def settings(*words):
+    return new_settings(vars(_parse(["train", *words])))
+
+
+@pytest.mark.usefixtures("task")
+def test_a_known_environment_gets_the_settings_of_the_zoo():
+    expected = RunSettings(
+        **{**TASK.settings, "env": "CartPole-v1", "training": {**TRAINING_DEFAULTS, **TASK.settings["training"]}},
+        preset="CartPole-v1",
+    )
+    assert settings("CartPole-v1") == expected
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize("words", [["CartPole-v1", "--no-preset"], ["Acrobot-v1"]])
+def test_without_a_preset_there_are_the_defaults(words):
+    found = settings(*words)
+    assert found == RunSettings(words[0], training=TRAINING_DEFAULTS)
+    assert preset_sentence(found) == ""
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["--steps", "7"], {"steps": 7}),
+        (["--algo", "ppo"], {"algo": "ppo"}),
+        (["--policies", "shared"], {"policies": "shared"}),
+        (["--mapping", "m:fn"], {"mapping": "m:fn", "policies": "shared"}),
+        (["--env-config", "b=3", "--env-config", "c=4"], {"env_config": {"a": 1, "b": 3, "c": 4}}),
+        (["--hidden", "64,64"], {"hidden": [64, 64]}),
+        (["--activation", "tanh"], {"activation": "tanh"}),
+        (["--env-to-module", "A", "B:x=1"], {"env_to_module": ["A", "B:x=1"]}),
+        (["--env-to-module", "A", "--env-to-module", "B"], {"env_to_module": ["A", "B"]}),
+        (["--learner-connector", "none"], {"learner_connector": []}),
+        (["--no-anneal-lr"], {"anneal_lr": False}),
+        (["--wrap", "w:1"], {"wrappers": ["w:1"]}),
+        (["--seed", "3", "--num-envs", "8"], {"seed": 3, "num_envs": 8}),
+        (["--set", "action_mask_key=legal"], {"action_mask_key": "legal"}),
+    ],
+    ids=str,
+)
+def test_an_option_replaces_its_value_alone(words, changed):
+    assert settings("CartPole-v1", *words) == dataclasses.replace(settings("CartPole-v1"), **changed)
+
+
+@pytest.mark.usefixtures("task")
+def test_set_replaces_single_training_settings():
+    found, preset = settings("CartPole-v1", "--set", "gamma=0.5", "--set", "clip_param=0.1"), settings("CartPole-v1")
+    assert found == dataclasses.replace(preset, training={**preset.training, "gamma": 0.5, "clip_param": 0.1})
+
+
+@pytest.mark.usefixtures("task")
+def test_learners_share_the_batch_of_the_preset():
+    assert settings("CartPole-v1", "--num-learners", "2").training["train_batch_size_per_learner"] == 450
+    words = ["--num-learners", "2", "--set", "train_batch_size_per_learner=700"]
+    assert settings("CartPole-v1", *words).training["train_batch_size_per_learner"] == 700
+
+
+@pytest.mark.usefixtures("task")
+def test_a_schedule_of_the_user_replaces_annealing():
+    schedule = [[0, 0.1], [50, 0.2]]
+    found = settings("CartPole-v1", "--set", f"lr={schedule}")
+    assert found.training["lr"] == schedule and not found.anneal_lr
+    with pytest.raises(ConfigError, match=r"--anneal-lr: expected lr to be the learning rate .*\(--no-anneal-lr\)"):
+        dataclasses.replace(found, anneal_lr=True, env_config={}).build_algorithm()
+
+
+@pytest.mark.usefixtures("task")
+def test_a_line_says_what_to_expect():
+    assert preset_sentence(settings("CartPole-v1", "--seed", "3")) == (
+        "Preset of the zoo: CartPole-v1, expected return -9.1 ± 0.2, success 90 % (poles balanced) after 3,000 agent "
+        "steps, about 15 minutes; --no-preset leaves it out."
+    )
+
+
+@pytest.mark.usefixtures("task")
+def test_a_line_says_which_options_change_the_preset():
+    words = [
+        "--policies",
+        "shared",
+        "--steps",
+        "5",
+        "--env-config",
+        "a=2",
+        "--set",
+        "lr=1",
+        "--learner-connector",
+        "none",
+    ]
+    said = preset_sentence(settings("CartPole-v1", *words))
+    assert said.endswith(
+        "Changed by --policies, --steps, --env-config, --learner-connector, --set, so another return is to be expected."
+    )
+
+
+def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(command, monkeypatch):
+    assert command("train", "CartPole-v1", "--steps", "200", "--out", "run", "--num-envs", "2") == 0
+    assert command.out.startswith("Preset of the zoo: CartPole-v1, expected return 500.0 ± 0.0")
+    assert command.settings.num_envs == 2 and command.settings.training["lr"] == 1e-3
+    assert "train CartPole-v1 --policies independent --steps 200 --num-envs 2 --out" in command.out
+    kept = settings_from_json(json.loads(Path("run/config.json").read_text())["command"])
+    assert kept == command.settings and kept.preset == "CartPole-v1"
+    changed = dataclasses.replace(TASK, settings={"num_envs": 64})
+    monkeypatch.setattr(presets, "find_task", lambda env: changed)
+    assert command("train", "--resume", "run", "--steps", "400") == 0
+    assert "Preset" not in command.out
+    assert settings_from_json(json.loads(Path("run/config.json").read_text())["command"]) == kept
+
+
+def test_train_without_a_preset_suggests_to_leave_it_out_again(command):
+    assert command("train", "CartPole-v1", "--no-preset", "--steps", "200", "--set", "num_epochs=2") == 0
+    assert "Preset" not in command.out and command.settings.preset is None
+    assert "train CartPole-v1 --no-preset --policies independent --steps 200 --set num_epochs=2" in command.out
+
+
+TINY = ["--num-envs", "2", "--num-env-workers", "0", "--hidden", "4", "--eval-episodes", "2", "--no-video"]
+TINY += ["--set", "train_batch_size_per_learner=40", "--set", "minibatch_size=20", "--set", "num_epochs=1"]
+
+
+def rates(run):
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["learners"]["default_policy"]["learning_rate"] for row in found]
+
+
+def test_the_learning_rate_falls_to_zero_over_the_steps_also_of_a_resumed_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "CartPole-v1", "--no-preset", "--anneal-lr", "--set", "lr=0.8", "--steps", "80", *TINY]
+    assert main([*words, "--out", "run"]) == 0
+    assert rates(Path("run")) == pytest.approx([0.4, 0.0])
+    assert main(["train", "--resume", "run", "--steps", "160"]) == 0
+    assert "lr is [[0, 0.8], [160, 0.0]] from now on." in capsys.readouterr().out
+    assert rates(Path("run")) == pytest.approx([0.4, 0.0, 0.2, 0.0])
+    assert main(["train", "--resume", "run", "--steps", "200", "--set", "lr=0.5"]) == 0
+    assert rates(Path("run"))[4:] == pytest.approx([0.0])
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--steps", "240", "--set", "lr=[[0, 0.25], [240, 0.25]]"]) == 0
+    assert rates(Path("run"))[5:] == pytest.approx([0.25])
+
+
+def test_pieces_and_success_work_with_remote_env_runners(monkeypatch):
+    pytest.importorskip("mpe2")
+    use_fake_ray(monkeypatch)
+    words = ["simple_spread_v3", "--num-env-runners", "2", "--env-to-module", "MeanStdFilter", "AgentIdEncoding"]
+    words += ["--learner-connector", "NormalizeRewards", "--set", "gamma=0.9", *TINY]
+    algo = settings(*words, "--set", "train_batch_size_per_learner=150").build_algorithm()
+    result = algo.train()
+    pieces = algo.env_runner_group.foreach_env_runner(lambda runner: [type(each) for each in runner.env_to_module])
+    algo.stop()
+    assert len(pieces) == 2
+    assert all({MeanStdFilter, AgentIdEncoding} <= set(each) for each in pieces)
+    assert [piece.gamma for piece in algo.learner.pipeline if isinstance(piece, NormalizeRewards)] == [0.9]
+    assert 0 <= result["env_runners"]["success"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env-to-module", "MeanStdFiltr"], "error: --env-to-module: there is no piece 'MeanStdFiltr'. Did you mean"),
+        (["--learner-connector", "ScaleRewards:scale=x"], "error: --learner-connector: 'ScaleRewards:scale=x'"),
+        (["--activation", "tanhh"], "argument --activation: invalid choice: 'tanhh'"),
+    ],
+)
+def test_errors_name_the_option(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_success_is_shown_in_training_at_its_end_and_in_an_evaluation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--steps", "160", *TINY, "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "success: 0 %" in said
+    assert "Success (poles balanced to the end): 0 % at start, 0 % now, 0 % in random play." in said
+    assert main(["evaluate", "run", "--episodes", "2"]) == 0
+    assert "Success (poles balanced to the end): 0 %, in random play 0 %." in capsys.readouterr().out
+
+
+def test_a_line_says_why_success_is_not_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--steps", "40", *TINY, "--num-env-workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "Success (poles balanced to the end) is not measured" in said and "use --num-env-workers 0" in said
+    assert "success: " not in said and "% at start" not in said

@@ -1,0 +1,96 @@
+"""The tasks of the zoo: their settings are valid, their environments exist, and their successes can be measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.environments.making.factory import make_env
+from marl_connectors.errors import EnvError
+from marl_connectors.zoo import find_task, tasks
+
+NAMES = [task.name for task in tasks()]
+
+
+@pytest.fixture(params=tasks(), ids=lambda task: task.name)
+def task(request):
+    return request.param
+
+
+@pytest.fixture
+def installed(task):
+    """Skips a test if the package of the task's environment is not installed."""
+    try:
+        make_env(task.env, dict(task.settings.get("env_config", {}))).close()
+    except EnvError as error:
+        pytest.skip(str(error))
+
+
+def test_names_and_environments_are_different_and_in_order():
+    assert sorted(set(NAMES), key=str.lower) == NAMES
+    assert len({task.env for task in tasks()}) == len(NAMES)
+    assert {"simple_spread_v3", "CartPole-v1", "LunarLander-v3", "Acrobot-v1"} <= set(NAMES)
+
+
+def test_settings_are_valid_settings_of_a_run(task):
+    settings = settings_from_json({"env": task.env, **task.settings})
+    assert isinstance(settings, RunSettings)
+    assert settings.preset is None and "seed" not in task.settings
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_task_is_found_by_its_name_and_by_its_environment(task):
+    assert find_task(task.name) is task
+    assert find_task(f" {task.env} ") is task
+
+
+def test_expected_results_are_plausible(task):
+    expected = task.expected
+    assert expected.mean_return > expected.random_return
+    assert expected.std >= 0 and expected.num_seeds >= 1 and expected.minutes > 0
+    assert expected.success is None or (task.success is not None and 0 <= expected.success <= 1)
+    assert (expected.published is None) == (not expected.source)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_with_the_settings_can_be_built_and_its_success_is_a_share(task):
+    settings = settings_from_json({"env": task.env, **task.settings})
+    algo = dataclasses.replace(settings, num_envs=1, num_env_workers=0).build_algorithm()
+    results = algo.random_play(num_episodes=1)
+    algo.stop()
+    if task.success is None:
+        assert "success" not in results
+    else:
+        assert 0 <= results["success"] <= 1
+
+
+@pytest.mark.parametrize(
+    "name", ["mpe2.simple_spread_v3", "mpe2/simple_spread-v3", "simple_spread_v3", "simple_spread_v3:parallel_env"]
+)
+def test_an_environment_has_several_names(name):
+    pytest.importorskip("mpe2")
+    found = find_task(name)
+    assert found is not None and found.name == "simple_spread_v3"
+
+
+@pytest.mark.parametrize("name", ["simple_spread_v3:env", "CartPole-v0", "my_module:make", "no such thing", ""])
+def test_other_environments_have_no_task(name):
+    assert find_task(name) is None
+
+
+def test_a_users_module_of_the_same_name_is_no_task(tmp_path, monkeypatch):
+    (tmp_path / "simple_spread_v3.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_task("simple_spread_v3") is None
+
+
+def test_the_library_does_not_import_the_zoo():
+    code = (
+        "import sys, marl_connectors; marl_connectors.PPOConfig, marl_connectors.Algorithm; "
+        "assert not any(name.startswith('marl_connectors.zoo') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
