@@ -100,8 +100,9 @@ def expectation(task: ZooTask) -> str:
 
 
 def expected_return(task: ZooTask) -> str:
-    """Formats the expected return with its standard deviation over seeds."""
-    return f"{task.expected.mean_return:,.1f} ± {task.expected.std:,.1f}"
+    """Formats the expected return with its standard deviation over seeds, if there are several."""
+    expected = task.expected
+    return f"{expected.mean_return:,.1f}" + ("" if expected.std is None else f" ± {expected.std:,.1f}")
 
 
 def duration(minutes: float) -> str:

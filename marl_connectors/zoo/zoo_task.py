@@ -17,7 +17,7 @@ class Expected:
 
     Attributes:
         mean_return: The return after training, as the mean over the seeds.
-        std: Its standard deviation over the seeds.
+        std: Its standard deviation over the seeds; None for one seed.
         num_seeds: The number of seeds.
         minutes: The duration of the training on two CPU cores.
         random_return: The return of random play.
@@ -27,7 +27,7 @@ class Expected:
     """
 
     mean_return: float
-    std: float
+    std: float | None
     num_seeds: int
     minutes: float
     random_return: float

@@ -227,6 +227,12 @@ def test_success_is_shown_in_training_at_its_end_and_in_an_evaluation(tmp_path, 
     assert "Success (poles balanced to the end): 0 %, in random play 0 %." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("task")
+def test_a_line_has_no_deviation_of_one_seed():
+    one = dataclasses.replace(TASK, expected=dataclasses.replace(TASK.expected, std=None, num_seeds=1))
+    assert presets.expectation(one).startswith("expected return -9.1, success")
+
+
 def test_a_line_says_why_success_is_not_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "CartPole-v1", "--steps", "40", *TINY, "--num-env-workers", "1"]) == 0

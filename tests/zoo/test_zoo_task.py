@@ -51,7 +51,8 @@ def test_a_task_is_found_by_its_name_and_by_its_environment(task):
 def test_expected_results_are_plausible(task):
     expected = task.expected
     assert expected.mean_return > expected.random_return
-    assert expected.std >= 0 and expected.num_seeds >= 1 and expected.minutes > 0
+    assert expected.num_seeds >= 1 and expected.minutes > 0
+    assert expected.std is None if expected.num_seeds == 1 else expected.std >= 0
     assert expected.success is None or (task.success is not None and 0 <= expected.success <= 1)
     assert (expected.published is None) == (not expected.source)
 
@@ -88,9 +89,6 @@ def test_a_users_module_of_the_same_name_is_no_task(tmp_path, monkeypatch):
     assert find_task("simple_spread_v3") is None
 
 
-def test_the_library_does_not_import_the_zoo():
-    code = (
-        "import sys, marl_connectors; marl_connectors.PPOConfig, marl_connectors.Algorithm; "
-        "assert not any(name.startswith('marl_connectors.zoo') for name in sys.modules)"
-    )
+def test_importing_the_library_does_not_import_the_zoo():
+    code = "import sys, marl_connectors; assert not any(name.startswith('marl_connectors.zoo') for name in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
