@@ -360,9 +360,7 @@ class Scaled(ColumnConnector):
 
 
 def test_some_modules_have_normalised_values_and_others_have_no_critic():
-    algo = algo_of(
-        overrides={"b": {"normalize_values": True}, "c": {"use_critic": False, "normalize_values": True}}
-    )
+    algo = algo_of(overrides={"b": {"normalize_values": True}, "c": {"use_critic": False, "normalize_values": True}})
     columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
     assert columns["a"]["value_targets"] == [2.5, 2.0]
     mean, deviation = np.mean([3.75, 7.0, 12.0]), np.std([3.75, 7.0, 12.0])
