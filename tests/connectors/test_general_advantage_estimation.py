@@ -12,6 +12,7 @@ from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import ColumnConnector, DefaultPPORLModule
 from marl_connectors.connectors.learner.general_advantage_estimation import standardized
 from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import LearnerError, ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
@@ -381,7 +382,8 @@ def test_stacked_modules_are_normalised_as_single_ones_are():
     one, other = (life_algo(None) for _ in range(2))
     other._set(stack_modules=False)
     episodes = [one.env_runner.sample(num_timesteps=20) for _ in range(2)]
-    assert one.rl_module.buckets
+    assert one.rl_module.buckets and one.learner._steps(ColumnBatch([])).stacking_key is not None
+    assert other.learner._steps(ColumnBatch([])).stacking_key is None
     for own in episodes:
         results = [algo.learner.update(episodes=own) for algo in (one, other)]
         for module_id in results[0]:
