@@ -45,6 +45,7 @@ from .connectors.env_to_module.observation_preprocessor import (
 from .connectors.env_to_module.one_hot_observations import OneHotObservations as OneHotObservations
 from .connectors.env_to_module.pad_observations import PadObservations as PadObservations
 from .connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards as PrevActionsPrevRewards
+from .connectors.env_to_module.time_limit_encoding import TimeLimitEncoding as TimeLimitEncoding
 from .connectors.env_to_module.write_observations_to_episodes import (
     WriteObservationsToEpisodes as WriteObservationsToEpisodes,
 )

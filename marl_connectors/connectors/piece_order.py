@@ -101,6 +101,7 @@ _AFTER_MASKS = (
     "OneHotObservations",
     "PadObservations",
     "PrevActionsPrevRewards",
+    "TimeLimitEncoding",
 )
 
 

@@ -628,6 +628,13 @@ class LiveRows(Rows):
             return rollout.read(column, positions)
         return super().get(column, offset, fill)
 
+    def own_steps(self) -> np.ndarray:
+        """Returns ``[B]`` int64; see ``Rows.own_steps``."""
+        group, positions = self.group, self.group.positions
+        last = np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
+        numbers = group.acting_numbers
+        return group.t_started[numbers] + last // group.rollout.num_lanes - group.start_row[numbers]
+
     def reach(self, column: str, offset: int) -> tuple[Any, np.ndarray]:
         """Returns a column at an offset from the rows. See ``Rows.reach``."""
         # The previous step is often read. If all lanes have one, no index arithmetic is needed.

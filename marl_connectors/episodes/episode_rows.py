@@ -104,6 +104,15 @@ class EpisodeRows(Rows):
         ]
         return np.array(found, bool)
 
+    def own_steps(self) -> np.ndarray:
+        """Returns ``[B]`` int64; see ``Rows.own_steps``."""
+        found = [
+            episode.t_started - episode.storage.lookback + position
+            for episode, own in zip(self.episodes, self._at, strict=True)
+            for position in own
+        ]
+        return np.array(found, np.int64)
+
     def _check_known(self, column: str) -> None:
         for episode in self.episodes:
             known = _known_columns(episode)

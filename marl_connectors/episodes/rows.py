@@ -221,6 +221,19 @@ class Rows:
             self._last_steps[np.cumsum(counts) - 1 - has_last] = True
         return self._last_steps
 
+    def own_steps(self) -> np.ndarray:
+        """Returns ``[B]`` int64, the number of steps that the agent had taken in its episode before each row.
+
+        Steps of earlier chunks of the episode count too. Rows that ``at`` or ``between`` returned have no such numbers.
+        """
+        kept_before = [
+            chunk.start_row - chunk.first_row if isinstance(chunk, AgentChunk) else chunk.storage.lookback
+            for chunk in self.chunks
+        ]
+        before = [chunk.t_started - kept for chunk, kept in zip(self.chunks, kept_before, strict=True)]
+        kept = [(_positions(part) - part.first) // part.rollout.num_lanes for part in self.parts]
+        return np.repeat(np.array(before, np.int64), self.counts) + np.concatenate(kept)
+
     def reach(self, column: str, offset: int) -> tuple[Tree, np.ndarray]:
         """Returns copies of the items at an offset, ``[B, ...]``, and ``[B]`` bool, whether they have a meaning.
 

@@ -123,11 +123,12 @@ def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2, reads_batch
         )
     for piece in pieces_of(pipeline):
         is_own = type(piece).on_columns.__module__.partition(".")[0] != __name__.partition(".")[0]
-        if isinstance(piece, GeneralAdvantageEstimation) and piece.standardize and is_own:
+        if isinstance(piece, GeneralAdvantageEstimation) and piece.needs_all_rows and is_own:
             raise LearnerError(
                 f"{type(piece).__name__}: it overrides on_columns of GeneralAdvantageEstimation, but with several "
-                f"learners the advantages are standardised after on_columns, over the rows of all learners. Use a "
-                f"piece of your own behind it, standardize=False, or num_learners=0."
+                f"learners the advantages are standardised and the targets normalised after on_columns, over the rows "
+                f"of all learners. Use a piece of your own behind it, standardize=False without normalize_values, or "
+                f"num_learners=0."
             )
 
 

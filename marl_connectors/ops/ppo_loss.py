@@ -28,6 +28,7 @@ class PPOCoefficients(NamedTuple):
     vf_clip_param: Any = float("inf")
     vf_loss_coeff: Any = 1.0
     kl_coeff: Any = 0.0
+    vf_huber_delta: Any = float("inf")
 
 
 def ppo_loss(
@@ -44,6 +45,7 @@ def ppo_loss(
     vf_loss_coeff: float | Tensor = 1.0,
     kl: Tensor | None = None,
     kl_coeff: float | Tensor = 0.0,
+    vf_huber_delta: float | Tensor = float("inf"),
     weights: Tensor | None = None,
 ) -> PPOLoss:
     """PPO's loss to be minimised.
@@ -60,11 +62,13 @@ def ppo_loss(
         entropy_coeff: Weight of the entropy bonus.
         values: Current value estimates; None for no critic.
         value_targets: The targets of ``values``.
-        vf_clip_param: Upper bound of a row's squared value error (in squared return units). Beyond it the row has no
+        vf_clip_param: Upper bound of a row's value loss (in squared units of ``values``). Beyond it the row has no
             gradient.
         vf_loss_coeff: Weight of the value loss.
         kl: KL divergence from the policy that acted to the current policy, in nats; None for no penalty.
         kl_coeff: Weight of the penalty.
+        vf_huber_delta: The value error (in units of ``values``) up to which a row's value loss is the squared error.
+            Beyond it the loss grows linearly, with the slope that it has there: twice the loss of Huber (1964).
         weights: The weight of each row in the means, summing to 1 over ``B``; None if all rows have the same weight.
     """
 
@@ -80,8 +84,12 @@ def ppo_loss(
     vf_loss = vf_loss_unclipped = mean_kl = torch.zeros_like(policy_loss)
     if values is not None and value_targets is not None:
         error = (values - value_targets).square()
-        vf_loss_unclipped = mean(error)
-        vf_loss = vf_loss_unclipped
+        vf_loss = vf_loss_unclipped = mean(error)
+        if not _is_infinite(vf_huber_delta):
+            distance = (values - value_targets).abs()
+            bounded = distance.clamp(max=_with_row_axis(vf_huber_delta))
+            error = bounded * (2.0 * distance - bounded)
+            vf_loss = mean(error)
         if not _is_infinite(vf_clip_param):
             vf_loss = mean(error.clamp(max=_with_row_axis(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
@@ -134,7 +142,7 @@ def ppo_loss_and_gradients(
     Returns:
         The terms of a ``PPOLoss``, in order, and the derivatives of the total.
     """
-    clip_param, entropy_coeff, vf_clip_param, vf_loss_coeff, kl_coeff = coefficients
+    clip_param, entropy_coeff, vf_clip_param, vf_loss_coeff, kl_coeff, vf_huber_delta = coefficients
     weight: Any = logp.dtype.type(1.0 / logp.shape[-1]) if weights is None else weights
 
     def mean(of_rows: np.ndarray) -> Any:
@@ -158,8 +166,14 @@ def ppo_loss_and_gradients(
     if values is not None and value_targets is not None:
         by_values = values - value_targets
         error = by_values * by_values
-        by_values *= 2 * weight * _with_row_axis(vf_loss_coeff)
         vf_loss_unclipped = vf_loss = mean(error)
+        if not _is_infinite(vf_huber_delta):
+            distance, delta = np.abs(by_values), _with_row_axis(vf_huber_delta)
+            bounded = np.minimum(distance, delta)
+            error = bounded * (2.0 * distance - bounded)
+            vf_loss = mean(error)
+            by_values = np.clip(by_values, -delta, delta)
+        by_values *= 2 * weight * _with_row_axis(vf_loss_coeff)
         if not _is_infinite(vf_clip_param):
             bound = _with_row_axis(vf_clip_param)
             by_values *= error <= bound

@@ -8,9 +8,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from helpers.envs.scripted_envs import ScriptEnv, Step, small_config
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
+from marl_connectors import ColumnConnector, DefaultPPORLModule
 from marl_connectors.connectors.learner.general_advantage_estimation import standardized
-from marl_connectors.errors import ModuleError
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.batch import ColumnBatch
+from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.errors import LearnerError, ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
@@ -227,3 +231,197 @@ class Wide(FirstNumber):
     def _forward(self, batch, **kwargs):
         width = 2 if isinstance(self.action_space, spaces.Discrete) else 4
         return {"action_dist_inputs": self.scale * torch.zeros(len(batch["obs"]), width)}
+
+
+# Normalised values.
+
+
+class ValueNorm:
+    """The running normalisation of MAPPO's own code: debiased exponential means of numbers and of their squares."""
+
+    def __init__(self, beta):
+        self.beta, self.mean, self.mean_square, self.debiasing = beta, 0.0, 0.0, 0.0
+
+    def update(self, numbers):
+        self.mean = self.beta * self.mean + (1 - self.beta) * np.mean(numbers)
+        self.mean_square = self.beta * self.mean_square + (1 - self.beta) * np.mean(np.square(numbers))
+        self.debiasing = self.beta * self.debiasing + (1 - self.beta)
+
+    @property
+    def statistics(self):
+        if not self.debiasing:
+            return 0.0, 1.0
+        mean, mean_square = self.mean / self.debiasing, self.mean_square / self.debiasing
+        return mean, max(mean_square - mean**2, 1e-2) ** 0.5
+
+
+def advantages_by_recursion(rewards, values, is_terminated, gamma, lambda_):
+    advantages, following = [], 0.0
+    for t in reversed(range(len(rewards))):
+        bootstrap = 0.0 if is_terminated and t == len(rewards) - 1 else values[t + 1]
+        following = rewards[t] + gamma * bootstrap - values[t] + gamma * lambda_ * following
+        advantages.insert(0, following)
+    return np.array(advantages)
+
+
+def agents_of(episodes, module_id):
+    for chunk in chunks_of(episodes):
+        own = chunk.episode() if isinstance(chunk, AgentChunk) else chunk
+        if own.module_id == module_id and len(own):
+            yield own
+
+
+class ThreeActions(FirstNumber):
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": self.scale * torch.zeros(len(batch["obs"]), 3)}
+
+
+def life_algo(module_class=ThreeActions, **training):
+    """Agents that die and join; the observations are random, and so are their values."""
+    game = {"agents": list("abcd"), "die": 0.2, "join": 0.3, "max_steps": 6}
+    config = small_config(LifeEnv, env_config=game).multi_agent(policies="a=red,b=blue,*=green")
+    config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=5)
+    if module_class is not None:
+        config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
+    algo = config.training(gamma=0.9, lambda_=0.8, normalize_values=True, **training).build_algo()
+    algo.learner.pipeline["GeneralAdvantageEstimation"].standardize = False
+    return algo
+
+
+@pytest.mark.parametrize("beta", [0.99999, 0.9, 0.0])
+def test_values_are_normalised_as_in_mappo(beta):
+    algo = life_algo(value_norm_beta=beta)
+    references = {module_id: ValueNorm(beta) for module_id in algo.rl_module}
+    for _ in range(4):
+        episodes = algo.env_runner.sample(num_timesteps=20)
+        found = columns_of(algo, episodes)
+        for module_id, reference in references.items():
+            mean, deviation = reference.statistics
+            advantages, targets = [], []
+            for own in agents_of(episodes, module_id):
+                values = mean + deviation * np.float64(own.get_observations()[:, 0])
+                rewards = np.float64(own.get_rewards())
+                advantages.append(advantages_by_recursion(rewards, values, own.is_terminated, 0.9, 0.8))
+                targets.append(advantages[-1] + values[:-1])
+            assert found[module_id]["advantages"] == pytest.approx(np.concatenate(advantages), rel=1e-4, abs=1e-4)
+            reference.update(np.concatenate(targets))
+            mean, deviation = reference.statistics
+            expected = (np.concatenate(targets) - mean) / deviation
+            assert found[module_id]["value_targets"] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+            piece = algo.learner.pipeline["GeneralAdvantageEstimation"]
+            assert piece.value_statistics(module_id) == pytest.approx((mean, deviation), rel=1e-9)
+
+
+def test_masked_steps_are_not_in_the_statistics():
+    algo = life_algo()
+    piece = algo.learner.pipeline["GeneralAdvantageEstimation"]
+    episodes = algo.env_runner.sample(num_timesteps=20)
+    whole = columns_of(algo, episodes)["green"]["value_targets"]
+    mean, deviation = piece.value_statistics("green")
+    piece.reset_state()
+    algo.learner.pipeline.insert_before("GeneralAdvantageEstimation", FirstHalf())
+    half = columns_of(algo, episodes)["green"]["value_targets"]
+    returns = mean + deviation * np.array(whole)[: len(half)]
+    assert len(half) == len(whole) // 2
+    assert piece.value_statistics("green") == pytest.approx((returns.mean(), returns.std()), rel=1e-5)
+
+
+class FirstHalf(ColumnConnector):
+    """Leaves the second half of a module's steps out of the loss."""
+
+    def transform(self, batch, *, rows, **kwargs):
+        counted = np.cumsum(rows.acted) <= rows.acted.sum() // 2
+        return {"loss_mask": torch.from_numpy(rows.acted & counted)}
+
+
+def test_a_change_of_the_rewards_scale_changes_no_update():
+    """Returns and the values of them are scaled together, once the statistics know returns."""
+    found = []
+    for scale in (1.0, 1000.0):
+        algo = life_algo(DefaultPPORLModule, num_epochs=1, minibatch_size=None, vf_clip_param=float("inf"))
+        algo.learner.pipeline["GeneralAdvantageEstimation"].standardize = True
+        with torch.no_grad():
+            for module in algo.rl_module.values():
+                for parameter in module.vf.parameters():
+                    parameter.zero_()  # so that the first update, which knows no returns yet, has values of 0
+        batches = [algo.env_runner.sample(num_timesteps=20) for _ in range(3)]
+        algo.learner.pipeline.insert_before("GeneralAdvantageEstimation", Scaled(scale))
+        results = [algo.learner.update(episodes=batch) for batch in batches]
+        found.append([[own[m]["vf_loss"] for m in sorted(own)] for own in results])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+
+
+class Scaled(ColumnConnector):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def transform(self, batch, **kwargs):
+        return {"rewards": batch["rewards"] * self.scale}
+
+
+def test_some_modules_have_normalised_values_and_others_have_no_critic():
+    algo = algo_of(overrides={"b": {"normalize_values": True}, "c": {"use_critic": False, "normalize_values": True}})
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["a"]["value_targets"] == [2.5, 2.0]
+    mean, deviation = np.mean([3.75, 7.0, 12.0]), np.std([3.75, 7.0, 12.0])
+    assert columns["b"]["value_targets"] == pytest.approx((np.array([3.75, 7.0, 12.0]) - mean) / deviation)
+    assert columns["c"]["value_targets"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    piece = algo.learner.pipeline["DiscountedReturns"]
+    assert piece.get_state() == {"value_targets": {"b": pytest.approx([1.0, mean, deviation**2])}}
+
+
+def test_a_return_that_never_varies_is_divided_by_a_tenth():
+    script = [Step({"a": 0}), Step({"a": 0}, {"a": 3}, terminated=("a",))]
+    algo = algo_of(script=script, normalize_values=True)
+    assert columns_of(algo, algo.env_runner.sample(num_timesteps=4))["a"]["value_targets"] == [0.0] * 4
+    assert algo.learner.pipeline["GeneralAdvantageEstimation"].value_statistics("a") == (3.0, 0.1)
+
+
+def test_stacked_modules_are_normalised_as_single_ones_are():
+    one, other = (life_algo(None) for _ in range(2))
+    other._set(stack_modules=False)
+    episodes = [one.env_runner.sample(num_timesteps=20) for _ in range(2)]
+    assert one.rl_module.buckets and one.learner._steps(ColumnBatch([])).stacking_key is not None
+    assert other.learner._steps(ColumnBatch([])).stacking_key is None
+    for own in episodes:
+        results = [algo.learner.update(episodes=own) for algo in (one, other)]
+        for module_id in results[0]:
+            assert results[0][module_id] == pytest.approx(results[1][module_id], rel=1e-3, abs=1e-5)
+    states = [algo.learner.pipeline.get_state()["GeneralAdvantageEstimation"] for algo in (one, other)]
+    for module_id, moments in states[0]["value_targets"].items():
+        assert moments == pytest.approx(states[1]["value_targets"][module_id], rel=1e-5)
+
+
+def test_explain_changes_no_statistics():
+    algo = life_algo(None)
+    algo.train()
+    piece = algo.learner.pipeline["GeneralAdvantageEstimation"]
+    before = piece.get_state()
+    assert set(before["value_targets"]) == {"red", "blue", "green"}
+    algo.explain()
+    assert piece.get_state() == before
+
+
+def test_a_reward_that_is_not_finite_leaves_the_statistics_as_they_were():
+    algo = life_algo(None)
+    episodes = algo.env_runner.sample(num_timesteps=20)
+    algo.learner.update(episodes=episodes)
+    piece = algo.learner.pipeline["GeneralAdvantageEstimation"]
+    before = piece.get_state()
+    algo.learner.pipeline.insert_before("GeneralAdvantageEstimation", Scaled(float("nan")))
+    with pytest.raises(LearnerError, match="The column 'rewards' is not finite"):
+        algo.learner.update(episodes=episodes)
+    assert piece.get_state() == before
+
+
+def test_a_removed_module_leaves_no_statistics_and_an_added_one_begins_anew():
+    algo = life_algo(None)
+    algo.train()
+    piece = algo.learner.pipeline["GeneralAdvantageEstimation"]
+    state = algo.get_module("red").get_state()
+    algo.remove_module("red", new_agent_to_module_mapping_fn="b=blue,*=green")
+    assert set(piece.get_state()["value_targets"]) == {"blue", "green"}
+    algo.add_module("red", module_state=state, config_overrides={"value_norm_beta": 0.5})
+    assert piece.value_statistics("red") == (0.0, 1.0)
+    assert piece.module_settings["red"]["value_norm_beta"] == 0.5

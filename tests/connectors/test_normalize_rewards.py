@@ -21,11 +21,12 @@ from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch
 )
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards, RewardMoments
+from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
+from marl_connectors.ops.moments import Moments
 
 MODULES = make_modules()
 REWARDS = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
@@ -204,13 +205,13 @@ def test_episodes_keep_their_rewards():
 @examples(40)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=8), min_size=1, max_size=4))
 def test_merged_moments_are_those_of_all_numbers(parts):
-    merged = RewardMoments()
+    merged = Moments()
     for numbers in parts:
         if numbers:
-            merged = merged.merged(RewardMoments(len(numbers), np.mean(numbers), np.var(numbers) * len(numbers)))
+            merged = merged.merged(Moments(len(numbers), np.mean(numbers), np.var(numbers) * len(numbers)))
     everything = np.concatenate(parts)
     if not len(everything):
-        assert merged == RewardMoments()
+        assert merged == Moments()
         assert merged.variance == 1.0
         return
     assert merged.count == len(everything)

@@ -35,6 +35,7 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import Si
 from marl_connectors.connectors.env_to_module.one_hot_observations import OneHotObservations
 from marl_connectors.connectors.env_to_module.pad_observations import PadObservations
 from marl_connectors.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
+from marl_connectors.connectors.env_to_module.time_limit_encoding import TimeLimitEncoding
 from marl_connectors.errors import ConnectorError
 
 CONTINUOUS = spaces.Box(-1.0, 1.0, (2, 2), np.float32)
@@ -70,6 +71,8 @@ WRITING = [
     (AgentIdEncoding, VECTOR, None),
     (partial(AgentIdEncoding, agent_ids=["x", "d", "c", "b", "a"]), spaces.Box(0, 3, (2,), np.int32), None),
     (PadObservations, VECTOR, None),
+    (partial(TimeLimitEncoding, max_steps=3), VECTOR, None),
+    (partial(TimeLimitEncoding, max_steps=5), spaces.Box(0, 3, (2,), np.int32), None),
     (ImageToFloat, IMAGE, None),
     (partial(ImageToFloat, channels_first=False), spaces.Dict({"i": IMAGE, "v": VECTOR}), None),
     (Tripled, VECTOR, None),

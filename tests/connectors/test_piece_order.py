@@ -45,6 +45,7 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import (
 from marl_connectors.connectors.env_to_module.one_hot_observations import OneHotObservations
 from marl_connectors.connectors.env_to_module.pad_observations import PadObservations
 from marl_connectors.connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards
+from marl_connectors.connectors.env_to_module.time_limit_encoding import TimeLimitEncoding
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
@@ -68,6 +69,7 @@ from marl_connectors.errors import ConfigError
 
 NEEDED = {
     ComputeReturnsToGo: {"gamma": 0.9},
+    TimeLimitEncoding: {"max_steps": 5},
     AddEnvStatesFromEpisodesToTrainBatch: {"state_space": spaces.Box(-1.0, 1.0, (2,))},
 }
 """What pieces cannot be made without."""
@@ -102,6 +104,7 @@ OBSERVATION_PIECES = [
     OneHotObservations,
     PadObservations,
     PrevActionsPrevRewards,
+    TimeLimitEncoding,
     Preprocessor,
     Together,
 ]
@@ -178,9 +181,9 @@ def test_a_subclass_is_held_to_what_its_base_needs_unless_it_says_otherwise():
 # The order.
 
 
-@pytest.mark.parametrize("make", OBSERVATION_PIECES)
-def test_observation_pieces_stand_before_what_reads_the_episodes(make):
-    name = make.__name__
+@pytest.mark.parametrize("cls", OBSERVATION_PIECES)
+def test_observation_pieces_stand_before_what_reads_the_episodes(cls):
+    name, make = cls.__name__, partial(cls, **NEEDED.get(cls, {}))
     for later in (AddObservationsFromEpisodesToBatch, AgentToModuleMapping, BatchIndividualItems, NumpyToTensor):
         EnvToModulePipeline(connectors=[make(), later()])
         with pytest.raises(ConfigError, match=rf"{name} is placed after {later.__name__}, but .*Put {name} before"):
@@ -200,10 +203,11 @@ def test_frames_are_stacked_before_single_observations_are_added():
 
 @pytest.mark.parametrize("cls", [c for c in OBSERVATION_PIECES if c not in (ActionMasking, Preprocessor, Together)])
 def test_masks_are_taken_out_first_unless_they_are_in_infos(cls):
+    make = partial(cls, **NEEDED.get(cls, {}))
     with pytest.raises(ConfigError, match=rf"ActionMasking is placed after {cls.__name__}, but takes the mask out"):
-        EnvToModulePipeline(connectors=[cls(), ActionMasking()])
-    EnvToModulePipeline(connectors=[ActionMasking(), cls()])
-    EnvToModulePipeline(connectors=[cls(), ActionMasking(source="infos")])
+        EnvToModulePipeline(connectors=[make(), ActionMasking()])
+    EnvToModulePipeline(connectors=[ActionMasking(), make()])
+    EnvToModulePipeline(connectors=[make(), ActionMasking(source="infos")])
 
 
 def test_what_is_written_back_must_have_been_added():

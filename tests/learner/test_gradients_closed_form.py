@@ -125,6 +125,8 @@ def random_config(rng: np.random.Generator) -> Any:
             overrides[module_id] = {
                 "clip_param": 0.05,
                 "vf_loss_coeff": 2.0,
+                "vf_loss": str(rng.choice(["mse", "huber"])),
+                "normalize_values": bool(rng.integers(2)),
                 "grad_clip": float(rng.uniform(0.01, 1)),
                 "minibatch_size": int(rng.integers(3, 30)),
             }
@@ -145,6 +147,9 @@ def random_config(rng: np.random.Generator) -> Any:
         kl_coeff=0.3,
         entropy_coeff=one_of(0.0, 0.1),
         vf_clip_param=one_of(float("inf"), 0.5),
+        vf_loss=one_of("mse", "huber"),
+        vf_huber_delta=one_of(0.3, 10.0),
+        normalize_values=bool(rng.integers(2)),
         use_critic=True if is_mappo else bool(rng.random() < 0.8),
         grad_clip=one_of(None, 0.5),
         grad_clip_by=one_of("value", "norm", "global_norm"),

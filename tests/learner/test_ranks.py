@@ -19,6 +19,7 @@ from helpers.runs.rank_configs import (
     masked_config,
     normalized_config,
     random_case,
+    values_config,
 )
 from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_env, updates_of_one
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
@@ -144,6 +145,17 @@ def test_the_state_of_pieces_is_that_of_one_learner(pool):
             for name in ("t", "returns"):
                 values = [dict(zip(own["episodes"], own[name].tolist(), strict=True)) for own in (ongoing, mine)]
                 assert values[0] == pytest.approx(values[1])
+
+
+def test_statistics_of_values_are_those_of_one_learner(pool):
+    one, ranks = rank_updates(pool, values_config, lambda env: env % 3, 3)
+    expected = one.state["pipeline"]["GeneralAdvantageEstimation"]["value_targets"]
+    assert set(expected) == {"a", "b"}
+    for rank in ranks:
+        found = rank.state["pipeline"]["GeneralAdvantageEstimation"]["value_targets"]
+        assert found == ranks[0].state["pipeline"]["GeneralAdvantageEstimation"]["value_targets"]
+        for module_id, moments in expected.items():
+            assert found[module_id] == pytest.approx(moments, rel=1e-5)
 
 
 # Failures.

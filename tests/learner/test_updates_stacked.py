@@ -46,7 +46,7 @@ MODELS = {
 OVERRIDES = {
     "m0": {"clip_param": 0.05, "lr": 3e-3},
     "m1": {"vf_clip_param": 0.01, "grad_clip": 0.02},
-    "m2": {"vf_loss_coeff": 2.0, "entropy_coeff": 0.3, "minibatch_size": 3},
+    "m2": {"vf_loss_coeff": 2.0, "entropy_coeff": 0.3, "minibatch_size": 3, "vf_loss": "huber", "vf_huber_delta": 0.05},
     "m3": {"kl_coeff": 0.9, "grad_clip": 0.3, "grad_clip_by": "value"},
     "m4": {"use_kl_loss": False, "num_epochs": 1},
 }
@@ -129,7 +129,12 @@ def plain_loss(module, config, batch, kl_coeff):
     clipped = ratio.clamp(1 - config.clip_param, 1 + config.clip_param)
     error = (module.compute_values(batch)[mask] - batch["value_targets"][mask]) ** 2
     loss = -torch.minimum(gains * ratio, gains * clipped).mean()
-    loss += config.vf_loss_coeff * error.clamp(max=config.vf_clip_param).mean()
+    if config.vf_loss == "huber":
+        far = config.vf_huber_delta * (2 * error.sqrt() - config.vf_huber_delta)
+        value_loss = torch.where(error <= config.vf_huber_delta**2, error, far).mean()
+    else:
+        value_loss = error.clamp(max=config.vf_clip_param).mean()
+    loss += config.vf_loss_coeff * value_loss
     loss -= config.entropy_coeff * now.entropy().mean()
     if config.use_kl_loss:
         loss += kl_coeff * torch.distributions.kl_divergence(then, now).mean()

@@ -64,6 +64,34 @@ def test_a_clipped_value_error_has_no_gradient():
     torch.testing.assert_close(values.grad, torch.tensor([0.0, -4.0, 2.0, 0.0]) / 4)
 
 
+def test_the_huber_loss_is_twice_that_of_torch_and_grows_linearly():
+    result = loss(values=VALUES, value_targets=TARGETS, vf_huber_delta=1.5, vf_loss_coeff=0.5)
+    # Errors 0, -2, 1, 4: beyond 1.5, a row's loss is 1.5 * (2 * |error| - 1.5).
+    assert float(result.vf_loss) == pytest.approx((0 + 1.5 * 2.5 + 1 + 1.5 * 6.5) / 4)
+    assert float(result.vf_loss) == pytest.approx(
+        2 * float(torch.nn.functional.huber_loss(VALUES, TARGETS, delta=1.5)), rel=1e-6
+    )
+    assert float(result.vf_loss_unclipped) == 21 / 4, "the mean squared error"
+    assert float(result.total) == pytest.approx(-0.55 + 0.5 * float(result.vf_loss))
+    values = VALUES.clone().requires_grad_()
+    loss(values=values, value_targets=TARGETS, vf_huber_delta=1.5, vf_loss_coeff=0.5).total.backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0.0, -1.5, 1.0, 1.5]) / 4)
+
+
+def test_modules_with_the_huber_loss_and_the_squared_error_are_computed_together():
+    found = loss(
+        logp=torch.stack([RATIOS - 1.5] * 2),
+        old_logp=torch.full((2, 4), -1.5),
+        advantages=torch.stack([ADVANTAGES] * 2),
+        entropy=torch.stack([ENTROPY] * 2),
+        values=torch.stack([VALUES] * 2),
+        value_targets=torch.stack([TARGETS] * 2),
+        vf_huber_delta=torch.tensor([1.5, math.inf]),
+        vf_clip_param=torch.tensor([math.inf, 5.0]),
+    )
+    torch.testing.assert_close(found.vf_loss, torch.tensor([14.5 / 4, 10 / 4]))
+
+
 def test_the_divergence_is_a_penalty():
     result = loss(kl=KL, kl_coeff=2.0)
     assert float(result.kl) == 0.25

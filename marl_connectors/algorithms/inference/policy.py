@@ -19,6 +19,7 @@ from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.env_to_module.time_limit_encoding import TimeLimitEncoding
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
@@ -548,6 +549,8 @@ def _looks_back(piece: ConnectorV2) -> bool:
     """Whether a piece may use earlier steps. A user's own piece may always do so."""
     if isinstance(piece, ConnectorPipelineV2):
         return any(map(_looks_back, piece))
+    if isinstance(piece, TimeLimitEncoding):
+        return True
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
 
 

@@ -14,7 +14,7 @@ from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.spaces import describe
-from marl_connectors.validators import Switch, number
+from marl_connectors.validators import Switch, number, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +37,14 @@ class PPOTrainingSettings(TrainingSettings, total=False):
         vf_loss_coeff: The weight of the value loss.
         entropy_coeff: The weight of the entropy bonus, a number or a schedule.
         clip_param: The distance from 1 at which the probability ratio is clipped.
-        vf_clip_param: The bound of a row's squared value error.
+        vf_clip_param: The bound of a row's squared value error, with ``vf_loss="mse"``.
+        vf_loss: The value loss: ``"mse"``, the squared error, or ``"huber"``, which grows linearly beyond
+            ``vf_huber_delta``.
+        vf_huber_delta: The value error up to which the Huber loss is the squared error.
+        normalize_values: Whether value functions predict returns that are normalised by their running mean and
+            standard deviation. Errors of values, which ``vf_clip_param``, ``vf_huber_delta`` and the value losses in
+            the results refer to, are in standard deviations then.
+        value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1].
     """
 
     use_critic: bool
@@ -50,6 +57,10 @@ class PPOTrainingSettings(TrainingSettings, total=False):
     entropy_coeff: Schedule
     clip_param: float
     vf_clip_param: float
+    vf_loss: str
+    vf_huber_delta: float
+    normalize_values: bool
+    value_norm_beta: float
 
 
 class PPOConfig(AlgorithmConfig):
@@ -70,6 +81,10 @@ class PPOConfig(AlgorithmConfig):
     entropy_coeff: Annotated[Schedule, schedule()] = 0.0
     clip_param: Annotated[float, number(min=0, max=math.inf)] = 0.3
     vf_clip_param: Annotated[float, number(min=0, max=math.inf)] = 10.0
+    vf_loss: Annotated[str, one_of("mse", "huber")] = "mse"
+    vf_huber_delta: Annotated[float, number(above=0)] = 10.0
+    normalize_values: Switch = False
+    value_norm_beta: Annotated[float, number(min=0, max=1)] = 0.99999
 
     @section_of(PPOTrainingSettings)
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:

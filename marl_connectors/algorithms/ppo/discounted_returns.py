@@ -35,7 +35,9 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         gamma: float = 0.99,
         lambda_: float = 1.0,
         standardize: bool = True,
-        module_settings: dict[str, dict[str, float]] | None = None,
+        module_settings: dict[str, dict[str, Any]] | None = None,
+        normalize_values: bool = False,
+        value_norm_beta: float = 0.99999,
     ):
         """Builds the piece.
 
@@ -48,6 +50,8 @@ class DiscountedReturns(GeneralAdvantageEstimation):
             lambda_: As in GeneralAdvantageEstimation.
             standardize: As in GeneralAdvantageEstimation.
             module_settings: As in GeneralAdvantageEstimation.
+            normalize_values: As in GeneralAdvantageEstimation; False for modules without a critic.
+            value_norm_beta: As in GeneralAdvantageEstimation.
         """
         super().__init__(
             input_observation_space,
@@ -56,6 +60,8 @@ class DiscountedReturns(GeneralAdvantageEstimation):
             lambda_=lambda_,
             standardize=standardize,
             module_settings=module_settings,
+            normalize_values=normalize_values,
+            value_norm_beta=value_norm_beta,
         )
         self.critics = dict(critics)
         self._by_default = critic_by_default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,12 +74,12 @@ class PPOLearner(Learner):
                 piece.critics[module_id] = config.use_critic
 
     def remove_module(self, module_id: ModuleID) -> None:
-        """Removes a module, with its KL penalty and settings."""
+        """Removes a module, with its KL penalty, settings and statistics of values."""
         super().remove_module(module_id)
         self._kl_coeffs.pop(module_id, None)
         for piece in self.pipeline:
             if isinstance(piece, GeneralAdvantageEstimation):
-                piece.module_settings.pop(module_id, None)
+                piece.forget_module(module_id)
                 if isinstance(piece, DiscountedReturns):
                     piece.critics.pop(module_id, None)
 
@@ -113,12 +114,14 @@ class PPOLearner(Learner):
         return self._coefficients_of[key]
 
     def _own_coefficients(self, module_id: ModuleID, config: Any) -> PPOCoefficients:
+        is_huber = config.vf_loss == "huber"
         return PPOCoefficients(
             clip_param=float(config.clip_param),
             entropy_coeff=value_at(config.entropy_coeff, self.timestep),
-            vf_clip_param=float(config.vf_clip_param),
+            vf_clip_param=math.inf if is_huber else float(config.vf_clip_param),
             vf_loss_coeff=float(config.vf_loss_coeff),
             kl_coeff=self.kl_coeff(module_id),
+            vf_huber_delta=float(config.vf_huber_delta) if is_huber else math.inf,
         )
 
     def _one_for_each(self, values: Sequence[float]) -> Any:
@@ -198,9 +201,14 @@ class _ClosedLoss:
         return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
 
 
-def _advantage_settings(config: Any) -> dict[str, float]:
-    """Returns ``gamma`` and ``lambda_`` of a module. Without GAE or a critic its advantages are whole returns."""
-    return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0}
+def _advantage_settings(config: Any) -> dict[str, Any]:
+    """Returns a module's settings of advantages. Without GAE or a critic its advantages are whole returns."""
+    return {
+        "gamma": config.gamma,
+        "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0,
+        "normalize_values": config.normalize_values and config.use_critic,
+        "value_norm_beta": config.value_norm_beta,
+    }
 
 
 class PPORows(NamedTuple):

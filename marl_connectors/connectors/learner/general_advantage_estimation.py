@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.discounting import compute_gae_of_episodes
+from marl_connectors.ops.moments import Moments
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.calls import call_module, check_observations, checked_values, values_batch
 from marl_connectors.rl_module.stacking import StackedRows
@@ -24,8 +26,10 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 _OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
-_UNSTANDARDIZED = "unstandardized_advantages"
-"""Key in ``shared_data``: the advantages of groups, if they are standardised with those of other learners."""
+_ESTIMATES = "unfinished_estimates"
+"""Key in ``shared_data``: the estimates of groups, if they are completed with the moments of all learners' rows."""
+_LEAST_VARIANCE = 1e-2
+"""The smallest variance that values are normalised with, as in the code of Yu et al. (2022)."""
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
@@ -38,7 +42,15 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
     Steps for which a user's piece has set ``loss_mask`` to False count in the advantages of other steps, but not in the
     mean or in the loss, and their rows are dropped too. In the sequences of a stateful module these rows stay, and so
-    does ``loss_mask``. Writes both columns to the batch, ``[B]`` float32. Keeps no state.
+    does ``loss_mask``. Writes both columns to the batch, ``[B]`` float32.
+
+    With ``normalize_values``, the value function predicts normalised returns, and ``value_targets`` are normalised: the
+    mean of a module's targets is subtracted, and the result is divided by their standard deviation. Advantages are
+    computed from values in the units of returns. This is the value normalisation of MAPPO, Yu et al. (2022),
+    arXiv:2103.01955, with exponential means over updates, corrected for their beginning. Before the first update, the
+    mean counts as 0 and the standard deviation as 1.
+
+    State: these means for each module with ``normalize_values``.
     """
 
     belongs_in = (LEARNER,)
@@ -51,7 +63,9 @@ class GeneralAdvantageEstimation(ConnectorV2):
         gamma: float = 0.99,
         lambda_: float = 1.0,
         standardize: bool = True,
-        module_settings: dict[str, dict[str, float]] | None = None,
+        module_settings: dict[str, dict[str, Any]] | None = None,
+        normalize_values: bool = False,
+        value_norm_beta: float = 0.99999,
     ):
         """Builds the piece.
 
@@ -61,13 +75,26 @@ class GeneralAdvantageEstimation(ConnectorV2):
             gamma: Discount per agent step, in [0, 1].
             lambda_: Bias/variance trade-off, in [0, 1].
             standardize: Whether to standardise the advantages.
-            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings.
+            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings;
+                ``normalize_values`` and ``value_norm_beta`` may be among them.
+            normalize_values: Whether the value function predicts normalised returns.
+            value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1]: 1 for the
+                mean over all updates, 0 for the statistics of the newest one.
         """
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
         self.lambda_ = lambda_
         self.standardize = standardize
         self.module_settings = module_settings or {}
+        self.normalize_values = normalize_values
+        self.value_norm_beta = value_norm_beta
+        self._moments_of_targets: dict[ModuleID, Moments] = {}
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the estimates of a row depend on the rows of all learners."""
+        settings = self.module_settings.values()
+        return self.standardize or self.normalize_values or any(own.get("normalize_values") for own in settings)
 
     def _setting(self, name: str, module_id: str) -> Any:
         return self.module_settings.get(module_id, {}).get(name, getattr(self, name))
@@ -85,7 +112,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
     ) -> None:
         """Works on all episodes of all modules of a group at once.
 
-        If several learners update the modules together, ``after_columns`` standardises the advantages.
+        If several learners update the modules together, ``after_columns`` standardises the advantages and normalises
+        the targets.
 
         Raises:
             ConnectorError: If an earlier piece has dropped the rows of last observations.
@@ -102,6 +130,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         wanted = [compute_values(rl_module, columns), columns[Columns.REWARDS]]
         wanted += [columns.pop(Columns.LOSS_MASK)] if Columns.LOSS_MASK in columns else []
         values, rewards, *masks = (tensor.numpy() for tensor in all_on_host(wanted))
+        values = self._in_units_of_returns(values, columns)
         gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
             rewards,
@@ -118,15 +147,16 @@ class GeneralAdvantageEstimation(ConnectorV2):
         counted = counted[real]
         splits = np.searchsorted(real, columns.splits)
         advantages = advantages[real]
-        targets = advantages + values[real]
-        if self.standardize and shared_data is not None and RANKS in shared_data:
-            waiting = _Advantages(columns, advantages, counted, splits)
-            shared_data.setdefault(_UNSTANDARDIZED, []).append(waiting)
-        elif self.standardize:
-            for begin, end in itertools.pairwise(splits):
-                advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
-        estimates = (advantages.astype(np.float32), targets.astype(np.float32))
-        index, *found = all_moved([real, *estimates, *([] if counted.all() else [counted])], device)
+        estimates = _Estimates(columns, advantages, advantages + values[real], counted, splits)
+        if shared_data is not None and RANKS in shared_data and self.needs_all_rows:
+            shared_data.setdefault(_ESTIMATES, []).append(estimates)
+        else:
+            if self.standardize:
+                for begin, end in itertools.pairwise(splits):
+                    advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
+            self._normalize_targets([estimates], [self._moments_of(estimates)])
+        both = (advantages.astype(np.float32), estimates.targets.astype(np.float32))
+        index, *found = all_moved([real, *both, *([] if counted.all() else [counted])], device)
         for name, column in columns.items():
             columns[name] = _rows(column, index)
         columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.LOSS_MASK), found, strict=False))
@@ -136,56 +166,124 @@ class GeneralAdvantageEstimation(ConnectorV2):
         columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
 
     def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
-        """Standardises the advantages of each module with the mean and standard deviation over all learners' rows."""
-        if not self.standardize or RANKS not in shared_data:
+        """Standardises advantages and normalises targets by the moments of the rows of all learners."""
+        if RANKS not in shared_data or not self.needs_all_rows:
             return
-        waiting: list[_Advantages] = shared_data.pop(_UNSTANDARDIZED, [])
-        own = {module_id: _moments(values[counted]) for one in waiting for module_id, values, counted in one.parts()}
-        of_all = shared_data[RANKS].gather(own)
+        waiting: list[_Estimates] = shared_data.pop(_ESTIMATES, [])
+        own_targets = {m: moments for one in waiting for m, moments in self._moments_of(one).items()}
+        own_advantages = {}
+        if self.standardize:
+            own_advantages = {
+                m: Moments.of(one.advantages[part][one.counted[part]]) for one in waiting for m, part in one.parts()
+            }
+        gathered = shared_data[RANKS].gather((own_advantages, own_targets))
+        of_all = [advantages for advantages, _ in gathered]
+        for one in waiting if self.standardize else ():
+            for module_id, part in one.parts():
+                moments = _merged(of_all, module_id)
+                one.advantages[part] = (one.advantages[part] - moments.mean) / max(np.sqrt(moments.variance), 1e-4)
+        self._normalize_targets(waiting, [targets for _, targets in gathered])
         for one in waiting:
-            for module_id, values, _ in one.parts():
-                mean, deviation = _mean_and_deviation([own[module_id] for own in of_all if module_id in own])
-                values[:] = (values - mean) / max(deviation, 1e-4)
-            device = one.columns[Columns.ADVANTAGES].device
-            (one.columns[Columns.ADVANTAGES],) = all_moved([one.advantages.astype(np.float32)], device)
+            both = [one.advantages.astype(np.float32), one.targets.astype(np.float32)]
+            found = all_moved(both, one.columns[Columns.ADVANTAGES].device)
+            one.columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS), found, strict=True))
+
+    # Normalised values.
+
+    def value_statistics(self, module_id: ModuleID) -> tuple[float, float]:
+        """Returns the mean and the standard deviation of returns that a module's values are normalised with.
+
+        A value in the units of returns is ``mean + deviation * compute_values(batch)``. They are 0 and 1 if the values
+        of the module are not normalised, and before its first update.
+        """
+        moments = self._moments_of_targets.get(module_id)
+        if moments is None or not self._setting("normalize_values", module_id):
+            return 0.0, 1.0
+        return moments.mean, float(np.sqrt(max(moments.variance, _LEAST_VARIANCE)))
+
+    def _in_units_of_returns(self, values: np.ndarray, columns: ColumnGroup) -> np.ndarray:
+        """Returns ``[B]`` values of a group in the units of returns."""
+        if not any(self._setting("normalize_values", module_id) for module_id in columns.module_ids):
+            return values
+        counts = np.diff(columns.splits)
+        means, deviations = np.array([self.value_statistics(module_id) for module_id in columns.module_ids]).T
+        return np.repeat(means, counts) + np.repeat(deviations, counts) * values
+
+    def _moments_of(self, estimates: _Estimates) -> dict[ModuleID, Moments]:
+        """Returns the moments of the targets of each module whose values are normalised."""
+        return {
+            module_id: Moments.of(estimates.targets[part][estimates.counted[part]])
+            for module_id, part in estimates.parts()
+            if self._setting("normalize_values", module_id)
+        }
+
+    def _normalize_targets(
+        self, estimates: Sequence[_Estimates], of_learners: Sequence[Mapping[ModuleID, Moments]]
+    ) -> None:
+        """Adds the moments of the newest targets to the statistics, and normalises the targets in place.
+
+        Args:
+            estimates: The estimates of this learner.
+            of_learners: The moments of the targets of each learner. An update counts as one number, whatever its size.
+        """
+        for module_id in dict.fromkeys(module_id for own in of_learners for module_id in own):
+            newest = _merged(of_learners, module_id)
+            if newest.count and np.isfinite(newest.squares):  # if it is not, the update raises an error
+                earlier = self._moments_of_targets.get(module_id, Moments())
+                earlier = earlier.weighted(self._setting("value_norm_beta", module_id))
+                self._moments_of_targets[module_id] = earlier.merged(newest.weighted(1.0 / newest.count))
+        for one in estimates:
+            for module_id, part in one.parts():
+                if self._setting("normalize_values", module_id):
+                    mean, deviation = self.value_statistics(module_id)
+                    one.targets[part] = (one.targets[part] - mean) / deviation
+
+    def forget_module(self, module_id: ModuleID) -> None:
+        """Removes the settings and statistics of a module."""
+        self.module_settings.pop(module_id, None)
+        self._moments_of_targets.pop(module_id, None)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns ``[weight, mean, weighted sum of squares]`` of the targets of modules with normalised values."""
+        moments = {module_id: list(own) for module_id, own in self._moments_of_targets.items()}
+        return {"value_targets": moments} if moments else {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Sets a state that ``get_state`` has returned; ``{}`` for none."""
+        moments = state.get("value_targets", {})
+        self._moments_of_targets = {module_id: Moments(*map(float, own)) for module_id, own in moments.items()}
+
+    def reset_state(self) -> None:
+        """Forgets all statistics."""
+        self._moments_of_targets = {}
 
 
-class _Advantages(NamedTuple):
-    """The advantages of a group before they are standardised.
+class _Estimates(NamedTuple):
+    """The advantages and targets of a group, before they are standardised and normalised in place.
 
     Attributes:
         columns: The group.
         advantages: ``[B]`` float64.
-        counted: ``[B]`` bool, whether a row counts in the mean.
+        targets: ``[B]`` float64, in the units of returns.
+        counted: ``[B]`` bool, whether a row counts in the moments.
         splits: Module ``i`` of the group has rows ``splits[i]:splits[i + 1]``.
     """
 
     columns: ColumnGroup
     advantages: np.ndarray
+    targets: np.ndarray
     counted: np.ndarray
     splits: np.ndarray
 
-    def parts(self) -> list[tuple[ModuleID, np.ndarray, np.ndarray]]:
-        """Returns each module with views of its advantages and of ``counted``."""
-        bounds = zip(self.columns.module_ids, itertools.pairwise(self.splits), strict=True)
-        return [(m, self.advantages[begin:end], self.counted[begin:end]) for m, (begin, end) in bounds]
+    def parts(self) -> list[tuple[ModuleID, slice]]:
+        """Returns each module with the slice of its rows."""
+        bounds = itertools.pairwise(self.splits.tolist())
+        return [(m, slice(*bound)) for m, bound in zip(self.columns.module_ids, bounds, strict=True)]
 
 
-def _moments(values: np.ndarray) -> tuple[int, float, float]:
-    """Returns the number of values, their mean, and the sum of their squared distances from it."""
-    if not len(values):
-        return 0, 0.0, 0.0
-    mean = float(values.mean())
-    return len(values), mean, float(np.square(values - mean).sum())
-
-
-def _mean_and_deviation(moments: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Returns the mean and standard deviation of several sets of values together; 0 and 1 if there are no values."""
-    counts, means, squares = np.array(moments, np.float64).T
-    if not counts.sum():
-        return 0.0, 1.0
-    mean = (counts * means).sum() / counts.sum()
-    return mean, np.sqrt((squares + counts * np.square(means - mean)).sum() / counts.sum())
+def _merged(of_learners: Sequence[Mapping[ModuleID, Moments]], module_id: ModuleID) -> Moments:
+    """Returns the moments of a module over the rows of all learners."""
+    return reduce(Moments.merged, [own[module_id] for own in of_learners if module_id in own])
 
 
 def _rows(column: Any, index: torch.Tensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -15,6 +15,7 @@ from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within
+from marl_connectors.ops.moments import Moments
 from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
 
 _KEEP_AT_LEAST = 256
@@ -22,31 +23,7 @@ _KEEP_AT_LEAST = 256
 is more."""
 
 
-class RewardMoments(NamedTuple):
-    """The count of some numbers, their mean, and the sum of their squared distances from it."""
-
-    count: float = 0.0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def merged(self, other: RewardMoments) -> RewardMoments:
-        """Returns the moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
-        if not self.count:
-            return other
-        count = self.count + other.count
-        apart = other.mean - self.mean
-        mean = self.mean + apart * other.count / count
-        return RewardMoments(
-            count, mean, self.squares + other.squares + apart * apart * self.count * other.count / count
-        )
-
-    @property
-    def variance(self) -> float:
-        """The variance of the numbers; 1 if there are none."""
-        return self.squares / self.count if self.count else 1.0
-
-
-GatherMoments = Callable[[dict[ModuleID, RewardMoments]], Sequence[Mapping[ModuleID, RewardMoments]]]
+GatherMoments = Callable[[dict[ModuleID, Moments]], Sequence[Mapping[ModuleID, Moments]]]
 """Maps the moments of one learner's part of a batch to those of all learners' parts."""
 
 
@@ -113,7 +90,7 @@ class NormalizeRewards(ConnectorV2):
         own = self.moments_of(groups)
         self.apply_moments([own] if self.gather_moments is None else self.gather_moments(own))
 
-    def moments_of(self, groups: Sequence[ColumnGroup]) -> dict[ModuleID, RewardMoments]:
+    def moments_of(self, groups: Sequence[ColumnGroup]) -> dict[ModuleID, Moments]:
         """Returns the moments of a batch's returns by module, and stores the returns of ongoing episodes.
 
         It must be called once for each batch, in the order of the batches.
@@ -121,7 +98,7 @@ class NormalizeRewards(ConnectorV2):
         Raises:
             ConnectorError: If the rewards are tensors already.
         """
-        found: dict[ModuleID, RewardMoments] = {}
+        found: dict[ModuleID, Moments] = {}
         for columns in groups:
             rewards, rows = _rewards(columns), columns.rows
             acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
@@ -131,10 +108,10 @@ class NormalizeRewards(ConnectorV2):
             means = np.add.reduceat(returns, begins) / counts
             squares = np.add.reduceat((returns - np.repeat(means, counts)) ** 2, begins)
             for module_id, moments in zip(columns.module_ids, zip(counts, means, squares, strict=True), strict=True):
-                _add(found, module_id, RewardMoments(*map(float, moments)))
+                _add(found, module_id, Moments(*map(float, moments)))
         return found
 
-    def apply_moments(self, of_learners: Sequence[Mapping[ModuleID, RewardMoments]]) -> None:
+    def apply_moments(self, of_learners: Sequence[Mapping[ModuleID, Moments]]) -> None:
         """Adds the moments of a batch to the statistics.
 
         Args:
@@ -193,7 +170,7 @@ class NormalizeRewards(ConnectorV2):
                 del ongoing[id_]
 
     def _scale(self, module_id: ModuleID) -> float:
-        nothing = RewardMoments()
+        nothing = Moments()
         moments = self._merged.get(module_id, nothing).merged(self._own.get(module_id, nothing))
         return float(np.sqrt(moments.variance + self.epsilon))
 
@@ -249,8 +226,8 @@ class NormalizeRewards(ConnectorV2):
 
     def reset_state(self) -> None:
         """Clears the statistics and all returns."""
-        self._merged: dict[ModuleID, RewardMoments] = {}
-        self._own: dict[ModuleID, RewardMoments] = {}
+        self._merged: dict[ModuleID, Moments] = {}
+        self._own: dict[ModuleID, Moments] = {}
         self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
         self._ended: dict[ModuleID, list[EpisodeID]] = {}
 
@@ -272,7 +249,7 @@ class NormalizeRewards(ConnectorV2):
         merged = NormalizeRewards()
         for state in states:
             for module_id, moments in _from_lists(state["moments"]).items():
-                if moments.count > merged._merged.get(module_id, RewardMoments()).count:
+                if moments.count > merged._merged.get(module_id, Moments()).count:
                     merged._merged[module_id] = moments
         for state in states:
             other = NormalizeRewards()
@@ -295,8 +272,8 @@ def _rewards(columns: ColumnGroup) -> np.ndarray:
     return rewards
 
 
-def _add(statistics: dict[ModuleID, RewardMoments], module_id: ModuleID, moments: RewardMoments) -> None:
-    statistics[module_id] = statistics.get(module_id, RewardMoments()).merged(moments)
+def _add(statistics: dict[ModuleID, Moments], module_id: ModuleID, moments: Moments) -> None:
+    statistics[module_id] = statistics.get(module_id, Moments()).merged(moments)
 
 
 def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[EpisodeID, tuple[int, float]]) -> None:
@@ -307,8 +284,8 @@ def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[Episode
             known[id_] = (t, total)
 
 
-def _from_lists(moments: Mapping[ModuleID, Any]) -> dict[ModuleID, RewardMoments]:
-    return {module_id: RewardMoments(*map(float, own)) for module_id, own in moments.items()}
+def _from_lists(moments: Mapping[ModuleID, Any]) -> dict[ModuleID, Moments]:
+    return {module_id: Moments(*map(float, own)) for module_id, own in moments.items()}
 
 
 def _module_of(episode: SingleAgentEpisode) -> ModuleID:

@@ -18,7 +18,7 @@ from marl_connectors.rl_module.distributions import (
 
 def by_autograd(dist_cls, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
     """The formulas as they stand in the papers, of the distributions' own methods."""
-    clip, entropy_coeff, vf_clip, vf_coeff, kl_coeff = (
+    clip, entropy_coeff, vf_clip, vf_coeff, kl_coeff, delta = (
         x[:, None] if isinstance(x, torch.Tensor) else x for x in coefficients
     )
     size = rows.advantages.shape[-1]
@@ -31,8 +31,12 @@ def by_autograd(dist_cls, coefficients: PPOCoefficients, rows: PPORows) -> PPOLo
     total, zero = policy - entropy_coeff * entropy, 0 * policy
     vf = vf_unclipped = kl = zero
     if rows.values is not None and rows.value_targets is not None:
-        error = (rows.values - rows.value_targets) ** 2
+        distance = rows.values - rows.value_targets
+        error = distance**2
         vf_unclipped = weights * error
+        if not isinstance(delta, float) or delta < np.inf:  # 2 * delta * (|x| - delta / 2), Huber (1964)
+            finite = torch.as_tensor(delta, dtype=error.dtype).clamp(max=1e6)
+            error = torch.where(distance.abs() <= delta, error, 2 * finite * (distance.abs() - finite / 2))
         vf = weights * torch.where(error <= vf_clip, error, vf_clip + torch.zeros_like(error).detach())
         total = total + vf_coeff * vf
     if rows.before is not None:
@@ -96,8 +100,12 @@ def random_case(rng: np.random.Generator):
         weights,
     )
     bound = float("inf") if rng.integers(2) else setting(0.1, 3.0)
+    delta = float("inf") if rng.integers(2) else setting(0.1, 3.0)
+    if isinstance(delta, torch.Tensor) and rng.integers(2):
+        delta[0] = float("inf")  # one module has the squared error
+    entropy_coeff = setting(0.0, 0.3) if rng.integers(2) else 0.0
     coefficients = PPOCoefficients(
-        setting(0.05, 0.5), setting(0.0, 0.3) if rng.integers(2) else 0.0, bound, setting(0.1, 2.0), setting(0.0, 1.0)
+        setting(0.05, 0.5), entropy_coeff, bound, setting(0.1, 2.0), setting(0.0, 1.0), delta
     )
     return cls, coefficients, rows
 

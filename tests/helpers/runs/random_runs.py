@@ -21,6 +21,7 @@ from marl_connectors import (
     MeanStdFilter,
     PPOConfig,
     PrevActionsPrevRewards,
+    TimeLimitEncoding,
 )
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.callbacks import Callbacks
@@ -164,7 +165,20 @@ def random_config(seed: int) -> PPOConfig:
         num_epochs=int(rng.integers(1, 3)),
         lr=float(rng.choice([0.0, 0.01])),
     )
+    add_ppo_settings(config, np.random.default_rng([seed, 3]), box=box)
     return config.debugging(seed=int(rng.integers(1000)))
+
+
+def add_ppo_settings(config: PPOConfig, rng: np.random.Generator, *, box: bool) -> None:
+    """Settings of the value loss, and the time in the observation."""
+    config.training(
+        normalize_values=bool(rng.random() < 0.4),
+        value_norm_beta=float(rng.choice([0.99999, 0.9])),
+        vf_loss=str(rng.choice(["mse", "huber"])),
+        vf_huber_delta=float(rng.choice([0.5, 10.0])),
+    )
+    if box and config.env_to_module_connector is None and rng.random() < 0.3:
+        config.env_runners(env_to_module_connector=lambda: TimeLimitEncoding(max_steps=5))
 
 
 def add_pieces(config: PPOConfig, rng: np.random.Generator, *, box: bool, alike: bool) -> None:

@@ -136,6 +136,13 @@ def overridden_config() -> PPOConfig:
     )
 
 
+def values_config() -> PPOConfig:
+    """Normalised values of most modules, with masks, and with agents that change modules from episode to episode."""
+    config = masked_config().training(normalize_values=True, value_norm_beta=0.9, vf_loss="huber", vf_huber_delta=1.0)
+    config.multi_agent(policies={"a", "b"}, policy_mapping_fn=by_episode)
+    return config.rl_module(algorithm_config_overrides_per_module={"b": {"value_norm_beta": 0.5}})
+
+
 def recurrent_config() -> PPOConfig:
     config = life_config(minibatch_size=16).learners(learner_connector=make_masks)
     return config.rl_module(
@@ -223,6 +230,7 @@ CASES: dict[str, Callable[[], PPOConfig]] = {
     "normalised rewards": normalized_config,
     "modules that ranks lack": mapped_config,
     "modules with settings of their own": overridden_config,
+    "normalised values": values_config,
     "LSTMs and masks": recurrent_config,
     "stacked GRUs": stacked_recurrent_config,
     "central critics": mappo_config,

@@ -1,0 +1,75 @@
+"""Appends the time in the episode to observations, so that values can depend on the time that is left."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.errors import ConfigError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import AgentID, Tree
+
+
+class TimeLimitEncoding(ObservationTransform):
+    """Appends the share of the episode's time limit that has passed, ``t / max_steps``, to flat observations.
+
+    ``(n,)`` becomes ``(n + 1,)``, float32. ``t`` is the number of steps that the agent has taken in its episode. It is
+    0 at the first observation, also for an agent that joins later, and in turn-based environments it counts the agent's
+    own turns. From ``max_steps`` on, the share is 1. If episodes end at a time limit that agents cannot observe, the
+    same observation has different values at different times: Pardo et al. (2018), "Time Limits in Reinforcement
+    Learning", arXiv:1712.00378.
+
+    Reads ``obs`` and the number of steps; writes ``obs`` back to the episodes. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        max_steps: int,
+        multi_agent: bool | None = None,
+        as_learner_connector: bool | None = None,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            max_steps: The number of the agent's steps after which the environment ends an episode.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
+
+        Raises:
+            ConfigError: If ``max_steps`` is not a whole number >= 1.
+        """
+        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+            raise ConfigError(f"TimeLimitEncoding: max_steps must be a whole number >= 1, not {max_steps!r}.")
+        self.max_steps = max_steps
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+        )
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """Returns the space with the time."""
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            whose = "they" if agent_id is None else f"those of agent {agent_id!r}"
+            raise ConfigError(
+                f"TimeLimitEncoding: expected flat observations, but {whose} are {describe(space)}. "
+                f"Put FlattenObservations before it."
+            )
+        with np.errstate(over="ignore"):
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        after = spaces.Box(np.append(low, np.float32(0.0)), np.append(high, np.float32(1.0)), dtype=np.float32)
+        return Plan(space, after, space.shape[0])
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Appends the time of all steps at once."""
+        longer = np.empty((len(observations), plan.how + 1), np.float32)
+        longer[:, : plan.how] = observations
+        longer[:, plan.how] = np.minimum(steps.rows.own_steps() / self.max_steps, 1.0)
+        return longer
