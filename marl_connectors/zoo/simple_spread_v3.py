@@ -28,14 +28,15 @@ TASK = ZooTask(
     settings={
         "algo": "ppo",
         "policies": "shared",
-        "steps": 6_000_000,
+        "steps": 4_000_000,
         "num_envs": 128,
         "hidden": [128, 128],
         "activation": "tanh",
         "anneal_lr": True,
-        "learner_connector": ["ScaleRewards:scale=0.1"],
+        "env_to_module": ["AgentIdEncoding"],
+        "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 7e-4,
+            "lr": 1e-3,
             "gamma": 0.95,
             "lambda_": 0.95,
             "train_batch_size_per_learner": 9600,
