@@ -1,0 +1,54 @@
+"""simple_speaker_listener_v4: a speaker knows which landmark is the goal, and a listener goes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.callbacks import Success
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+
+def message_understood(env: Any) -> float:
+    """Returns 1 if the listener is closer to its goal than to any other landmark."""
+    speaker, listener = env.world.agents
+    landmarks = np.array([landmark.state.p_pos for landmark in env.world.landmarks])
+    nearest = np.linalg.norm(landmarks - listener.state.p_pos, axis=1).argmin()
+    return float(env.world.landmarks[nearest] is speaker.goal_b)
+
+
+TASK = ZooTask(
+    name="simple_speaker_listener_v4",
+    env="mpe2.simple_speaker_listener_v4",
+    summary="A listener goes to the landmark that a speaker names, in a language that both have to agree on.",
+    settings={
+        "algo": "mappo",
+        "policies": "independent",
+        "steps": 1_500_000,
+        "num_envs": 32,
+        "hidden": [128, 128],
+        "activation": "relu",
+        "anneal_lr": True,
+        "learner_connector": ["ScaleRewards:scale=0.1"],
+        "training": {
+            "lr": 1e-3,
+            "gamma": 0.9,
+            "train_batch_size_per_learner": 1600,
+            "minibatch_size": 200,
+            "num_epochs": 10,
+            "entropy_coeff": [[0, 0.01], [1_500_000, 0.0]],
+        },
+    },
+    success=Success("messages understood", message_understood),
+    expected=Expected(
+        mean_return=-6.0,
+        std=None,
+        num_seeds=1,
+        minutes=5,
+        random_return=-41.4,
+        success=None,
+        published=-5.35,
+        source="MAPPO in the usual cooperative benchmark's table (QMIX: -5.8, IPPO: -6.55), divided by 2",
+    ),
+)
