@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 
 from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.pictures import check_video_can_be_made, record_video
 from marl_connectors.cli.progress import PlayProgress
 from marl_connectors.cli.results import fewer_episodes, module_returns, number, spread, table
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
+from marl_connectors.cli.video import check_video_can_be_made, record_video
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             print(sentence)
         print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
         if args.video is not None:
-            print(record_video(algo, Path(args.video)) or f"Video: {args.video}")
+            print(record_video(algo, Path(args.video), seed=args.seed) or f"Video: {args.video}")
     finally:
         algo.stop()
     return 0

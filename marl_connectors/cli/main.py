@@ -342,7 +342,7 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("--seed", type=whole_number, default=0, metavar="N", help="seed of the environment and the actions (default 0)")
     _add_untrusted_option(parser)
     add("--baseline-seconds", type=count, default=10, metavar="N", help="seconds of random play (default 10)")
-    add("--video", metavar="FILE", help="write an episode as a GIF")
+    add("--video", metavar="FILE", help="write episodes as a GIF")
     add("--threads", type=count, default=1, metavar="N", help="threads of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 

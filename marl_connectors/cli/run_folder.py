@@ -8,7 +8,8 @@
     tensorboard/         the same numbers as TensorBoard events; for single agents, only those in the baselines
     curves.png           return per module over agent steps
     checkpoints/000020/  one folder per checkpoint, and the file ``latest`` with the name of the newest
-    video.gif            an episode of the trained modules
+    untrained.gif        an episode of the untrained modules, for the beginning of the video
+    video.gif            episodes of the untrained and the trained modules
     final.json           their returns, when the run has reached its end
 
 A run can be resumed from its folder after any end, even a ``kill -9`` or a power cut: files are replaced in one step,
@@ -39,11 +40,12 @@ from marl_connectors.cli.results import agent_steps, module_returns
 from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
 from marl_connectors.errors import CheckpointError, ConfigError
 
-CONFIG, BASELINES, METRICS, CURVES, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
+CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
     "config.json",
     "baselines.json",
     "metrics.jsonl",
     "curves.png",
+    "untrained.gif",
     "video.gif",
     "final.json",
     "tensorboard",
@@ -100,7 +102,7 @@ class RunFolder:
         with writing(path):
             path = _make_folder(path, numbered)
             shutil.rmtree(path / EVENTS, ignore_errors=True)
-            for name in (METRICS, BASELINES):
+            for name in (METRICS, BASELINES, UNTRAINED_VIDEO):
                 (path / name).unlink(missing_ok=True)
             _write_json(path / CONFIG, config)  # from now on, the run can be resumed
             _write_json(path / BASELINES, baselines)
@@ -201,6 +203,11 @@ class RunFolder:
         draw_curves(picture, self._series, levels, self.path.name)
         with writing(self.path / CURVES):
             replace_file(self.path / CURVES, picture.getvalue())
+
+    def write_untrained_video(self, film: bytes) -> None:
+        """Writes the GIF of an episode of the untrained modules."""
+        with writing(self.path / UNTRAINED_VIDEO):
+            replace_file(self.path / UNTRAINED_VIDEO, film)
 
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""

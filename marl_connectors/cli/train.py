@@ -15,7 +15,6 @@ from typing import Any
 
 from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
-from marl_connectors.cli.pictures import record_video
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
@@ -34,6 +33,7 @@ from marl_connectors.cli.run_settings import (
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import brief, jsonable, merged, require_extras
+from marl_connectors.cli.video import record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
@@ -100,6 +100,7 @@ class _Training:
         saving_s: The seconds that saving it took.
         timers: The sums of the iterations' timers in this process.
         trusted: As in ``Algorithm.from_checkpoint``.
+        untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
     """
 
     settings: RunSettings
@@ -116,6 +117,7 @@ class _Training:
     saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
     trusted: bool = True
+    untrained_video: bytes = b""
 
     def run(self) -> int:
         try:
@@ -123,6 +125,8 @@ class _Training:
                 print(f"Action masks: {self.algo.masking}", flush=True)
             if not self.baselines:
                 self.baselines = self._measure_baselines()
+                if self.settings.video:
+                    self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
                 try:
                     self._loop(gate)
@@ -241,7 +245,10 @@ class _Training:
             "algorithm": self.algo.config.to_dict(),
             "versions": _versions(),
         }
-        return RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered)
+        folder = RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered)
+        if self.untrained_video:
+            folder.write_untrained_video(self.untrained_video)
+        return folder
 
     def _started_folder(self) -> RunFolder:
         if self.folder is None:
@@ -262,7 +269,13 @@ class _Training:
         now = module_returns(results)
         no_video = "No video, as asked."
         if self.settings.video:
-            no_video = record_video(self.algo, folder.path / run_folder.VIDEO)
+            no_video = record_video(
+                self.algo,
+                folder.path / run_folder.VIDEO,
+                seed=self.settings.seed,
+                label="after training, ",
+                untrained=folder.path / run_folder.UNTRAINED_VIDEO,
+            )
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )
