@@ -100,7 +100,7 @@ class RunFolder:
             CheckpointError: If the folder cannot be written.
         """
         with writing(path):
-            path = _make_folder(path, numbered)
+            path = make_folder(path, numbered)
             shutil.rmtree(path / EVENTS, ignore_errors=True)
             for name in (METRICS, BASELINES, UNTRAINED_VIDEO):
                 (path / name).unlink(missing_ok=True)
@@ -377,6 +377,20 @@ def read_baselines(path: Path) -> dict[str, Any]:
     return {name: data[name] for name in ("random_play", "at_start")}
 
 
+def read_final(path: Path) -> dict[str, Any] | None:
+    """Reads ``final.json``: the returns of the trained modules. None if the run has not reached its end.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    if not (path / FINAL).exists():
+        return None
+    data = _read_json(path, FINAL)
+    if wrong := _wrong_results(data, "the results"):
+        raise CheckpointError(f"{path / FINAL} is damaged: {wrong}. Delete it, and resume the run.")
+    return data
+
+
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
     """Reads the rows of the metrics, and their text. A last line that a crash cut short is left out.
 
@@ -511,7 +525,8 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _make_folder(path: Path, numbered: bool) -> Path:
+def make_folder(path: Path, numbered: bool) -> Path:
+    """Makes a folder and returns its path: ``path-2``, ``path-3``, ... if ``path`` exists and may be ``numbered``."""
     candidate, number = path, 2
     while True:
         try:

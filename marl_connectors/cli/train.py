@@ -62,11 +62,22 @@ _SAVING_SHARE = 0.02
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules as the parsed options say. Returns the exit status."""
-    given = vars(args)
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    training = _resumed(given) if "resume" in given else _new(given)
+    training = prepared(vars(args))
     with quiet_event_writers():
         return training.run()
+
+
+def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
+    """Builds or restores everything that a run needs.
+
+    Args:
+        given: The parsed options.
+        suggests: Whether the run prints at its end which commands to try next.
+    """
+    training = _resumed(given) if "resume" in given else _new(given)
+    training.suggests = suggests
+    return training
 
 
 class LastState:
@@ -101,6 +112,7 @@ class _Training:
         timers: The sums of the iterations' timers in this process.
         trusted: As in ``Algorithm.from_checkpoint``.
         untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
+        suggests: Whether commands to try next are printed at the end.
     """
 
     settings: RunSettings
@@ -118,6 +130,7 @@ class _Training:
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
     trusted: bool = True
     untrained_video: bytes = b""
+    suggests: bool = True
 
     def run(self) -> int:
         try:
@@ -289,7 +302,9 @@ class _Training:
             _say(fewer_episodes(what, self.baselines[name], wanted))
         if self.timers:
             print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
-        print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
+        print(f"\n{_places(folder.path, no_video)}", flush=True)
+        if self.suggests:
+            print(f"\n{self._next_commands(folder.path)}", flush=True)
         folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
@@ -332,14 +347,7 @@ def _new(given: Mapping[str, Any]) -> _Training:
         raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
-    training, own = training_settings(given.get("set", []))
-    fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
-    batch_size = batch_size_per_learner(TRAINING_DEFAULTS[_BATCH_SIZE], given.get("num_learners", 0))
-    settings = RunSettings(
-        **{**own, **{key: value for key, value in given.items() if key in fields}},
-        env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, _BATCH_SIZE: batch_size, **training},
-    )
+    settings = new_settings(given)
     envs_per_env_runner(settings.num_envs, settings.num_env_runners)
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
@@ -347,9 +355,25 @@ def _new(given: Mapping[str, Any]) -> _Training:
     return _Training(settings, settings.build_algorithm(), out, numbered, folder=None, baselines={})
 
 
+def new_settings(given: Mapping[str, Any]) -> RunSettings:
+    """Returns the settings of a new run.
+
+    Args:
+        given: The parsed options.
+    """
+    training, own = training_settings(given.get("set", []))
+    fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
+    batch_size = batch_size_per_learner(TRAINING_DEFAULTS[_BATCH_SIZE], given.get("num_learners", 0))
+    return RunSettings(
+        **{**own, **{key: value for key, value in given.items() if key in fields}},
+        env_config=merged(given.get("env_config", [])),
+        training={**TRAINING_DEFAULTS, _BATCH_SIZE: batch_size, **training},
+    )
+
+
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """Restores a run from its latest checkpoint."""
-    _check_changeable(given)
+    check_changeable_options(given)
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
@@ -391,7 +415,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
 
 
-def _check_changeable(given: Mapping[str, Any]) -> None:
+def check_changeable_options(given: Mapping[str, Any]) -> None:
     """Refuses options that would make it another run: the environment, its number, the modules and the seed."""
     known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
     for option in sorted(set(given) - known):
