@@ -95,11 +95,14 @@ class _SeedRuns:
         """Trains the seeds that are not finished, and prints what all of them have reached. Returns the exit status."""
         results = self._results()
         self._write(results)
-        waiting = [result.seed for result in results if result.status != FINISHED]
+        for result in results:
+            if result.error:  # its files are damaged
+                self._failed(result.seed, result.error)
+        waiting = [result.seed for result in results if result.status != FINISHED and not result.error]
         if waiting:
             how = "one after another" if self.parallel == 1 else f"{self.parallel} at a time"
             print(f"Training with the seeds {seeds_text(waiting)}, {how}, in {self.path}", flush=True)
-        else:
+        elif not self.errors:
             print(f"All seeds in {self.path} are finished.", flush=True)
         status = 0
         try:
@@ -258,9 +261,7 @@ def _new(given: Mapping[str, Any]) -> _SeedRuns:
     """Makes the folder for new runs."""
     if "seeds" not in given:
         raise ConfigError("train: --parallel is for several seeds. Add --seeds, such as --seeds 0-4, or leave it out.")
-    for name, option in (("new_episodes", "--new-episodes"), ("trusted", "--untrusted")):
-        if name in given:
-            raise ConfigError(f"train: {option} is for --resume, as new runs have no checkpoint yet. Leave it out.")
+    train.check_options_of_new_run(given)
     seeds, parallel = given["seeds"], given.get("parallel", 1)
     options = {name: value for name, value in given.items() if name not in _OF_ALL_SEEDS}
     if parallel > 1:
@@ -380,17 +381,22 @@ def _train_in_process(options: dict[str, Any], log: str, results: Any) -> None:
             if hasattr(signal, "pthread_sigmask"):
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             with quiet_event_writers():
-                results.send((train.prepared(options, suggests=False).run(), "", False))
+                _send(results, train.prepared(options, suggests=False).run(), "", False)
     except KeyboardInterrupt as stop:
-        results.send((exit_status(stop), "", False))
+        _send(results, exit_status(stop), "", False)
     except MarlConnectorsError as error:
         print(f"marl-connectors: error: {error}", file=sys.stderr)
-        results.send((FAILED, str(error), False))
+        _send(results, FAILED, str(error), False)
     except Exception as error:
         traceback.print_exc()
-        results.send((FAILED, f"{describe_error(error)}.", True))
+        _send(results, FAILED, f"{describe_error(error)}.", True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+
+
+def _send(results: Any, status: int, error: str, is_unexpected: bool) -> None:
+    with contextlib.suppress(OSError):  # the parent process may be gone
+        results.send((status, error, is_unexpected))
 
 
 def _print_to(log: str) -> None:

@@ -341,18 +341,23 @@ def _places(path: Path, no_video: str) -> str:
 
 def _new(given: Mapping[str, Any]) -> _Training:
     """Builds everything for a new run, and writes nothing."""
-    if "env" not in given:
-        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
-    if "new_episodes" in given:
-        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
-    if "trusted" in given:
-        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
+    check_options_of_new_run(given)
     settings = new_settings(given)
     envs_per_env_runner(settings.num_envs, settings.num_env_runners)
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
     run_folder.check_can_be_made(out, numbered=numbered)
     return _Training(settings, settings.build_algorithm(), out, numbered, folder=None, baselines={})
+
+
+def check_options_of_new_run(given: Mapping[str, Any]) -> None:
+    """Refuses options that only a resumed run accepts."""
+    if "env" not in given:
+        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
+    if "new_episodes" in given:
+        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
+    if "trusted" in given:
+        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
 
 
 def new_settings(given: Mapping[str, Any]) -> RunSettings:
