@@ -27,6 +27,7 @@ from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
+from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
@@ -558,8 +559,7 @@ class Algorithm:
         Returns:
             Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
         """
-        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # natively batched ones may have none
-        if "rgb_array" not in metadata.get("render_modes", ()):
+        if not self._renders_frames():
             return []
         config = self.config.get_evaluation_config()
         config.explore = explore
@@ -574,6 +574,63 @@ class Algorithm:
                     return []
                 frames.append(frame)
         return frames
+
+    def render_episodes(
+        self,
+        num_episodes: int = 1,
+        *,
+        max_frames: int = 50,
+        max_steps: int = 1000,
+        max_seconds: float | None = None,
+        seed: int = 0,
+        explore: bool = False,
+    ) -> list[RenderedEpisode]:
+        """Plays episodes and renders each from its reset to its end. The same seed gives the same episodes.
+
+        Args:
+            num_episodes: The number of episodes.
+            max_frames: The number of frames of an episode, at least 2. Of a longer episode, frames that are the same
+                number of steps apart are kept, and the last one.
+            max_steps: The env steps after which an episode is stopped.
+            max_seconds: The seconds after which an episode is stopped; None for no limit.
+            seed: The seed of the environment and the actions.
+            explore: Whether to draw the actions, as in training, instead of taking the most likely ones.
+
+        Returns:
+            One RenderedEpisode each; ``[]`` if the environment cannot render frames.
+        """
+        num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
+        max_frames = integer(min=2).check(max_frames, type(self).__name__, "max_frames")
+        if not self._renders_frames():
+            return []
+        config = self.config.get_evaluation_config()
+        config.explore = explore
+        end = math.inf
+
+        def render() -> Any:
+            with errors_named(f"{self._setup.name}: render()"):
+                return runner.vector_env.sub_envs[0].env.render()
+
+        def is_enough(num_done: int) -> bool:
+            return recorder.is_blank or recorder.num_steps >= max_steps or time.monotonic() >= end
+
+        recorder = FrameRecorder(render, max_frames)
+        runner = self._runner(with_recorder(config, recorder), seed, 1, render_mode="rgb_array", for_training=False)
+        episodes = []
+        with self._borrowed(runner):
+            for _ in range(num_episodes):
+                end = math.inf if max_seconds is None else time.monotonic() + max_seconds
+                runner.sample(num_episodes=1, is_enough=is_enough)
+                if recorder.is_blank:
+                    return []
+                returns = runner.get_metrics().get("module_episode_returns", {})
+                means = {module_id: float(stats["mean"]) for module_id, stats in returns.items()}
+                episodes.append(RenderedEpisode(recorder.frames, recorder.num_steps, means))
+        return episodes
+
+    def _renders_frames(self) -> bool:
+        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # natively batched ones may have none
+        return "rgb_array" in metadata.get("render_modes", ())
 
     # Modules.
 

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.pictures import check_video_can_be_made, record_video
 from marl_connectors.cli.progress import PlayProgress
 from marl_connectors.cli.results import (
     fewer_episodes,
@@ -21,12 +20,20 @@ from marl_connectors.cli.results import (
 )
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.run_settings import use_threads
+from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
+from marl_connectors.cli.video import check_video_can_be_made, record_video
+from marl_connectors.errors import ConfigError
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates the modules of a checkpoint as the parsed options say. Returns the exit status."""
+    if is_seeds_folder(Path(args.checkpoint)):
+        raise ConfigError(
+            f"evaluate: expected a checkpoint or the folder of a run, but {args.checkpoint} has the runs of several "
+            f"seeds. Choose one: {Path(args.checkpoint) / seed_folder(read_seeds(Path(args.checkpoint))[1][0])}"
+        )
     if args.video is not None:
         require_extras("PIL")
         check_video_can_be_made(Path(args.video))
@@ -58,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(sentence)
         print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
         if args.video is not None:
-            print(record_video(algo, Path(args.video)) or f"Video: {args.video}")
+            print(record_video(algo, Path(args.video), seed=args.seed) or f"Video: {args.video}")
     finally:
         algo.stop()
     return 0

@@ -20,6 +20,7 @@ from marl_connectors.cli.values import (
     names,
     number_or_auto,
     ray_address,
+    seed_list,
     whole_number,
 )
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
@@ -36,6 +37,7 @@ examples:
   marl-connectors train mpe2.simple_tag_v3 --policies "adversary*=red,agent*=green"
   marl-connectors train my_package.my_env:make --mapping my_module:my_mapping_fn --set lr=1e-4 --set num_epochs=10
   marl-connectors train CartPole-v1 --steps 100000
+  marl-connectors train CartPole-v1 --steps 100000 --seeds 0-4 --parallel 2
   marl-connectors train pursuit_v5 --num-envs 16 --num-env-runners 4 --num-learners 2 --ray-address auto
   marl-connectors train my_package.my_env:make --wrap frame_skip_v0:4 --wrap resize_v1:x_size=42,y_size=42
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
@@ -266,6 +268,8 @@ def _add_train_options(parser: _Parser) -> None:
     )
     add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
+    add("--seeds", type=seed_list, metavar="A-B", help="train once with each of these seeds: 0-4, or 0,3,7")
+    add("--parallel", type=count, metavar="N", help="with --seeds: train N seeds at a time (default 1)")
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
         "--anneal-lr",
@@ -385,7 +389,7 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("--seed", type=whole_number, default=0, metavar="N", help="seed of the environment and the actions (default 0)")
     _add_untrusted_option(parser)
     add("--baseline-seconds", type=count, default=10, metavar="N", help="seconds of random play (default 10)")
-    add("--video", metavar="FILE", help="write an episode as a GIF")
+    add("--video", metavar="FILE", help="write episodes as a GIF")
     add("--threads", type=count, default=1, metavar="N", help="threads of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 
@@ -417,9 +421,9 @@ def _add_check_options(parser: _Parser) -> None:
 
 
 def _run_train(args: argparse.Namespace) -> int:
-    from marl_connectors.cli import train
+    from marl_connectors.cli import seeds, train
 
-    return train.run(args)
+    return seeds.run(args) if seeds.is_for_seeds(args) else train.run(args)
 
 
 def _run_evaluate(args: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@
     tensorboard/         the same numbers as TensorBoard events; for single agents, only those in the baselines
     curves.png           return per module over agent steps
     checkpoints/000020/  one folder per checkpoint, and the file ``latest`` with the name of the newest
-    video.gif            an episode of the trained modules
+    untrained.gif        an episode of the untrained modules, for the beginning of the video
+    video.gif            episodes of the untrained and the trained modules
     final.json           their returns, when the run has reached its end
 
 A run can be resumed from its folder after any end, even a ``kill -9`` or a power cut: files are replaced in one step,
@@ -40,11 +41,12 @@ from marl_connectors.cli.results import agent_steps, module_returns
 from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
 from marl_connectors.errors import CheckpointError, ConfigError
 
-CONFIG, BASELINES, METRICS, CURVES, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
+CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
     "config.json",
     "baselines.json",
     "metrics.jsonl",
     "curves.png",
+    "untrained.gif",
     "video.gif",
     "final.json",
     "tensorboard",
@@ -99,9 +101,9 @@ class RunFolder:
             CheckpointError: If the folder cannot be written.
         """
         with writing(path):
-            path = _make_folder(path, numbered)
+            path = make_folder(path, numbered)
             shutil.rmtree(path / EVENTS, ignore_errors=True)
-            for name in (METRICS, BASELINES):
+            for name in (METRICS, BASELINES, UNTRAINED_VIDEO):
                 (path / name).unlink(missing_ok=True)
             _write_json(path / CONFIG, config)  # from now on, the run can be resumed
             _write_json(path / BASELINES, baselines)
@@ -202,6 +204,11 @@ class RunFolder:
         draw_curves(picture, self._series, levels, self.path.name)
         with writing(self.path / CURVES):
             replace_file(self.path / CURVES, picture.getvalue())
+
+    def write_untrained_video(self, film: bytes) -> None:
+        """Writes the GIF of an episode of the untrained modules."""
+        with writing(self.path / UNTRAINED_VIDEO):
+            replace_file(self.path / UNTRAINED_VIDEO, film)
 
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""
@@ -371,6 +378,20 @@ def read_baselines(path: Path) -> dict[str, Any]:
     return {name: data[name] for name in ("random_play", "at_start")}
 
 
+def read_final(path: Path) -> dict[str, Any] | None:
+    """Reads ``final.json``: the returns of the trained modules. None if the run has not reached its end.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    if not (path / FINAL).exists():
+        return None
+    data = _read_json(path, FINAL)
+    if wrong := _wrong_results(data, "the results"):
+        raise CheckpointError(f"{path / FINAL} is damaged: {wrong}. Delete it, and resume the run.")
+    return data
+
+
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
     """Reads the rows of the metrics, and their text. A last line that a crash cut short is left out.
 
@@ -508,7 +529,8 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _make_folder(path: Path, numbered: bool) -> Path:
+def make_folder(path: Path, numbered: bool) -> Path:
+    """Makes a folder and returns its path: ``path-2``, ``path-3``, ... if ``path`` exists and may be ``numbered``."""
     candidate, number = path, 2
     while True:
         try:

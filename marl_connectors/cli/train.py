@@ -16,7 +16,6 @@ from typing import Any
 
 from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
-from marl_connectors.cli.pictures import record_video
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import (
@@ -46,6 +45,7 @@ from marl_connectors.cli.run_settings import (
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import brief, jsonable, merged, require_extras
+from marl_connectors.cli.video import record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
@@ -73,11 +73,22 @@ _SAVING_SHARE = 0.02
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules as the parsed options say. Returns the exit status."""
-    given = vars(args)
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    training = _resumed(given) if "resume" in given else _new(given)
+    training = prepared(vars(args))
     with quiet_event_writers():
         return training.run()
+
+
+def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
+    """Builds or restores everything that a run needs.
+
+    Args:
+        given: The parsed options.
+        suggests: Whether the run prints at its end which commands to try next.
+    """
+    training = _resumed(given) if "resume" in given else _new(given)
+    training.suggests = suggests
+    return training
 
 
 class LastState:
@@ -111,6 +122,8 @@ class _Training:
         saving_s: The seconds that saving it took.
         timers: The sums of the iterations' timers in this process.
         trusted: As in ``Algorithm.from_checkpoint``.
+        untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
+        suggests: Whether commands to try next are printed at the end.
     """
 
     settings: RunSettings
@@ -127,6 +140,8 @@ class _Training:
     saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
     trusted: bool = True
+    untrained_video: bytes = b""
+    suggests: bool = True
 
     def run(self) -> int:
         try:
@@ -134,6 +149,8 @@ class _Training:
                 print(f"Action masks: {self.algo.masking}", flush=True)
             if not self.baselines:
                 self.baselines = self._measure_baselines()
+                if self.settings.video:
+                    self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
                 try:
                     self._loop(gate)
@@ -263,7 +280,10 @@ class _Training:
             "algorithm": self.algo.config.to_dict(),
             "versions": _versions(),
         }
-        return RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered)
+        folder = RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered)
+        if self.untrained_video:
+            folder.write_untrained_video(self.untrained_video)
+        return folder
 
     def _started_folder(self) -> RunFolder:
         if self.folder is None:
@@ -284,7 +304,13 @@ class _Training:
         now = module_returns(results)
         no_video = "No video, as asked."
         if self.settings.video:
-            no_video = record_video(self.algo, folder.path / run_folder.VIDEO)
+            no_video = record_video(
+                self.algo,
+                folder.path / run_folder.VIDEO,
+                seed=self.settings.seed,
+                label="after training, ",
+                untrained=folder.path / run_folder.UNTRAINED_VIDEO,
+            )
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )
@@ -302,7 +328,9 @@ class _Training:
             _say(fewer_episodes(what, self.baselines[name], wanted))
         if self.timers:
             print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
-        print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
+        print(f"\n{_places(folder.path, no_video)}", flush=True)
+        if self.suggests:
+            print(f"\n{self._next_commands(folder.path)}", flush=True)
         folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
@@ -339,12 +367,7 @@ def _places(path: Path, no_video: str) -> str:
 
 def _new(given: Mapping[str, Any]) -> _Training:
     """Builds everything for a new run, and writes nothing."""
-    if "env" not in given:
-        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
-    if "new_episodes" in given:
-        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
-    if "trusted" in given:
-        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
+    check_options_of_new_run(given)
     settings = new_settings(given)
     envs_per_env_runner(settings.num_envs, settings.num_env_runners)
     numbered = "out" not in given
@@ -354,9 +377,19 @@ def _new(given: Mapping[str, Any]) -> _Training:
     return _Training(settings, settings.build_algorithm(), out, numbered, folder=None, baselines={})
 
 
+def check_options_of_new_run(given: Mapping[str, Any]) -> None:
+    """Refuses options that only a resumed run accepts."""
+    if "env" not in given:
+        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
+    if "new_episodes" in given:
+        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
+    if "trusted" in given:
+        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
+
+
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """Restores a run from its latest checkpoint."""
-    _check_changeable(given)
+    check_changeable_options(given)
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
@@ -399,7 +432,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
 
 
-def _check_changeable(given: Mapping[str, Any]) -> None:
+def check_changeable_options(given: Mapping[str, Any]) -> None:
     """Refuses options that would make it another run: the environment, its number, the modules and the seed."""
     known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
     for option in sorted(set(given) - known):

@@ -8,7 +8,7 @@ import dataclasses
 import importlib.util
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from marl_connectors.errors import MissingDependencyError
@@ -109,6 +109,34 @@ def count(text: str) -> int:
     if number == 0:
         raise argparse.ArgumentTypeError("expected a whole number of at least 1, but got '0'")
     return number
+
+
+def seed_list(text: str) -> list[int]:
+    """Reads seeds: ranges that include both ends, and single seeds, with commas between.
+
+    >>> seed_list("0-3,7")
+    [0, 1, 2, 3, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last.isdecimal() if dash else True) or (dash and int(last) < int(first)):
+            raise argparse.ArgumentTypeError(f"expected seeds such as 0-4 or 0,3,7, but got {text!r}")
+        seeds += range(int(first), int(last or first) + 1)
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"expected each seed once, but got {text!r}")
+    return seeds
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Formats seeds so that ``seed_list`` reads them.
+
+    >>> seeds_text([0, 1, 2, 3]), seeds_text([0, 3, 7])
+    ('0-3', '0,3,7')
+    """
+    if len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ",".join(map(str, seeds))
 
 
 def number_or_auto(text: str) -> int | str:

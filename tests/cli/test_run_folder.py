@@ -14,9 +14,9 @@ import pytest
 
 from marl_connectors.checkpoints import save_state
 from marl_connectors.cli import run_folder, run_settings
-from marl_connectors.cli.pictures import record_video
 from marl_connectors.cli.run_folder import RunFolder, check_can_be_made, read_baselines, read_config, read_metrics
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 
 RUN = Path("run")
@@ -493,14 +493,14 @@ def test_a_video_that_fails_costs_the_video_only(command, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", no_space)
-        assert record_video(command.algo, Path("v.gif")).startswith(
+        assert record_video(command.algo, Path("v.gif"), seed=0).startswith(
             "No video: OSError: [Errno 28] No space left on device ("
         )
 
-    def fail(*, max_frames):
+    def fail(num_episodes, **settings):
         raise ZeroDivisionError("division by zero")
 
-    command.algo.render_episode = fail
+    command.algo.render_episodes = fail
     assert command("train", "fake_env", "--steps", "100", "--out", "run") == 0
     assert "No video: ZeroDivisionError: division by zero" in command.out
 

@@ -40,6 +40,7 @@ def test_a_run_leaves_everything_in_one_folder(command):
         "final.json",
         "metrics.jsonl",
         "tensorboard",
+        "untrained.gif",
         "video.gif",
     ]
     assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["000002", "000003", "latest"]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from gymnasium import spaces
 
+from marl_connectors.algorithms.rendering import RenderedEpisode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EnvError
 from marl_connectors.rl_module.rl_module import RLModule
@@ -104,8 +105,9 @@ class FakeAlgorithm:
     def random_play(self, *, num_episodes, max_seconds=None, on_progress=None):
         return self.results(-7.0) | {"num_episodes": num_episodes}
 
-    def render_episode(self, *, max_frames):
-        return self.frames[:max_frames]
+    def render_episodes(self, num_episodes=1, *, max_frames, max_seconds, seed):
+        returns = dict.fromkeys(self.modules, float(self.iteration))
+        return [RenderedEpisode(self.frames[:max_frames], 2, returns)] * (num_episodes if self.frames else 0)
 
     def explain(self):
         return {}

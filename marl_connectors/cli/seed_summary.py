@@ -1,0 +1,388 @@
+"""What several runs that differ in their seed have reached: a table, ``seeds.json`` and a picture."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.cli import run_folder
+from marl_connectors.cli.pictures import draw_seed_curves
+from marl_connectors.cli.results import agent_steps, module_returns, number, table
+from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
+from marl_connectors.errors import CheckpointError
+
+SEEDS = "seeds.json"
+LEARNING_CURVES = "learning_curves.png"
+MANY_SEEDS = 10
+"""The number of seeds from which on the interquartile mean is reported, too."""
+_RESAMPLES = 2000
+_MODULES_SHOWN = 6
+FINISHED, UNFINISHED, MISSING = "finished", "unfinished", "missing"
+
+# Statistics over seeds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeedStatistics:
+    """One number of several seeds.
+
+    Attributes:
+        num_seeds: The number of seeds.
+        mean: The mean.
+        std: The standard deviation, with the divisor ``num_seeds - 1``; NaN for one seed.
+        interval: The 95 % confidence interval of the mean by Student's t-distribution; NaN for one seed.
+        interquartile_mean: The mean of the middle half; None for fewer than ``MANY_SEEDS`` seeds.
+        interquartile_interval: Its 95 % percentile bootstrap interval; None for fewer than ``MANY_SEEDS`` seeds.
+    """
+
+    num_seeds: int
+    mean: float
+    std: float
+    interval: tuple[float, float]
+    interquartile_mean: float | None = None
+    interquartile_interval: tuple[float, float] | None = None
+
+
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Returns the statistics of one number of several seeds.
+
+    The interquartile mean and its bootstrap interval follow Agarwal et al. (2021), arXiv:2108.13264. With few seeds, a
+    bootstrap interval is too narrow.
+
+    Args:
+        values: At least one number, one for each seed.
+    """
+    mean, half_width = mean_and_half_width(np.asarray(values, np.float64)[:, None])
+    middle, spread = float(mean[0]), float(half_width[0])
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    found = SeedStatistics(len(values), middle, std, (middle - spread, middle + spread))
+    if len(values) < MANY_SEEDS:
+        return found
+    drawn = np.random.default_rng(0).choice(np.asarray(values, np.float64), (_RESAMPLES, len(values)))
+    low, high = np.quantile([interquartile_mean(sample) for sample in drawn], [0.025, 0.975])
+    return SeedStatistics(
+        found.num_seeds, middle, std, found.interval, interquartile_mean(values), (float(low), float(high))
+    )
+
+
+def mean_and_half_width(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means over seeds, and half the width of their 95 % intervals by Student's t-distribution.
+
+    Args:
+        values: ``[num_seeds, num_points]``, NaN where a seed has no value.
+
+    Returns:
+        ``[num_points]`` each, NaN where there are no values; half the width is NaN where there is only one.
+    """
+    numbers = np.sum(~np.isnan(values), axis=0)
+    mean = np.nansum(values, axis=0) / np.where(numbers, numbers, math.nan)
+    squares = np.nansum(np.square(values - mean), axis=0)
+    variance = squares / np.where(numbers > 1, numbers - 1, math.nan)
+    quantiles = np.array([t_quantile(int(count) - 1) if count > 1 else math.nan for count in numbers])
+    return mean, quantiles * np.sqrt(variance / np.where(numbers, numbers, math.nan))
+
+
+@functools.cache
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t-distribution.
+
+    >>> round(t_quantile(4), 3)
+    2.776
+    """
+    low, high = 1.9, 13.0  # that of the normal distribution is 1.96, and that of one degree of freedom is 12.7
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _probability_within(middle, degrees_of_freedom) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _probability_within(t: float, degrees_of_freedom: int) -> float:
+    """Returns ``P(|T| < t)`` of Student's t-distribution: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4."""
+    angle = math.atan2(t, math.sqrt(degrees_of_freedom))
+    is_odd = degrees_of_freedom % 2
+    term = total = math.cos(angle) if is_odd else 1.0
+    for index in range(3 if is_odd else 2, degrees_of_freedom, 2):
+        term *= (index - 1) / index * math.cos(angle) ** 2
+        total += term
+    if not is_odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees_of_freedom > 1 else 0.0))
+
+
+def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
+    """Returns the mean without the lowest and the highest quarter, both rounded down to a whole number of values.
+
+    >>> interquartile_mean([100.0, 1.0, 2.0, 3.0, -50.0])
+    2.0
+    """
+    cut = len(values) // 4
+    return float(np.mean(np.sort(values)[cut : len(values) - cut]))
+
+
+# Results of the seeds ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """What the run of one seed has reached.
+
+    Attributes:
+        seed: The seed.
+        folder: The name of its run folder.
+        status: ``"finished"``, ``"unfinished"`` or ``"missing"``.
+        agent_steps: The agent steps of the run.
+        returns: Module id to an agent's mean return after training; empty before the run is finished.
+        at_start: The same of the untrained modules.
+        random_play: The same of random actions.
+        success: The mean success after training; None if the results have none.
+        error: The error that has stopped the run; ``""`` if there was none.
+        curve: Module id to ``[(agent steps, mean return), ...]`` without NaN. It is not written to ``seeds.json``.
+    """
+
+    seed: int
+    folder: str
+    status: str = MISSING
+    agent_steps: int = 0
+    returns: Mapping[str, float] = field(default_factory=dict)
+    at_start: Mapping[str, float] = field(default_factory=dict)
+    random_play: Mapping[str, float] = field(default_factory=dict)
+    success: float | None = None
+    error: str = ""
+    curve: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+
+
+def seed_folder(seed: int) -> str:
+    """Returns the name of the run folder of a seed."""
+    return f"seed{seed}"
+
+
+def read_result(path: Path, seed: int, *, steps: int | None = None, error: str = "") -> SeedResult:
+    """Reads what the run of a seed has reached.
+
+    Args:
+        path: The folder of all seeds.
+        seed: The seed.
+        steps: The agent steps that the run must have to be finished; None for those with which it has ended.
+        error: The error that has stopped the run.
+
+    Raises:
+        CheckpointError: If a file of the run is damaged.
+    """
+    run = path / seed_folder(seed)
+    if not (run / run_folder.CONFIG).is_file():
+        return SeedResult(seed, run.name, error=error)
+    rows, _ = run_folder.read_metrics(run / run_folder.METRICS)
+    done = agent_steps(rows[-1]) if rows else 0
+    final = run_folder.read_final(run)
+    baselines = run_folder.read_baselines(run) if rows else {}
+    curve: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for module_id, mean in _means(row["env_runners"]).items():
+            if math.isfinite(mean):
+                curve.setdefault(module_id, []).append((agent_steps(row), mean))
+    return SeedResult(
+        seed=seed,
+        folder=run.name,
+        status=FINISHED if final is not None and done >= (steps or 0) else UNFINISHED,
+        agent_steps=done,
+        returns=_means(final or {}),
+        at_start=_means(baselines.get("at_start", {})),
+        random_play=_means(baselines.get("random_play", {})),
+        success=_success(final or {}),
+        error=error,
+        curve=curve,
+    )
+
+
+def _means(results: Mapping[str, Any]) -> dict[str, float]:
+    return {module_id: mean for module_id, (mean, _) in module_returns(run_folder.from_json(results)).items()}
+
+
+def _success(results: Mapping[str, Any]) -> float | None:
+    value = results.get("success")
+    if isinstance(value, Mapping):
+        value = value.get("mean")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def summary_of(results: Sequence[SeedResult]) -> dict[str, SeedStatistics]:
+    """Returns the statistics of each module's return, and of ``"success"``, over the finished seeds."""
+    columns = _columns([result for result in results if result.status == FINISHED])
+    return {name: seed_statistics(values) for name, values in columns.items() if values}
+
+
+def _columns(finished: Sequence[SeedResult]) -> dict[str, list[float]]:
+    """Returns the finite numbers of the seeds: by module, and with the key ``"success"`` if any seed has it."""
+    modules = list(dict.fromkeys(module_id for result in finished for module_id in result.returns))
+    columns = {
+        f"return/{module_id}": [
+            result.returns[module_id] for result in finished if math.isfinite(result.returns.get(module_id, math.nan))
+        ]
+        for module_id in modules
+    }
+    if any(result.success is not None for result in finished):
+        columns["success"] = [result.success for result in finished if result.success is not None]
+    return columns
+
+
+# What people and programs read ---------------------------------------------------------------------------------------
+
+
+def summary_table(results: Sequence[SeedResult]) -> str:
+    """Formats the returns of all seeds, their mean, standard deviation and interval, and the baselines' means."""
+    summary = summary_of(results)
+    shown = list(summary)[:_MODULES_SHOWN]
+    if "success" in summary and "success" not in shown:
+        shown.append("success")
+    rows = [[str(result.seed), *(_cell(result, name) for name in shown)] for result in results]
+    rows.append(["mean", *(number(summary[name].mean) for name in shown)])
+    rows.append(["standard deviation", *(number(summary[name].std) for name in shown)])
+    rows.append(["95 % interval", *(_interval(summary[name].interval) for name in shown)])
+    if any(summary[name].interquartile_mean is not None for name in shown):
+        middles = [summary[name].interquartile_mean for name in shown]
+        rows.append(["interquartile mean", *(number(math.nan if value is None else value) for value in middles)])
+        rows.append(["its 95 % interval", *(_interval(summary[name].interquartile_interval) for name in shown)])
+    for label, key in (("untrained", "at_start"), ("random play", "random_play")):
+        rows.append([label, *(_baseline(results, name, key) for name in shown)])
+    text = table(["seed", *(name.removeprefix("return/") for name in shown)], rows)
+    hidden = len(summary) - len(shown)
+    return text + (f"\n  and {hidden} more modules: see {SEEDS}" if hidden else "")
+
+
+def _cell(result: SeedResult, name: str) -> str:
+    if result.status != FINISHED:
+        return "failed" if result.error else result.status
+    value = result.success if name == "success" else result.returns.get(name.removeprefix("return/"))
+    return number(math.nan if value is None else value)
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    if interval is None or not math.isfinite(interval[0]):
+        return "–"
+    return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def _baseline(results: Sequence[SeedResult], name: str, key: str) -> str:
+    if name == "success":
+        return "–"
+    values = [getattr(result, key).get(name.removeprefix("return/"), math.nan) for result in results]
+    finite = [value for value in values if math.isfinite(value)]
+    return number(float(np.mean(finite)) if finite else math.nan)
+
+
+def about_intervals(results: Sequence[SeedResult]) -> str:
+    """Returns a sentence that says which intervals the table has."""
+    num_seeds = max((each.num_seeds for each in summary_of(results).values()), default=0)
+    if num_seeds < 2:
+        return "An interval needs two seeds or more."
+    bootstrap = (
+        f", and a percentile bootstrap with {_RESAMPLES:,} resamples for the interquartile mean"
+        if num_seeds >= MANY_SEEDS
+        else ""
+    )
+    return f"Intervals are for the mean over {num_seeds} seeds: Student's t{bootstrap}."
+
+
+def write_seeds(path: Path, command: Mapping[str, Any], results: Sequence[SeedResult]) -> None:
+    """Writes ``seeds.json`` in one step.
+
+    Args:
+        path: The folder of all seeds.
+        command: The options with which each seed is trained, as JSON data.
+        results: What each seed has reached.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
+    data = {
+        "format_version": 1,
+        "command": command,
+        "seeds": [result.seed for result in results],
+        "results": [{key: value for key, value in asdict(result).items() if key != "curve"} for result in results],
+        "interval": "95 % confidence interval of the mean over seeds, by Student's t-distribution",
+        "summary": {name: asdict(each) for name, each in summary_of(results).items()},
+    }
+    with run_folder.writing(path / SEEDS):
+        run_folder.replace_file(path / SEEDS, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def is_seeds_folder(path: Path) -> bool:
+    """Whether a folder has runs that differ in their seed."""
+    return (path / SEEDS).is_file()
+
+
+def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
+    """Reads the options and the seeds of ``seeds.json``.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged.
+    """
+    with run_folder.reading(path / SEEDS):
+        content = (path / SEEDS).read_bytes()
+    try:
+        data = parsed_json(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path / SEEDS} is damaged: it is not valid JSON ({error}).") from error
+    command = data.get("command") if isinstance(data, dict) else None
+    if not isinstance(command, dict) or not isinstance(command.get("env"), str):
+        raise CheckpointError(f"{path / SEEDS} is damaged: expected options under 'command', with an 'env'.")
+    seeds = data.get("seeds")
+    if not isinstance(seeds, list) or not seeds or not all(map(is_whole, seeds)):
+        raise CheckpointError(f"{path / SEEDS} is damaged: expected 'seeds' to be a list of seeds, got {brief(seeds)}.")
+    return command, list(dict.fromkeys(seeds))
+
+
+def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:
+    """Draws the mean return of each module over agent steps, with its interval over seeds.
+
+    Raises:
+        CheckpointError: If the picture cannot be written.
+    """
+    curves: dict[str, list[Sequence[tuple[int, float]]]] = {}
+    for result in results:
+        for module_id, points in result.curve.items():
+            curves.setdefault(module_id, []).append(points)
+    random_play = {
+        module_id: float(np.mean(levels))
+        for module_id in curves
+        if (levels := [result.random_play[module_id] for result in results if _has_level(result, module_id)])
+    }
+    picture = io.BytesIO()
+    draw_seed_curves(picture, {name: mean_curve(own) for name, own in curves.items()}, curves, random_play, path.name)
+    with run_folder.writing(path / LEARNING_CURVES):
+        run_folder.replace_file(path / LEARNING_CURVES, picture.getvalue())
+
+
+def _has_level(result: SeedResult, module_id: str) -> bool:
+    return math.isfinite(result.random_play.get(module_id, math.nan))
+
+
+def mean_curve(
+    curves: Sequence[Sequence[tuple[int, float]]], num_points: int = 200
+) -> list[tuple[float, float, float]]:
+    """Returns the mean of several curves, each interpolated linearly between its points.
+
+    Args:
+        curves: ``[(agent steps, return), ...]`` of each seed, by increasing steps.
+        num_points: The number of points of the mean curve.
+
+    Returns:
+        ``(agent steps, mean, half the width of the 95 % interval)`` each. A seed does not count beyond its own points;
+        where it is the only one, half the width is NaN.
+    """
+    kept = [np.array(points, np.float64) for points in curves if points]
+    if not kept:
+        return []
+    steps = np.linspace(min(points[0, 0] for points in kept), max(points[-1, 0] for points in kept), num_points)
+    values = [np.interp(steps, points[:, 0], points[:, 1], left=math.nan, right=math.nan) for points in kept]
+    mean, half_width = mean_and_half_width(np.stack(values))
+    return list(zip(steps.tolist(), mean.tolist(), half_width.tolist(), strict=True))

@@ -1,0 +1,458 @@
+"""``marl-connectors train --seeds``: the same settings with several seeds, in one folder.
+
+::
+
+    seeds.json           the options, the seeds, what each has reached, and the statistics over seeds
+    learning_curves.png  mean return per module over agent steps, with its interval over seeds
+    seed0/, seed1/, ...  the run folder of each seed
+    seed0.log, ...       what the run of each seed has printed, if several are trained at a time
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import connection, resource_tracker
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.cli import run_folder, seed_summary, suggestions, train
+from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.run_folder import quiet_event_writers
+from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
+from marl_connectors.cli.stop_signals import STOP_SIGNALS, InterruptGate, StopSignals, exit_status
+from marl_connectors.cli.values import jsonable, require_extras, seeds_text
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
+
+START_METHOD = "spawn"
+"""How processes for seeds are started. A forked one would share the threads' locks of this one."""
+FAILED = 2
+PROGRESS_S = 10.0
+"""The seconds from one line of progress to the next, for seeds that are trained in other processes."""
+_POLL_S = 0.5
+_END_S = 10.0
+_OF_ALL_SEEDS = {"run", "resume", "seeds", "parallel", "out", "trusted", "new_episodes"}
+"""Options that are not passed on to the runs of the seeds, or not in the same form."""
+
+
+def is_for_seeds(args: argparse.Namespace) -> bool:
+    """Whether the parsed options of ``train`` are for runs with several seeds."""
+    given = vars(args)
+    return bool({"seeds", "parallel"} & given.keys()) or ("resume" in given and is_seeds_folder(Path(given["resume"])))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains modules with several seeds as the parsed options say. Returns the exit status."""
+    given = vars(args)
+    require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
+    if "seed" in given:
+        raise ConfigError("train: --seed and --seeds were both given. Use one of them.")
+    runs = _resumed(given) if "resume" in given else _new(given)
+    try:
+        return runs.run()
+    finally:
+        runs.remove_if_unused()
+
+
+@dataclass(slots=True)
+class _SeedRuns:
+    """Runs that differ in their seed.
+
+    Attributes:
+        path: Their folder, which exists.
+        seeds: The seeds.
+        options: The options of ``train`` for each new run, without its seed and its folder.
+        changes: The options of this command for runs that are resumed.
+        reading: ``trusted`` and ``new_episodes`` of this command, for runs that are resumed.
+        parallel: The number of runs at a time.
+        is_new: Whether none of them was begun by an earlier command.
+        errors: Seed to the error that has stopped its run.
+        has_crashed: Whether a process has ended with an error that its log explains.
+    """
+
+    path: Path
+    seeds: list[int]
+    options: dict[str, Any]
+    changes: dict[str, Any]
+    reading: dict[str, Any]
+    parallel: int
+    is_new: bool
+    errors: dict[int, str] = field(default_factory=dict)
+    has_crashed: bool = False
+
+    def run(self) -> int:
+        """Trains the seeds that are not finished, and prints what all of them have reached. Returns the exit status."""
+        results = self._results()
+        self._write(results)
+        for result in results:
+            if result.error:  # its files are damaged
+                self._failed(result.seed, result.error)
+        waiting = [result.seed for result in results if result.status != FINISHED and not result.error]
+        if waiting:
+            how = "one after another" if self.parallel == 1 else f"{self.parallel} at a time"
+            print(f"Training with the seeds {seeds_text(waiting)}, {how}, in {self.path}", flush=True)
+        elif not self.errors:
+            print(f"All seeds in {self.path} are finished.", flush=True)
+        status = 0
+        try:
+            status = self._in_turn(waiting) if self.parallel == 1 else self._in_parallel(waiting)
+        except KeyboardInterrupt as stop:
+            status = exit_status(stop)
+        results = self._results()
+        if all(result.status == seed_summary.MISSING for result in results) and (status or self.errors):
+            if status:
+                print("Stopped. Nothing of it was saved.", flush=True)
+            return status or FAILED
+        self._write(results)
+        if status:
+            finished = sum(result.status == FINISHED for result in results)
+            print(f"\nStopped. {finished} of {len(results)} seeds are finished. {self._resume_hint()}", flush=True)
+            return status
+        self._finish(results)
+        return FAILED if self.errors else 0
+
+    def remove_if_unused(self) -> None:
+        """Removes the folder if there is neither a run nor an unexpected error in it."""
+        if self.has_crashed or any((self.path / seed_folder(seed)).exists() for seed in self.seeds):
+            return
+        with contextlib.suppress(OSError):
+            for name in (SEEDS, *(_log_name(seed) for seed in self.seeds)):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
+
+    # Training.
+
+    def _in_turn(self, waiting: list[int]) -> int:
+        """Trains one seed after another in this process. Returns the status of a run that was interrupted, or 0."""
+        for index, seed in enumerate(waiting):
+            print(f"\nSeed {seed} ({index + 1} of {len(waiting)})", flush=True)
+            training = None
+            try:
+                training = train.prepared(self._options_of(seed), suggests=False)
+                with quiet_event_writers():
+                    status = training.run()
+            except MarlConnectorsError as error:
+                if training is None and self.is_new and index == 0:
+                    raise  # it is in the settings, which are those of all seeds
+                self._failed(seed, str(error))
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                traceback.print_exc()
+                self._failed(seed, describe_error(error))
+            else:
+                if status:
+                    return status
+        return 0
+
+    def _in_parallel(self, waiting: list[int]) -> int:
+        """Trains several seeds at a time, each in a process. Returns the status of an interruption, or 0."""
+        left, running, stopped = list(waiting), {}, 0
+        news = _LogNews(self.path, waiting)
+        with InterruptGate() as gate:
+            try:
+                while running or (left and gate.requested is None):
+                    while left and len(running) < self.parallel and gate.requested is None:
+                        seed = left.pop(0)
+                        running[seed] = _SeedProcess(self._options_of(seed), self.path / _log_name(seed))
+                        print(
+                            f"Seed {seed} is being trained. Its output goes to {self.path / _log_name(seed)}",
+                            flush=True,
+                        )
+                    if gate.requested is not None and not stopped:
+                        stopped = exit_status(gate.requested)
+                        for process in running.values():
+                            process.send_signal(gate.requested)
+                    connection.wait([process.sentinel for process in running.values()], timeout=_POLL_S)
+                    for seed in [seed for seed, process in running.items() if process.has_ended()]:
+                        stopped = self._ended(seed, *running.pop(seed).result()) or stopped
+                    news.print_of(running)
+            except KeyboardInterrupt as stop:  # a second signal
+                stopped = exit_status(stop)
+                for process in running.values():
+                    process.send_signal(stopped - 128)
+            except BaseException:
+                for process in running.values():
+                    process.send_signal(signal.SIGTERM)
+                raise
+            finally:
+                for process in running.values():
+                    process.end()
+        return stopped
+
+    def _ended(self, seed: int, status: int, error: str, is_unexpected: bool) -> int:
+        """Prints how the process of a seed has ended. Returns the status if it was interrupted, or 0."""
+        if error:
+            self.has_crashed |= is_unexpected
+            more = f" Its output is in {self.path / _log_name(seed)}." if is_unexpected else ""
+            self._failed(seed, f"{error}{more}")
+            return 0
+        print(f"Seed {seed} is {'stopped' if status else 'finished'}.", flush=True)
+        return status
+
+    def _failed(self, seed: int, error: str) -> None:
+        self.errors[seed] = " ".join(error.split())
+        print(f"marl-connectors: error: seed {seed}: {self.errors[seed]}", file=sys.stderr, flush=True)
+
+    def _options_of(self, seed: int) -> dict[str, Any]:
+        """Returns the options of ``train`` for a seed: to begin its run, or to resume it."""
+        path = self.path / seed_folder(seed)
+        if (path / run_folder.CONFIG).is_file():
+            return {"resume": str(path), **self.changes, **self.reading}
+        return {**_merged(self.options, self.changes), "seed": seed, "out": str(path)}
+
+    # Results.
+
+    def _results(self) -> list[SeedResult]:
+        steps, results = self.changes.get("steps"), []
+        for seed in self.seeds:
+            error = self.errors.get(seed, "")
+            try:
+                results.append(seed_summary.read_result(self.path, seed, steps=steps, error=error))
+            except CheckpointError as damage:
+                results.append(SeedResult(seed, seed_folder(seed), seed_summary.UNFINISHED, error=error or str(damage)))
+        return results
+
+    def _write(self, results: list[SeedResult]) -> None:
+        lasting = {name: value for name, value in self.changes.items() if name in train.SETTINGS_OF_CONFIG}
+        seed_summary.write_seeds(self.path, jsonable(_merged(self.options, lasting)), results)
+
+    def _finish(self, results: list[SeedResult]) -> None:
+        """Prints and draws what all seeds have reached."""
+        seed_summary.draw_learning_curves(self.path, results)
+        finished = [result for result in results if result.status == FINISHED]
+        print("\nReturn of an agent per episode after training, the mean of each seed's evaluation:")
+        print(seed_summary.summary_table(results))
+        print(seed_summary.about_intervals(results))
+        print(f"\nThe numbers are in {self.path / SEEDS}, the curves in {self.path / seed_summary.LEARNING_CURVES}.")
+        commands = [] if not self.errors else [self._resume_command()]
+        if finished:
+            commands.append(shlex.join([suggestions.PROGRAM, "evaluate", str(self.path / finished[0].folder)]))
+        commands.append(shlex.join(["tensorboard", "--logdir", str(self.path)]))
+        print("\n".join(["", "Next:", *(f"  {command}" for command in commands)]), flush=True)
+
+    def _resume_hint(self) -> str:
+        return f"Resume with: {self._resume_command()}"
+
+    def _resume_command(self) -> str:
+        words = [suggestions.PROGRAM, "train", "--resume", str(self.path)]
+        if "steps" in self.changes:
+            words += ["--steps", str(self.changes["steps"])]
+        if self.parallel > 1:
+            words += ["--parallel", str(self.parallel)]
+        return shlex.join([*words, *(["--untrusted"] if "trusted" in self.reading else [])])
+
+
+# The options ---------------------------------------------------------------------------------------------------------
+
+
+def _new(given: Mapping[str, Any]) -> _SeedRuns:
+    """Makes the folder for new runs."""
+    if "seeds" not in given:
+        raise ConfigError("train: --parallel is for several seeds. Add --seeds, such as --seeds 0-4, or leave it out.")
+    train.check_options_of_new_run(given)
+    seeds, parallel = given["seeds"], given.get("parallel", 1)
+    options = {name: value for name, value in given.items() if name not in _OF_ALL_SEEDS}
+    if parallel > 1:
+        options.setdefault("num_env_workers", 0)  # the processes of the seeds use the cores
+    name = new_settings({**options, "seed": seeds[0]}).default_folder_name()
+    numbered = "out" not in given
+    path = Path(given.get("out", f"runs/{name.removesuffix(f'-seed{seeds[0]}')}-seeds{seeds_text(seeds)}"))
+    run_folder.check_can_be_made(path, numbered=numbered)
+    with run_folder.writing(path):
+        path = run_folder.make_folder(path, numbered)
+    return _SeedRuns(path, seeds, options, {}, {}, parallel, is_new=True)
+
+
+def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
+    """Reads the options of earlier runs. Options of this command that are the same are accepted."""
+    path = Path(given["resume"])
+    if not is_seeds_folder(path):
+        raise ConfigError(
+            f"train --resume: expected a folder with runs of several seeds, but {path} has no {SEEDS}. Leave out "
+            f"--seeds and --parallel to resume a single run."
+        )
+    options, seeds = seed_summary.read_seeds(path)
+    changes = {
+        name: value
+        for name, value in given.items()
+        if name not in _OF_ALL_SEEDS and not (name in options and jsonable(value) == options[name])
+    }
+    if "out" in given and Path(given["out"]) != path:
+        changes["out"] = given["out"]
+    train.check_changeable_options(changes)
+    reading = {name: given[name] for name in ("trusted", "new_episodes") if name in given}
+    seeds = list(dict.fromkeys([*seeds, *given.get("seeds", [])]))
+    return _SeedRuns(path, seeds, options, changes, reading, given.get("parallel", 1), is_new=False)
+
+
+def _merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with changes. Both may have settings of ``--set``."""
+    settings = [
+        *options.get("set", []),
+        *(pair for pair in changes.get("set", []) if pair not in options.get("set", [])),
+    ]
+    return {**options, **changes, **({"set": settings} if settings else {})}
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+
+def _log_name(seed: int) -> str:
+    return f"{seed_folder(seed)}.log"
+
+
+class _SeedProcess:
+    """A process that trains with one seed."""
+
+    def __init__(self, options: dict[str, Any], log: Path):
+        """Starts the process. Stop signals do not reach it before it can handle them.
+
+        Args:
+            options: The options of ``train``.
+            log: The file for its output.
+        """
+        context: Any = multiprocessing.get_context(START_METHOD)
+        self._results, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=_train_in_process, args=(options, str(log), sender))
+        with _signals_blocked():
+            self._process.start()
+        sender.close()
+
+    @property
+    def sentinel(self) -> int:
+        return self._process.sentinel
+
+    def has_ended(self) -> bool:
+        return not self._process.is_alive()
+
+    def result(self) -> tuple[int, str, bool]:
+        """Returns the exit status, the error or ``""``, and whether it is unexpected, of a process that has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            if self._results.poll():
+                return self._results.recv()
+        return FAILED, f"its process has ended with the exit code {self._process.exitcode}.", True
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        """Waits for the process, and kills it if it does not end."""
+        self._process.join(_END_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Has processes start with stop signals that wait until the process is ready for them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock the signals
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _train_in_process(options: dict[str, Any], log: str, results: Any) -> None:
+    """Trains in a process of its own, and sends the exit status and an error."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent process, which sends it on
+    _print_to(log)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        with StopSignals():
+            if hasattr(signal, "pthread_sigmask"):
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            with quiet_event_writers():
+                _send(results, train.prepared(options, suggests=False).run(), "", False)
+    except KeyboardInterrupt as stop:
+        _send(results, exit_status(stop), "", False)
+    except MarlConnectorsError as error:
+        print(f"marl-connectors: error: {error}", file=sys.stderr)
+        _send(results, FAILED, str(error), False)
+    except Exception as error:
+        traceback.print_exc()
+        _send(results, FAILED, f"{describe_error(error)}.", True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _send(results: Any, status: int, error: str, is_unexpected: bool) -> None:
+    with contextlib.suppress(OSError):  # the parent process may be gone
+        results.send((status, error, is_unexpected))
+
+
+def _print_to(log: str) -> None:
+    """Sends everything that this process prints to a file, after what it has already."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        os.dup2(file, number)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    os.close(file)
+
+
+def _stop_with_parent() -> None:
+    """Waits in a thread until the parent process is gone, and then ends this one as SIGTERM does."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _LogNews:
+    """Prints from time to time the newest line of progress in the seeds' logs.
+
+    Args:
+        path: The folder of all seeds.
+        seeds: The seeds. What their logs have already is not printed.
+    """
+
+    def __init__(self, path: Path, seeds: Iterable[int]):
+        self._path = path
+        self._lines = {seed: newest_progress(path / _log_name(seed)) for seed in seeds}
+        self._next = time.monotonic() + PROGRESS_S
+
+    def print_of(self, seeds: Mapping[int, Any]) -> None:
+        """Prints the newest line of progress of each of these seeds, if it is new and the time has come."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PROGRESS_S
+        for seed in seeds:
+            line = newest_progress(self._path / _log_name(seed))
+            if line and line != self._lines.get(seed):
+                self._lines[seed] = line
+                print(f"seed {seed}: {line}", flush=True)
+
+
+def newest_progress(log: Path) -> str:
+    """Returns the newest line of progress near the end of a run's output, such as ``"33%  32,832 agent steps ..."``.
+
+    Args:
+        log: The file with the output. It may be missing.
+    """
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(os.path.getsize(log) - 4096, 0))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if re.match(" *[0-9]+%  ", line)), "")
