@@ -317,7 +317,10 @@ def write_seeds(path: Path, command: Mapping[str, Any], results: Sequence[SeedRe
 
 def is_seeds_folder(path: Path) -> bool:
     """Whether a folder has runs that differ in their seed."""
-    return (path / SEEDS).is_file()
+    try:
+        return (path / SEEDS).is_file()
+    except (OSError, ValueError):  # no path can be like this, for example because it is too long
+        return False
 
 
 def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
