@@ -128,9 +128,11 @@ from .rl_module.distributions import TorchDiagGaussian as TorchDiagGaussian
 from .rl_module.distributions import TorchMultiCategorical as TorchMultiCategorical
 from .rl_module.distributions import TorchMultiDistribution as TorchMultiDistribution
 from .rl_module.distributions import TorchSquashedGaussian as TorchSquashedGaussian
+from .rl_module.distributions import TorchUniform as TorchUniform
 from .rl_module.encoders import Encoder as Encoder
 from .rl_module.multi_rl_module import MultiRLModule as MultiRLModule
 from .rl_module.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
+from .rl_module.random_rl_module import RandomRLModule as RandomRLModule
 from .rl_module.rl_module import RLModule as RLModule
 from .rl_module.rl_module import RLModuleSpec as RLModuleSpec
 from .rl_module.torch_module import TorchModule as TorchModule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,11 @@ class _Block:
 
     Attributes:
         first: The vector step of ``array[0]``.
-        asked: The distribution class, the number of its inputs and their device, which the noise was drawn for.
         array: ``[steps, N, k]``, the noise.
         tensor: The same numbers as a tensor on the device of the module outputs.
     """
 
     first: int
-    asked: tuple[Any, ...]
     array: np.ndarray
     tensor: torch.Tensor
 
@@ -53,7 +51,7 @@ class _Streams:
         since: The vector step at which ``words`` and ``t`` were set.
         pick: ``[B]``, the stream of each row. None if row ``i`` draws from stream ``i``.
         num_steps: The number of steps that the next block is drawn for.
-        block: The block that was drawn last. None if none has been drawn.
+        blocks: The block that was drawn last for each distribution class with a number of inputs and their device.
     """
 
     words: np.ndarray
@@ -61,7 +59,7 @@ class _Streams:
     since: int
     pick: np.ndarray | None
     num_steps: int = 1
-    block: _Block | None = None
+    blocks: dict[tuple[Any, ...], _Block] = field(default_factory=dict)
 
 
 class ActionNoise:
@@ -191,8 +189,9 @@ class ActionNoise:
     def array_for_rows(self, rows: Rows, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
         """Returns the noise of ``for_rows`` as an array, for modules on the CPU, without a call of torch."""
         streams = self._streams[self._group_of[rows]]
-        block, asked = streams.block, (dist_cls, num_inputs, _CPU)
-        if block is None or block.asked != asked or not 0 <= self.step - block.first < len(block.array):
+        asked = (dist_cls, num_inputs, _CPU)
+        block = streams.blocks.get(asked)
+        if block is None or not 0 <= self.step - block.first < len(block.array):
             block = self._block(streams, *asked)
             if block is None:
                 return None
@@ -203,8 +202,9 @@ class ActionNoise:
         self, streams: _Streams, dist_cls: type[Distribution], num_inputs: int, device: torch.device
     ) -> _Block | None:
         """Returns the block that contains this step's noise, drawn now if necessary."""
-        block, asked = streams.block, (dist_cls, num_inputs, device)
-        if block is not None and block.asked == asked and 0 <= self.step - block.first < len(block.array):
+        asked = (dist_cls, num_inputs, device)
+        block = streams.blocks.get(asked)
+        if block is not None and 0 <= self.step - block.first < len(block.array):
             return block
         t = streams.t + (self.step - streams.since)
         num_steps = min(streams.num_steps, max(1, _MOST_NUMBERS // max(1, len(t) * num_inputs)))
@@ -213,8 +213,8 @@ class ActionNoise:
         if drawn is None:
             return None
         streams.num_steps = min(2 * streams.num_steps, _MOST_STEPS)
-        streams.block = _Block(self.step, asked, drawn, torch.from_numpy(drawn).to(device))
-        return streams.block
+        streams.blocks[asked] = block = _Block(self.step, drawn, torch.from_numpy(drawn).to(device))
+        return block
 
     def generator(self, purpose: str, rows: Rows) -> StreamGenerator:
         """Returns a generator with a stream for each row in this step. Each ``purpose`` has separate streams."""

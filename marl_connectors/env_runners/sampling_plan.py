@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -20,7 +20,7 @@ from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
 from marl_connectors.connectors.connector_pipeline_v2 import BoundCall, ConnectorPipelineV2, cause_of
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
-from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, GetActions
+from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, GetActions, samples
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
@@ -283,8 +283,9 @@ class SamplingPlan:
             chosen += _bound(after, part, self._episodes, to_env, slice(0, 2))
         batch = ColumnBatch(made, Phase.TENSORS)
         later = _bound(after, batch, self._episodes, to_env, slice(2 if self._joins_out else 0, None))
-        if not in_torch:
-            later = [call for call in later if not self._is_idle(call)]
+        computed = {id(out) for own, out in zip(forwards, made, strict=True) if own is not None}
+        decided = {id(out) for i, out in enumerate(made) if i not in in_torch}
+        later = [call for call in later if not self._is_idle(call, computed, decided)]
         calls = [call for call in calls if call not in once]
         bound = [own for own in forwards if own is not None]
         return _Layout(given, made, calls, tensors, forward, [*chosen, *later], bound, self._begun)
@@ -315,15 +316,22 @@ class SamplingPlan:
         out.action_dist_cls = dist_cls if is_later else None
         return partial(self._choose, dist_cls, dist_cls.bind_choice(), out)
 
-    def _is_idle(self, call: _Call) -> bool:
-        """Returns whether a call does not change actions that were chosen in arrays."""
+    def _is_idle(self, call: _Call, computed: Collection[int], decided: Collection[int]) -> bool:
+        """Returns whether a call does not change what was computed in arrays.
+
+        Args:
+            call: A call of a module-to-env piece.
+            computed: The ids of the groups with module outputs that were computed in arrays, so without a time axis.
+            decided: The ids of the groups with actions that were chosen in arrays.
+        """
         piece, group = _piece_of(call), getattr(call, "group", None)
         if type(piece) is RemoveSingleTsTimeRankFromBatch:
-            return True
-        if type(piece) is not NormalizeAndClipActions or group is None:
+            return id(group) in computed
+        if type(piece) is not NormalizeAndClipActions or id(group) not in decided:
             return False
         if type(piece).on_columns is not _NORMALIZES or has_own_methods(piece):
             return False
+        assert group is not None
         space = group.rows.action_space
         is_plain = isinstance(space, spaces.Discrete) and not space.start
         return is_plain and all(type(other) in DEFAULT_PIECES for other in self._module_to_env)
@@ -373,7 +381,8 @@ class SamplingPlan:
     def _choose(self, dist_cls: type[Distribution], choose: Any, out: ColumnGroup) -> None:
         """Chooses actions from the modules' action distribution inputs."""
         inputs = out[Columns.ACTION_DIST_INPUTS]
-        noise = self._noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1]) if self._explore else None
+        is_sampled = samples(dist_cls, self._explore)
+        noise = self._noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1]) if is_sampled else None
         actions = out[Columns.ACTIONS] = choose(inputs, noise)
         if out.action_dist_cls is None:
             out[Columns.ACTION_LOGP] = dist_cls.logp_of_rows(inputs, actions)

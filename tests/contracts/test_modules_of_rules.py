@@ -203,3 +203,18 @@ def test_a_checkpoint_goes_on_as_if_it_had_never_stopped(tmp_path):
 def test_what_does_not_fit_is_said_of_the_module_that_put_it_out(rules, words):
     with pytest.raises(ConnectorError, match=words):
         make_config(rules).build_algo().train()
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_rules_act_beside_a_module_with_a_memory(explore):
+    config = make_config(Rules)
+    specs = {
+        "main": RLModuleSpec(model_config={"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}),
+        "rules": RLModuleSpec(Rules),
+    }
+    algo = config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)).build_algo()
+    algo.train()
+    (episode,) = algo.env_runner.sample(num_episodes=1, explore=explore)
+    algo.stop()
+    assert episode.agent_episodes["agent_1"].get_return() == PAID
+    assert set(episode.agent_episodes["agent_0"].get_actions().tolist()) <= set(range(5))

@@ -20,17 +20,18 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.time_limit_encoding import TimeLimitEncoding
-from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
+from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, samples
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.lane_group import LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, did_you_mean
+from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
@@ -134,6 +135,7 @@ class Policy:
         pieces = [*env_to_module, *module_to_env]
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
+        self._always_samples = any(map(_always_samples, rl_module.values()))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
 
     # Copies.
@@ -398,7 +400,7 @@ class Policy:
         vector_env.observe(result, observations, infos, is_batch)
         episodes.observe(result)
         plan = self._plan(explore)
-        if explore and not self._is_placed:
+        if (explore or self._always_samples) and not self._is_placed:
             vector_env.place(self._noise)
             self._is_placed = True
         actions = vector_env.by_agent(plan.act(self._times), is_batch)
@@ -543,6 +545,14 @@ class _OneCall:
         self._process = os.getpid()
         if self._owner is not None and self._owner != me:
             self._lock, self._owner, self._is_torn = threading.Lock(), None, True
+
+
+def _always_samples(module: RLModule) -> bool:
+    """Whether a module's actions are sampled without exploration, too."""
+    try:
+        return samples(module.get_inference_action_dist_cls(), explore=False)
+    except ModuleError:  # it has no distribution, because it outputs actions
+        return False
 
 
 def _looks_back(piece: ConnectorV2) -> bool:

@@ -32,8 +32,8 @@ class GetActions(ConnectorV2):
     Some modules of a batch may output ``actions``, as rules do, while others do not.
 
     Reads ``action_dist_inputs``, the parameters of the module's exploration or inference distribution. If ``explore``
-    is True it samples from the distribution, else it takes the most likely action. Writes ``actions`` (``[B, ...]``)
-    and ``action_logp`` (``[B]``) to the batch. Keeps no state.
+    is True, or the distribution has ``always_samples``, it samples from the distribution, else it takes the most likely
+    action. Writes ``actions`` (``[B, ...]``) and ``action_logp`` (``[B]``) to the batch. Keeps no state.
 
     The outputs of modules on a GPU are first moved to the CPU, all in one copy, since the trajectories need them there,
     and actions are sampled on the CPU.
@@ -82,18 +82,17 @@ class GetActions(ConnectorV2):
         if isinstance(rl_module, RLModule):
             rl_module = dict.fromkeys(columns.module_ids, rl_module)
         dist_cls = self._common_dist_cls(rl_module, columns, explore)
-        source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
-        noise = None
-        if source is not None and dist_cls is not None and not isinstance(columns.rows, EpisodeRows):
-            noise = source.for_rows(columns, dist_cls)  # the rows are a runner's
-        if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
-            noise = noise.unsqueeze(1)  # for a stateful module's time axis of length 1
-        with source.torch_stream() if source is not None and noise is None else nullcontext():
-            if dist_cls is None or Columns.ACTIONS in columns:
-                self._module_by_module(rl_module, columns, explore, noise)
-                return
-            distribution = dist_cls.from_logits(columns[Columns.ACTION_DIST_INPUTS])
-            columns[Columns.ACTIONS] = distribution.sample(noise) if explore else distribution.to_deterministic()
+        source = shared_data.get(ACTION_NOISE) if shared_data else None
+        if dist_cls is None or Columns.ACTIONS in columns:
+            self._module_by_module(rl_module, columns, explore, source)
+            return
+        distribution = dist_cls.from_logits(columns[Columns.ACTION_DIST_INPUTS])
+        if samples(dist_cls, explore):
+            noise = _noise(source, columns, dist_cls)
+            with source.torch_stream() if source is not None and noise is None else nullcontext():
+                columns[Columns.ACTIONS] = distribution.sample(noise)
+        else:
+            columns[Columns.ACTIONS] = distribution.to_deterministic()
         if self._defers_now:
             columns.action_dist_cls = dist_cls
         else:
@@ -116,7 +115,7 @@ class GetActions(ConnectorV2):
             return None
         if dist_cls.required_input_dim(space) != num_inputs:
             return None
-        if explore and not dist_cls.draws_from_noise(num_inputs):
+        if samples(dist_cls, explore) and not dist_cls.draws_from_noise(num_inputs):
             return None
         return dist_cls, self._defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
 
@@ -143,16 +142,22 @@ class GetActions(ConnectorV2):
             self._defers_now = self._defer_logp and self._is_common(self._common, rl_module, space, explore)
         return self._common
 
-    def _module_by_module(
-        self, rl_module: Any, columns: ColumnGroup, explore: bool | None, noise: torch.Tensor | None
-    ) -> None:
+    def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None, source: Any) -> None:
         """Adds actions where some modules output them, or where modules have distributions of several classes."""
         found: dict[ModuleID, dict[str, Any]] = {}
-        for (module_id, part), (begin, end) in zip(columns.module_columns(), pairwise(columns.splits), strict=True):
-            own = dict(part)
-            if Columns.ACTIONS not in own:
-                _add_actions(module_id, rl_module[module_id], own, explore, None if noise is None else noise[begin:end])
-            found[module_id] = {name: own[name] for name in (Columns.ACTIONS, Columns.ACTION_LOGP) if name in own}
+        with source.torch_stream() if source is not None else nullcontext():
+            for (module_id, part), (begin, end) in zip(columns.module_columns(), pairwise(columns.splits), strict=True):
+                own = dict(part)
+                if Columns.ACTIONS not in own:
+                    dist_cls = _dist_cls(module_id, rl_module[module_id], explore)
+                    distribution = dist_cls.from_logits(_inputs(module_id, own))
+                    if samples(dist_cls, explore):
+                        noise = _noise(source, columns, dist_cls)
+                        own[Columns.ACTIONS] = distribution.sample(None if noise is None else noise[begin:end])
+                    else:
+                        own[Columns.ACTIONS] = distribution.to_deterministic()
+                    own[Columns.ACTION_LOGP] = distribution.logp(own[Columns.ACTIONS])
+                found[module_id] = {name: own[name] for name in (Columns.ACTIONS, Columns.ACTION_LOGP) if name in own}
         _check_dtypes({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
         try:
             put_together(columns, list(found.values()))
@@ -171,16 +176,25 @@ def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:
         )
 
 
-def _add_actions(
-    module_id: ModuleID,
-    module: RLModule,
-    columns: dict[str, Any],
-    explore: bool | None,
-    noise: torch.Tensor | None = None,
-) -> None:
-    distribution = _dist_cls(module_id, module, explore).from_logits(_inputs(module_id, columns))
-    columns[Columns.ACTIONS] = distribution.sample(noise) if explore else distribution.to_deterministic()
-    columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
+def samples(dist_cls: Any, explore: bool | None) -> bool:
+    """Whether actions of a distribution class are sampled, and not the most likely ones."""
+    return bool(explore) or getattr(dist_cls, "always_samples", False)
+
+
+def _noise(source: Any, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
+    """Returns the noise for all rows of a group; None to draw from torch's generator.
+
+    Args:
+        source: The runner's ActionNoise; None without one.
+        columns: The group. ActionNoise knows the rows of runners only.
+        dist_cls: The distribution class.
+    """
+    if source is None or isinstance(columns.rows, EpisodeRows) or not issubclass(dist_cls, Distribution):
+        return None
+    noise = source.for_rows(columns, dist_cls)
+    if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
+        return noise.unsqueeze(1)  # for a stateful module's time axis of length 1
+    return noise
 
 
 def _dist_cls(module_id: ModuleID, module: RLModule, explore: bool | None) -> type[Distribution]:

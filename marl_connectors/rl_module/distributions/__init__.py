@@ -6,6 +6,7 @@ from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, d
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
+from marl_connectors.rl_module.distributions.uniform import TorchUniform
 from marl_connectors.rl_module.masked_logits import apply_action_mask
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "TorchMultiCategorical",
     "TorchMultiDistribution",
     "TorchSquashedGaussian",
+    "TorchUniform",
     "apply_action_mask",
     "default_distribution",
     "without_forbidden",

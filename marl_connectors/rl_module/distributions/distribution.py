@@ -67,7 +67,12 @@ class Distribution(metaclass=_DistributionKind):
     """A batch of action distributions.
 
     Every method works on any number of leading axes: ``[B, n]`` for one module, ``[M, B, n]`` for stacked modules.
+
+    Attributes:
+        always_samples: Whether actions are sampled even without exploration, so that ``to_deterministic`` is not used.
     """
+
+    always_samples: bool = False
 
     @classmethod
     @abstractmethod
