@@ -6,6 +6,7 @@ episode. The ready-made ones are frozen dataclasses, so that they can be compare
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
@@ -77,6 +78,34 @@ class PatternPolicies:
 
     def _list(self) -> str:
         return ", ".join(repr(pattern) for pattern, _ in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class OneAgainst:
+    """Maps one agent to its module, and all others to an opponent, for evaluations of policies that learn by self-play.
+
+    The agent changes from episode to episode, so that each of them plays equally often. The sum of the numbers in the
+    episode's id decides, which is ``"{number of the sub-environment}-{number of its episode}"``.
+
+    >>> from types import SimpleNamespace
+    >>> mapping = OneAgainst(SharedPolicy("main"), ("player_0", "player_1"), "random")
+    >>> [mapping("player_0", SimpleNamespace(id_=id_)) for id_ in ("0-0", "0-1", "1-1")]
+    ['main', 'random', 'main']
+
+    Attributes:
+        mapping: The mapping function for the one agent.
+        agent_ids: The agents that play, one after another, each as text.
+        opponent: The module of all other agents.
+    """
+
+    mapping: PolicyMappingFn
+    agent_ids: tuple[str, ...]
+    opponent: ModuleID
+
+    def __call__(self, agent_id: AgentID, episode: Any, **kwargs: Any) -> ModuleID:
+        turn = sum(map(int, re.findall(r"\d+", str(episode.id_))))
+        is_playing = str(agent_id) == self.agent_ids[turn % len(self.agent_ids)]
+        return self.mapping(agent_id, episode, **kwargs) if is_playing else self.opponent
 
 
 def goes_by_agent_alone(mapping: PolicyMappingFn) -> bool:
@@ -157,6 +186,9 @@ def mapping_to_json(fn: PolicyMappingFn) -> dict[str, Any]:
             return {"type": "independent"}
         case PatternPolicies():
             return {"type": "patterns", "patterns": [list(pair) for pair in fn.patterns]}
+        case OneAgainst():
+            own = {"agent_ids": list(fn.agent_ids), "opponent": fn.opponent}
+            return {"type": "one_against", "mapping": mapping_to_json(fn.mapping), **own}
     name = qualified_name(fn)
     if name is not None:
         return {"type": "function", "name": name}
@@ -205,6 +237,10 @@ def mapping_from_json(data: Mapping[str, Any], names: Names | None = None) -> Po
             return IndependentPolicies()
         case {"type": "patterns", "patterns": list(pairs)} if all(map(_is_pair, pairs)):
             return PatternPolicies(tuple((pattern, module_id) for pattern, module_id in pairs))
+        case {"type": "one_against", "mapping": dict(own), "agent_ids": list(ids), "opponent": str(opponent)} if (
+            ids and all(isinstance(agent_id, str) for agent_id in ids)
+        ):
+            return OneAgainst(mapping_from_json(own, names), tuple(ids), opponent)
         case {"type": "function", "name": name}:
             return names.resolve(name, _FUNCTION, who=who)
         case {"type": "dataclass", "name": name, "fields": dict(own)} if _is_plain(own):

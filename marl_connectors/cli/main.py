@@ -19,6 +19,7 @@ from marl_connectors.cli.values import (
     mask_key,
     names,
     number_or_auto,
+    opponent,
     ray_address,
     seed_list,
     whole_number,
@@ -271,6 +272,12 @@ def _add_train_options(parser: _Parser) -> None:
     add("--seeds", type=seed_list, metavar="A-B", help="train once with each of these seeds: 0-4, or 0,3,7")
     add("--parallel", type=count, metavar="N", help="with --seeds: train N seeds at a time (default 1)")
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
+    add(
+        "--eval-opponent",
+        type=opponent,
+        metavar="WHO",
+        help="random: in evaluations, one agent plays with its policy and all others play at random (default none)",
+    )
     add(
         "--anneal-lr",
         action=argparse.BooleanOptionalAction,

@@ -28,11 +28,17 @@ def success_of(env_runner_results: Mapping[str, Any]) -> float:
     return math.nan if value is None else float(value)
 
 
-def success_name(config: Any) -> str | None:
-    """Returns what the callbacks of a config measure as success; None if they measure none."""
+def success_measure(config: Any) -> Success | None:
+    """Returns the measure of success among the callbacks of a config; None if there is none."""
     given = getattr(config, "callbacks_on_episode_end", None)
     found = given if isinstance(given, (list, tuple)) else [given]
-    return next((callback.name for callback in found if isinstance(callback, Success)), None)
+    return next((callback for callback in found if isinstance(callback, Success)), None)
+
+
+def success_name(config: Any) -> str | None:
+    """Returns what the callbacks of a config measure as success; None if they measure none."""
+    measure = success_measure(config)
+    return None if measure is None else measure.name
 
 
 def percent(share: float) -> str:

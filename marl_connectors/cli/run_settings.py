@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,8 +14,16 @@ from marl_connectors.environments.making.factory import agent_ids, env_name, mak
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.names import import_function
-from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
+from marl_connectors.policy_mapping import (
+    OneAgainst,
+    PatternPolicies,
+    PolicyMappingFn,
+    check_patterns,
+    policy_mapping,
+)
+from marl_connectors.spaces import describe
 from marl_connectors.zoo import find_task
+from marl_connectors.zoo.games import OPPONENT
 
 TRAINING_DEFAULTS: dict[str, Any] = {
     "lr": 3e-4,
@@ -51,6 +59,8 @@ class RunSettings:
         policies: ``"shared"``, ``"independent"`` or patterns; ignored if ``mapping`` is not None.
         mapping: ``"module:function"``, or None.
         modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
+        eval_opponent: ``"random"`` if one agent acts with its module in evaluations, a different one in each episode,
+            and all others act at random; None if evaluations are played as in training.
         steps: The agent steps at which the run ends.
         seed: The seed of all random streams.
         num_envs: The number of sub-environments of all env runners together.
@@ -84,6 +94,7 @@ class RunSettings:
     policies: str = "shared"
     mapping: str | None = None
     modules: list[str] | None = None
+    eval_opponent: str | None = None
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
@@ -141,9 +152,13 @@ class RunSettings:
         """Builds the run's ``Algorithm``, with the policies' patterns checked against the environment's agents."""
         use_threads(self.threads)
         mapping = self.mapping_fn()
-        if isinstance(mapping, PatternPolicies):
+        agents: list[Any] = []
+        if isinstance(mapping, PatternPolicies) or self.eval_opponent is not None:
             env = make_env(self.env, self.env_config, wrappers=self.wrappers)
-            check_patterns(mapping, agent_ids(env))
+            agents = agent_ids(env)
+            check_patterns(mapping, agents)
+            if self.eval_opponent is not None:
+                self._check_opponent(env, agents)
             close_env(env, env_name(self.env))
 
         from marl_connectors.algorithms.mappo import MAPPOConfig
@@ -173,6 +188,8 @@ class RunSettings:
             .rl_module(model_config=model)
             .debugging(seed=self.seed)
         )
+        if self.eval_opponent is not None:
+            set_opponent(config, agents)
         set_by_name(config, self.training)
         if self.anneal_lr:
             config.training(lr=annealed(self.training.get("lr", config.lr), self.steps))
@@ -186,6 +203,55 @@ class RunSettings:
                 "--num-learners N, or leave it out."
             )
         return config.build_algo()
+
+    def _check_opponent(self, env: Any, agents: Sequence[Any]) -> None:
+        """Checks that a random module can act for each of several agents."""
+        if len(agents) == 1:
+            raise ConfigError(
+                f"--eval-opponent: expected an environment with several agents, but {env_name(self.env)} has one. "
+                f"Leave it out."
+            )
+        kinds = ["action"] if self.env_to_module else ["action", "observation"]  # pieces may make observations alike
+        for kind in kinds:
+            space_of = getattr(env, f"{kind}_space", None)
+            if not callable(space_of):
+                continue
+            for agent_id in agents:
+                if describe(cast(Any, space_of(agent_id))) != describe(cast(Any, space_of(agents[0]))):
+                    raise ConfigError(
+                        f"--eval-opponent: expected agents with the same spaces, for which one module can act at "
+                        f"random, but the {kind} spaces of {agents[0]!r} and {agent_id!r} differ. Leave it out."
+                    )
+
+
+def set_opponent(config: Any, agents: Sequence[Any]) -> None:
+    """Adds a module that acts at random, against which one agent plays in evaluations.
+
+    Args:
+        config: The config, with its mapping function and its ``policies``.
+        agents: The agents of the environment.
+
+    Raises:
+        ConfigError: If a module has that name already.
+    """
+    from marl_connectors.env_runners.agent_modules import ask_mapping
+    from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+    from marl_connectors.rl_module.random_rl_module import RandomRLModule
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+    mapping, module_ids = config.policy_mapping_fn, config.policies
+    if module_ids is None:
+        first = MultiAgentEpisode.from_agent_episodes(
+            "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
+        )
+        module_ids = [ask_mapping(first, agent_id) for agent_id in agents]
+    if OPPONENT in module_ids:
+        raise ConfigError(
+            f"--eval-opponent: a module is called {OPPONENT!r}, which is the name of the opponent. Give it another one."
+        )
+    config.multi_agent(policies={**dict.fromkeys(module_ids), OPPONENT: RLModuleSpec(RandomRLModule)})
+    against = OneAgainst(mapping, tuple(map(str, agents)), OPPONENT)
+    config.evaluation(evaluation_config={"policy_mapping_fn": against})
 
 
 def annealed(lr: Any, steps: int) -> list[list[float]]:
@@ -391,6 +457,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "policies": _TEXT,
     "mapping": _TEXT_OR_NULL,
     "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
+    "eval_opponent": ('"random" or null', lambda value: value in (None, OPPONENT)),
     "steps": _COUNT,
     "seed": _WHOLE,
     "num_envs": _COUNT,

@@ -115,6 +115,8 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         yield "--policies", settings.policies
     if settings.modules is not None:
         yield "--modules", ",".join(settings.modules)
+    if settings.eval_opponent != base.eval_opponent:
+        yield "--eval-opponent", settings.eval_opponent or "none"
     for name in (
         *("algo", "steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
         *("num_env_workers", "num_gpus_per_learner"),

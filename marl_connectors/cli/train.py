@@ -24,6 +24,7 @@ from marl_connectors.cli.results import (
     module_returns,
     percent,
     spread,
+    success_measure,
     success_name,
     success_of,
     table,
@@ -48,6 +49,7 @@ from marl_connectors.cli.values import brief, jsonable, merged, require_extras
 from marl_connectors.cli.video import record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
+from marl_connectors.zoo.games import games_won
 
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
@@ -234,10 +236,12 @@ class _Training:
 
     def _why_no_success(self, random_play: Mapping[str, Any]) -> str:
         """Returns a sentence if the success of the zoo's task cannot be measured; "" if it was, or there is none."""
-        what = success_name(self.algo.config)
-        if what is None or not random_play["num_episodes"] or math.isfinite(success_of(random_play)):
+        measure = success_measure(self.algo.config)
+        if measure is None or not random_play["num_episodes"] or math.isfinite(success_of(random_play)):
             return ""
-        said = f"Success ({what}) is not measured, because the state of the environments at the end of episodes"
+        if measure.measure is games_won and self.settings.eval_opponent is None:
+            return f"Success ({measure.name}) is only measured against an opponent: --eval-opponent random."
+        said = f"Success ({measure.name}) is not measured, because the state of the environments at the end of episodes"
         if self.settings.num_env_workers in (0, "auto"):
             return f"{said} is not available: they are natively batched."
         return f"{said} is in worker processes. To measure it, use --num-env-workers 0."

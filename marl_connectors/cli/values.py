@@ -92,6 +92,17 @@ def ray_address(text: str) -> str | None:
     return None if text.lower() in ("none", "null") else text
 
 
+def opponent(text: str) -> str | None:
+    """Reads who plays against an agent in evaluations; ``none`` stands for the policies of training.
+
+    >>> opponent("random"), opponent("none")
+    ('random', None)
+    """
+    if text.lower() not in ("random", "none"):
+        raise argparse.ArgumentTypeError(f"expected random or none, but got {text!r}")
+    return "random" if text.lower() == "random" else None
+
+
 def whole_number(text: str) -> int:
     """Reads a non-negative whole number, also written ``1e6`` or ``1_000_000``."""
     try:

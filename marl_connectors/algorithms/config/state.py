@@ -24,6 +24,7 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.names import LIBRARY, Expected, Names, brief, is_function, qualified_name
 from marl_connectors.policy_mapping import (
     IndependentPolicies,
+    OneAgainst,
     PatternPolicies,
     SharedPolicy,
     mapping_from_json,
@@ -231,6 +232,7 @@ _DATACLASSES: dict[str, type] = {
         DefaultModelConfig,
         IndependentPolicies,
         MultiRLModuleSpec,
+        OneAgainst,
         PatternPolicies,
         RLModuleSpec,
         SharedPolicy,
