@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_connectors.errors import CheckpointError, ConfigError, MappingError
-from marl_connectors.names import import_function
+from marl_connectors.names import Names, import_function
 from marl_connectors.policy_mapping import (
     IndependentPolicies,
+    OneAgainst,
     PatternPolicies,
     SharedPolicy,
     check_patterns,
@@ -32,6 +35,20 @@ def test_a_shared_policy_gives_every_agent_the_same_module():
 def test_independent_policies_are_called_as_their_agents():
     assert IndependentPolicies()("a", None) == "a"
     assert IndependentPolicies()(("team", 1), None) == "('team', 1)"
+
+
+def test_one_agent_after_the_other_plays_against_the_opponent():
+    mapping = OneAgainst(TEAMS, ("agent_0", "adversary_0", "3"), "random")
+
+    def modules(id_):
+        return [mapping(agent_id, SimpleNamespace(id_=id_)) for agent_id in ("agent_0", "adversary_0")]
+
+    assert modules("0-0") == ["green", "random"]
+    assert modules("0-1") == modules("1-0") == ["random", "red"]
+    assert modules("0-2") == modules("1-1") == ["random", "random"]  # agent 3 plays
+    assert modules("0-3") == modules("7-5") == modules("0-0")
+    shared = OneAgainst(SharedPolicy(), (*mapping.agent_ids[:2], "3"), "random")
+    assert shared(3, SimpleNamespace(id_="0-2")) == "default_policy"
 
 
 def test_the_first_pattern_that_matches_decides():
@@ -139,7 +156,8 @@ def test_patterns_survive_json(pairs):
 
 
 def test_ready_made_mappings_survive_json():
-    for mapping in (SharedPolicy("team"), IndependentPolicies()):
+    against = OneAgainst(TEAMS, ("agent_0", "adversary_0"), "random")
+    for mapping in (SharedPolicy("team"), IndependentPolicies(), against):
         assert mapping_from_json(mapping_to_json(mapping)) == mapping
 
 
@@ -161,3 +179,13 @@ def test_a_lambda_leaves_a_note_that_it_has_to_be_passed_again():
 def test_other_json_is_refused():
     with pytest.raises(CheckpointError, match="expected the description"):
         mapping_from_json({"type": "magic"})
+    with pytest.raises(CheckpointError, match="expected the description"):
+        mapping_from_json({"type": "one_against", "mapping": {"type": "shared"}, "agent_ids": [], "opponent": "x"})
+
+
+def test_the_mapping_against_an_opponent_names_only_functions_that_are_trusted():
+    data = mapping_to_json(OneAgainst(by_parity, ("a", "b"), "random"))
+    assert data["mapping"]["type"] == "function"
+    assert mapping_from_json(data).mapping is by_parity
+    with pytest.raises(CheckpointError):
+        mapping_from_json(data, Names(trusted=False))

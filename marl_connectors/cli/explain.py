@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.cli.run_settings import (
+    SHORT_FORMS,
     TRAINING_DEFAULTS,
     RunSettings,
+    check_model,
     in_this_process,
     set_by_name,
     set_pieces,
@@ -53,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _algorithm(given: dict[str, Any]) -> Any:
     """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
-    options: dict[str, Any] = {key: merged(value) if key == "env_config" else value for key, value in given.items()}
+    options: dict[str, Any] = {
+        key: merged(value) if key in ("env_config", "model") else value for key, value in given.items()
+    }
     training, own_settings = training_settings(options.pop("set", []))
     for name in ("env_to_module", "learner_connector"):
         if name in options:
@@ -145,16 +149,17 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         config.env_runners(num_envs_per_env_runner=given["num_envs"])
     if "seed" in given:
         config.debugging(seed=given["seed"])
-    layers = {"hidden": "fcnet_hiddens", "activation": "fcnet_activation", "share_value_layers": "vf_share_layers"}
-    model = {layers[name]: given[name] for name in layers if name in given}
+    model = {key: given[name] for key, name in SHORT_FORMS.items() if name in given} | given.get("model", {})
     if model:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
         if dataclasses.is_dataclass(old) and not is_own:
             raise ConfigError(
-                f"--hidden, --activation, --share-value-layers: they are settings of the default modules, but the "
-                f"config's model_config is a {type(old).__name__}. Leave them out."
+                f"--model, --hidden, --activation, --share-value-layers: they are settings of the default modules, but "
+                f"the config's model_config is a {type(old).__name__}. Leave them out."
             )
+        if is_own:
+            check_model(model)
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
     set_by_name(config, given.get("training", {}))
     set_pieces(config, env_to_module=given.get("env_to_module"), learner_connector=given.get("learner_connector"))

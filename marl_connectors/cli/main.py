@@ -368,6 +368,13 @@ def _add_building_options(parser: _Parser) -> None:
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--activation", choices=ACTIVATIONS, help="activation after each hidden layer (default tanh)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
+    add(
+        "--model",
+        action="append",
+        type=key_value,
+        metavar="KEY=VALUE",
+        help="a setting of the modules, such as use_lstm=true or lstm_cell_size=64; repeatable",
+    )
     for name, what in (("--env-to-module", "observations"), ("--learner-connector", "train batches")):
         add(
             name,

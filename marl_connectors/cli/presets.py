@@ -7,18 +7,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.cli.results import number, percent
-from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, batch_size_per_learner, training_settings
+from marl_connectors.cli.run_settings import (
+    SHORT_FORMS,
+    TRAINING_DEFAULTS,
+    RunSettings,
+    batch_size_per_learner,
+    check_model,
+    training_settings,
+)
 from marl_connectors.cli.values import merged, piece_names
+from marl_connectors.errors import ConfigError
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 BATCH_SIZE = "train_batch_size_per_learner"
 _FIELDS = {field.name for field in dataclasses.fields(RunSettings)}
-_NOT_FROM_OPTIONS = {"env_config", "env_to_module", "learner_connector", "training", "preset"}
+_NOT_FROM_OPTIONS = {"env_config", "env_to_module", "learner_connector", "model", "training", "preset"}
 _OPTIONS = {"env_config": "--env-config", "wrappers": "--wrap", "training": "--set"}
 """Fields of RunSettings whose options have other names."""
 _LEARNING = (
-    *("policies", "mapping", "eval_opponent", "algo", "steps", "num_envs", "env_config", "wrappers", "hidden", "activation"),
-    *("share_value_layers", "env_to_module", "learner_connector", "anneal_lr", "action_mask_key", "training"),
+    *(
+        "policies",
+        "mapping",
+        "eval_opponent",
+        "algo",
+        "steps",
+        "num_envs",
+        "env_config",
+        "wrappers",
+        "hidden",
+        "activation",
+    ),
+    *("share_value_layers", "model", "env_to_module", "learner_connector", "anneal_lr", "action_mask_key", "training"),
 )
 """The fields of RunSettings on which the results of a run depend."""
 
@@ -27,9 +46,9 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     """Returns the settings of a new run.
 
     Args:
-        given: The options of the user. An option replaces the preset's value, except that ``env_config`` and ``set``
-            replace single values. With ``preset=False``, or where the zoo does not have the environment, there are no
-            values but the options and the defaults.
+        given: The options of the user. An option replaces the preset's value, except that ``env_config``, ``model``
+            and ``set`` replace single values. With ``preset=False``, or where the zoo does not have the environment,
+            there are no values but the options and the defaults.
     """
     task = find_task(given["env"]) if given.get("preset", True) else None
     preset = dict(task.settings) if task is not None else {}
@@ -48,9 +67,24 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     batch_size = batch_size_per_learner(total, values.get("num_learners", 0))
     if "anneal_lr" not in given and isinstance(training.get("lr"), list):
         values["anneal_lr"] = False  # the user's schedule replaces the preset's
+    values |= _model_settings(preset, given)
     values["env_config"] = {**preset.get("env_config", {}), **merged(given.get("env_config", []))}
     values["training"] = {**TRAINING_DEFAULTS, **of_preset, BATCH_SIZE: batch_size, **training}
     return RunSettings(**values, preset=None if task is None else task.name)
+
+
+def _model_settings(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of ``--model`` in addition to those of the preset.
+
+    Settings that have an option of their own become the values of that option.
+    """
+    model = merged(given.get("model", []))
+    check_model(model)
+    short = {name: model.pop(key) for key, name in SHORT_FORMS.items() if key in model}
+    for key, name in SHORT_FORMS.items():
+        if name in short and name in given:
+            raise ConfigError(f"--model: {key!r} is the same as --{name.replace('_', '-')}. Use one of them.")
+    return {**short, "model": {**preset.get("model", {}), **model}}
 
 
 def base_settings(settings: RunSettings) -> RunSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,6 +74,7 @@ class RunSettings:
         hidden: The widths of the hidden layers.
         activation: The activation after each hidden layer.
         share_value_layers: Whether policy and value function share these layers.
+        model: Further settings of the modules, by the names of the fields of ``DefaultModelConfig``.
         env_to_module: The names of connector pieces at the beginning of the env-to-module pipeline, as for
             ``NamedPieces``.
         learner_connector: The names of connector pieces at the beginning of the learner pipeline.
@@ -107,6 +109,7 @@ class RunSettings:
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     activation: str = "tanh"
     share_value_layers: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
     env_to_module: list[str] = field(default_factory=list)
     learner_connector: list[str] = field(default_factory=list)
     anneal_lr: bool = False
@@ -163,11 +166,7 @@ class RunSettings:
 
         from marl_connectors.algorithms.mappo import MAPPOConfig
         from marl_connectors.algorithms.ppo import PPOConfig
-        from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
-        model = DefaultModelConfig(
-            fcnet_hiddens=self.hidden, fcnet_activation=self.activation, vf_share_layers=self.share_value_layers
-        )
         config = (
             {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
             .environment(
@@ -185,7 +184,7 @@ class RunSettings:
             )
             .learners(num_learners=self.num_learners, num_gpus_per_learner=self.num_gpus_per_learner)
             .resources(ray_address=self.ray_address)
-            .rl_module(model_config=model)
+            .rl_module(model_config=self.model_config())
             .debugging(seed=self.seed)
         )
         if self.eval_opponent is not None:
@@ -203,6 +202,18 @@ class RunSettings:
                 "--num-learners N, or leave it out."
             )
         return config.build_algo()
+
+    def model_config(self) -> Any:
+        """Returns the ``DefaultModelConfig`` of the modules.
+
+        Raises:
+            ConfigError: If ``model`` has an unknown key, or a setting has a wrong value.
+        """
+        from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
+        check_model(self.model)
+        short = {key: getattr(self, name) for key, name in SHORT_FORMS.items()}
+        return DefaultModelConfig(**{**short, **self.model})
 
     def _check_opponent(self, env: Any, agents: Sequence[Any]) -> None:
         """Checks that a random module can act for each of several agents."""
@@ -222,6 +233,24 @@ class RunSettings:
                         f"--eval-opponent: expected agents with the same spaces, for which one module can act at "
                         f"random, but the {kind} spaces of {agents[0]!r} and {agent_id!r} differ. Leave it out."
                     )
+
+
+SHORT_FORMS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation", "vf_share_layers": "share_value_layers"}
+"""Settings of ``--model`` that have options of their own, with the fields of RunSettings for them."""
+
+
+def check_model(model: Iterable[str]) -> None:
+    """Checks the keys of ``--model``.
+
+    Raises:
+        ConfigError: If the default modules have no such setting.
+    """
+    from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
+    known = [field.name for field in dataclasses.fields(DefaultModelConfig)]
+    for key in model:
+        if key not in known:
+            raise ConfigError(f"--model: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
 
 
 def set_opponent(config: Any, agents: Sequence[Any]) -> None:
@@ -473,6 +502,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "activation": (f"one of {', '.join(ACTIVATIONS)}", lambda value: value in ACTIVATIONS),
     "share_value_layers": _FLAG,
+    "model": _SETTINGS,
     "env_to_module": ("a list of texts", _are_texts),
     "learner_connector": ("a list of texts", _are_texts),
     "anneal_lr": _FLAG,

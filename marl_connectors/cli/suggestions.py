@@ -126,6 +126,7 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
     for option, values, defaults in (
         ("--env-config", settings.env_config, base.env_config),
         ("--set", settings.training, base.training),
+        ("--model", settings.model, base.model),
     ):
         for key, value in values.items():
             if key not in defaults or defaults[key] != value:
@@ -149,8 +150,8 @@ def _network_and_pieces(settings: RunSettings, base: RunSettings) -> Iterator[tu
         yield "--hidden", ",".join(map(str, settings.hidden))
     if settings.activation != base.activation:
         yield "--activation", settings.activation
-    if settings.share_value_layers and not base.share_value_layers:
-        yield ("--share-value-layers",)
+    if settings.share_value_layers != base.share_value_layers:
+        yield ("--share-value-layers",) if settings.share_value_layers else ("--model", "vf_share_layers=False")
     for name in ("env_to_module", "learner_connector"):
         if getattr(settings, name) != getattr(base, name):
             yield f"--{name.replace('_', '-')}", *(getattr(settings, name) or ["none"])

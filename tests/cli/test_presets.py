@@ -30,6 +30,7 @@ TASK = ZooTask(
         "hidden": [8],
         "activation": "relu",
         "env_config": {"a": 1, "b": 2},
+        "model": {"use_lstm": True, "lstm_cell_size": 8},
         "anneal_lr": True,
         "learner_connector": ["ScaleRewards:scale=0.5"],
         "training": {"lr": 0.01, "train_batch_size_per_learner": 900, "gamma": 0.9},
@@ -37,6 +38,9 @@ TASK = ZooTask(
     expected=Expected(mean_return=-9.1, std=0.2, num_seeds=3, minutes=15, random_return=-26.6, success=0.9),
     success=Success("poles balanced", lambda env, episode: 1.0),
 )
+
+
+SHARED_ELU = {"share_value_layers": True, "activation": "elu"}
 
 
 @pytest.fixture
@@ -78,6 +82,10 @@ def test_without_a_preset_there_are_the_defaults(words):
         (["--env-config", "b=3", "--env-config", "c=4"], {"env_config": {"a": 1, "b": 3, "c": 4}}),
         (["--hidden", "64,64"], {"hidden": [64, 64]}),
         (["--activation", "tanh"], {"activation": "tanh"}),
+        (["--model", "lstm_cell_size=16"], {"model": {"use_lstm": True, "lstm_cell_size": 16}}),
+        (["--model", "fcnet_hiddens=[16]"], {"hidden": [16]}),
+        (["--model", "vf_share_layers=true", "--model", "fcnet_activation=elu"], SHARED_ELU),
+        (["--eval-opponent", "random"], {"eval_opponent": "random"}),
         (["--env-to-module", "A", "B:x=1"], {"env_to_module": ["A", "B:x=1"]}),
         (["--env-to-module", "A", "--env-to-module", "B"], {"env_to_module": ["A", "B"]}),
         (["--learner-connector", "none"], {"learner_connector": []}),

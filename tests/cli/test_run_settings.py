@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from marl_connectors import Algorithm
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json, training_settings
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MappingError
+from marl_connectors.policy_mapping import OneAgainst, SharedPolicy
 
 TAG = "mpe2.simple_tag_v3"
 
@@ -118,3 +122,126 @@ def test_the_key_of_masks_can_be_set_as_a_training_setting():
     for off in (None, False):
         assert training_settings([("action_mask_key", off)]) == ({}, {"action_mask_key": None})
     assert training_settings([]) == ({}, {})
+
+
+GAME = RunSettings(
+    "marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4], video=False
+)
+
+
+def by_name(agent_id, episode, **kwargs):
+    return f"policy of {agent_id}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules"),
+    [
+        ({}, ["default_policy"]),
+        ({"policies": "independent"}, ["player_0", "player_1"]),
+        ({"policies": "player_0=a,player_1=b"}, ["a", "b"]),
+        ({"mapping": f"{__name__}:by_name"}, ["policy of player_0", "policy of player_1"]),
+        ({"mapping": f"{__name__}:by_name", "modules": ["policy of player_0", "policy of player_1", "c"]}, None),
+        ({"algo": "mappo", "model": {"use_gru": True, "gru_cell_size": 4}}, ["default_policy"]),
+    ],
+    ids=str,
+)
+def test_in_evaluations_one_agent_after_the_other_plays_against_a_random_one(changes, modules):
+    settings = dataclasses.replace(GAME, **changes)
+    algo = settings.build_algorithm()
+    assert sorted(algo.rl_module) == sorted([*(modules or changes["modules"]), "random"])
+    results = algo.evaluate(num_episodes=8)
+    assert results["module_episode_returns"]["random"]["num_episodes"] == 8
+    own = [results["module_episode_returns"][m]["num_episodes"] for m in algo.rl_module if m not in ("random", "c")]
+    assert own == [8] if len(own) == 1 else own == [4, 4]
+    trained = algo.train()
+    algo.stop()
+    assert "random" not in trained["learners"] and "random" not in trained["env_runners"]["module_episode_returns"]
+
+
+def test_an_opponent_stays_in_checkpoints_and_is_not_imported_from_elsewhere(tmp_path):
+    algo = GAME.build_algorithm()
+    expected = algo.evaluate(num_episodes=8, seed=5)["module_episode_returns"]
+    path = algo.save_to_path(tmp_path / "checkpoint")
+    algo.stop()
+    restored = Algorithm.from_checkpoint(path, trusted=False, new_episodes=True)
+    assert restored.config.evaluation_config == {
+        "policy_mapping_fn": OneAgainst(SharedPolicy(), ("player_0", "player_1"), "random")
+    }
+    assert restored.evaluate(num_episodes=8, seed=5)["module_episode_returns"] == expected
+    restored.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (RunSettings("CartPole-v1"), "expected an environment with several agents, but CartPole-v1 has one. Leave it"),
+        (RunSettings(TAG, policies="independent"), "the observation spaces of 'adversary_0' and 'agent_0' differ"),
+        (dataclasses.replace(GAME, policies="*=random"), "a module is called 'random'"),
+    ],
+)
+def test_an_opponent_needs_other_agents_with_the_same_spaces(settings, message):
+    with pytest.raises(ConfigError, match=f"^--eval-opponent: .*({message})"):
+        dataclasses.replace(settings, eval_opponent="random").build_algorithm()
+
+
+def test_train_evaluate_and_resume_play_against_the_opponent(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["marl_envs.last_stone_v0", "--eval-opponent", "random", "--num-env-workers", "0", "--hidden", "4"]
+    words += ["--steps", "40", "--num-envs", "2", "--eval-episodes", "4", "--no-video", "--set", "num_epochs=1"]
+    words += ["--set", "train_batch_size_per_learner=40", "--set", "minibatch_size=40"]
+    assert main(["train", *words, "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  default_policy .*\n  random ", said, re.MULTILINE)
+    assert "train marl_envs.last_stone_v0 --policies independent --eval-opponent random --steps" in said
+    assert json.loads(Path("run/config.json").read_text())["command"]["eval_opponent"] == "random"
+    assert main(["evaluate", "run", "--episodes", "4"]) == 0
+    assert re.search(r"^  random ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["train", "--resume", "run", "--steps", "80"]) == 0
+    assert re.search(r"^  random ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["train", "--resume", "run", "--steps", "120", "--eval-opponent", "none"]) == 2
+    assert "'eval_opponent' cannot be changed" in capsys.readouterr().err
+
+
+def test_several_seeds_play_against_the_opponent(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["marl_envs.last_stone_v0", "--eval-opponent", "random", "--num-env-workers", "0", "--hidden", "4"]
+    words += ["--steps", "40", "--num-envs", "2", "--eval-episodes", "4", "--no-video", "--set", "num_epochs=1"]
+    words += ["--set", "train_batch_size_per_learner=40", "--set", "minibatch_size=40"]
+    assert main(["train", *words, "--seeds", "0-1", "--out", "run"]) == 0
+    assert re.search(r"seed +default_policy +random", capsys.readouterr().out)
+
+
+def test_settings_of_the_modules_reach_them():
+    model = {"use_lstm": True, "lstm_cell_size": 5, "head_fcnet_hiddens": [3]}
+    algo = RunSettings("CartPole-v1", num_envs=1, hidden=[4], activation="relu", model=model).build_algorithm()
+    config = algo.get_module().model_config
+    sizes = {name: value.shape for name, value in algo.get_module().get_initial_state()["actor"].items()}
+    algo.stop()
+    assert (config.fcnet_hiddens, config.fcnet_activation, config.head_fcnet_hiddens) == ([4], "relu", [3])
+    assert set(sizes.values()) == {(5,)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "use_lstmm=true"], "--model: the default modules have no setting 'use_lstmm'. Did you mean 'use_"),
+        (["--model", "lstm_cell_size=big"], "lstm_cell_size"),
+        (["--model", "use_lstm=true", "--model", "use_gru=true"], "use_lstm and use_gru are both True"),
+        (["--model", "fcnet_hiddens=[4]", "--hidden", "5"], "--model: 'fcnet_hiddens' is the same as --hidden. Use"),
+        (["--model", "use_lstm"], "expected KEY=VALUE"),
+    ],
+)
+def test_errors_in_settings_of_the_modules_name_them(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explain_accepts_settings_of_the_modules(capsys):
+    words = ["marl_envs.null_v0", "--num-envs", "1", "--model", "use_lstm=true", "--model", "lstm_cell_size=3"]
+    assert main(["explain", *words]) == 0
+    assert "state_in" in capsys.readouterr().out
+    assert main(["explain", *words, "--model", "cell=3"]) == 2
+    assert "--model: the default modules have no setting 'cell'" in capsys.readouterr().err
