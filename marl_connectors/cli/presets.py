@@ -25,19 +25,9 @@ _NOT_FROM_OPTIONS = {"env_config", "env_to_module", "learner_connector", "model"
 _OPTIONS = {"env_config": "--env-config", "wrappers": "--wrap", "training": "--set"}
 """Fields of RunSettings whose options have other names."""
 _LEARNING = (
-    *(
-        "policies",
-        "mapping",
-        "eval_opponent",
-        "algo",
-        "steps",
-        "num_envs",
-        "env_config",
-        "wrappers",
-        "hidden",
-        "activation",
-    ),
-    *("share_value_layers", "model", "env_to_module", "learner_connector", "anneal_lr", "action_mask_key", "training"),
+    *("policies", "mapping", "eval_opponent", "algo", "steps", "num_envs", "env_config", "wrappers", "hidden"),
+    *("activation", "share_value_layers", "model", "env_to_module", "learner_connector", "anneal_lr"),
+    *("action_mask_key", "training"),
 )
 """The fields of RunSettings on which the results of a run depend."""
 

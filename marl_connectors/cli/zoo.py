@@ -65,7 +65,7 @@ def _page(task: ZooTask) -> str:
         ("expected return", f"{expected_return(task)} ({seeds})"),
         ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
         ("random play", _number(expected.random_return)),
-        ("best published", " ".join(filter(None, (_number(expected.published), f"({expected.source})")))),
+        ("best published", _number(expected.published) + (f" ({expected.source})" if expected.source else "")),
         ("time", f"about {duration(expected.minutes)} on two CPU cores"),
     ]
     settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]

@@ -75,8 +75,7 @@ def uniform_distribution(action_space: Space) -> type[Distribution]:
         return TorchMultiDistribution.of_parts(action_space, uniform_distribution)
     if isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return default_distribution(action_space)
-    is_float = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-    if is_float and action_space.is_bounded("both"):
+    if isinstance(action_space, spaces.Box) and action_space.is_bounded("both") and action_space.dtype.kind == "f":
         return TorchUniform
     raise ModuleError(
         f"RandomRLModule: there is no uniform distribution over {describe(action_space)}. It acts in Discrete, "

@@ -28,6 +28,13 @@ def test_a_page_has_all_settings_and_the_command(capsys):
     assert said.endswith("Train it with: marl-connectors train CartPole-v1\n")
 
 
+def test_a_page_of_a_task_without_a_published_result_has_a_dash(capsys):
+    assert main(["zoo", "tictactoe_v3"]) == 0
+    said = capsys.readouterr().out
+    assert "\n  best published    –\n" in said
+    assert "\n  eval_opponent " in said and "games won against random" in said
+
+
 def test_a_task_is_found_by_its_environment_too(capsys):
     pytest.importorskip("mpe2")
     assert main(["zoo", "mpe2.simple_spread_v3"]) == 0

@@ -1,0 +1,32 @@
+"""tictactoe_v3: two players draw crosses and circles, by self-play."""
+
+from __future__ import annotations
+
+from marl_connectors.callbacks import Success
+from marl_connectors.zoo.games import games_won
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+TASK = ZooTask(
+    name="tictactoe_v3",
+    env="pettingzoo.classic.tictactoe_v3",
+    summary="Two players draw crosses and circles. Both learn with one policy, by self-play.",
+    settings={
+        "policies": "shared",
+        "eval_opponent": "random",
+        "steps": 200_000,
+        "num_envs": 32,
+        "hidden": [64, 64],
+        "anneal_lr": True,
+        "eval_episodes": 200,
+        "model": {"conv_filters": []},
+        "training": {
+            "lr": 1e-3,
+            "train_batch_size_per_learner": 4000,
+            "minibatch_size": 500,
+            "num_epochs": 6,
+            "entropy_coeff": 0.05,
+        },
+    },
+    success=Success("games won against random", games_won),
+    expected=Expected(mean_return=0.9, std=None, num_seeds=1, minutes=2, random_return=0.0, success=0.9),
+)
