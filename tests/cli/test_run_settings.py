@@ -207,8 +207,11 @@ def test_several_seeds_play_against_the_opponent(tmp_path, monkeypatch, capsys):
     words = ["marl_envs.last_stone_v0", "--eval-opponent", "random", "--num-env-workers", "0", "--hidden", "4"]
     words += ["--steps", "40", "--num-envs", "2", "--eval-episodes", "4", "--no-video", "--set", "num_epochs=1"]
     words += ["--set", "train_batch_size_per_learner=40", "--set", "minibatch_size=40"]
-    assert main(["train", *words, "--seeds", "0-1", "--out", "run"]) == 0
+    assert main(["train", *words, "--model", "head_fcnet_hiddens=[3]", "--seeds", "0", "--out", "run"]) == 0
+    assert main(["train", "--resume", "run", "--seeds", "0-1"]) == 0
     assert re.search(r"seed +default_policy +random", capsys.readouterr().out)
+    kept = json.loads(Path("run/seed1/config.json").read_text())["command"]
+    assert kept["eval_opponent"] == "random" and kept["model"] == {"head_fcnet_hiddens": [3]}
 
 
 def test_settings_of_the_modules_reach_them():

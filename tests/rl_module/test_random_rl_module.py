@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import Algorithm, Columns, MAPPOConfig, PPOConfig, RandomRLModule, RLModuleSpec, load_policy
-from marl_connectors.errors import ModuleError
+from marl_connectors.errors import ConfigError, ModuleError
 from marl_connectors.seeding import stream
 
 EP_LEN = 25  # of match_v0, where the return is the number of steps in which the agent has chosen one of 5 actions
@@ -89,6 +89,17 @@ def test_parts_of_actions_are_drawn_by_themselves():
 def test_other_spaces_are_refused(space):
     with pytest.raises(ModuleError, match="RandomRLModule: there is no uniform distribution over"):
         RandomRLModule(spaces.Box(-1.0, 1.0, (3,)), space)
+
+
+def test_actions_in_a_range_are_stretched_to_the_bounds():
+    alone = PPOConfig().environment("Pendulum-v1").rl_module(rl_module_spec=RLModuleSpec(RandomRLModule))
+    algo = alone.build_algo()  # torques from -2 to 2
+    (episode,) = algo.env_runner.sample(num_episodes=1, explore=False)
+    algo.stop()
+    actions = np.asarray(episode.get_actions())
+    assert np.abs(actions).max() <= 1 and tail(int((actions < -0.5).sum()), len(actions), 1 / 4) > 1e-3
+    with pytest.raises(ConfigError, match="RandomRLModule draws actions in"):
+        alone.environment(normalize_actions=False).build_algo()
 
 
 def test_observations_may_have_parts_and_a_time_axis():
