@@ -22,24 +22,28 @@ class Success:
     results of env runners: in training, the mean over the newest 100 episodes; in evaluations and random play, over
     all of theirs.
 
-    Nothing is logged if the environment cannot be reached at the end of its episode: if it is in a worker process
-    (``num_env_workers``), or if it is natively batched or one of a ``gymnasium.vector.VectorEnv``, which reset
-    themselves.
+    Nothing is logged if the measure returns None, or if the environment cannot be reached at the end of its episode: if
+    it is in a worker process (``num_env_workers``), or if it is natively batched or one of a
+    ``gymnasium.vector.VectorEnv``, which reset themselves.
 
     Attributes:
         name: What is measured, in a few words.
-        measure: ``fn(env)`` that returns the success of an episode, from 0 to 1. It gets the sub-environment without
-            its wrappers (``env.unwrapped``), in the state after the last step.
+        measure: ``fn(env, episode)`` that returns the success of an episode, from 0 to 1, or None if the episode says
+            nothing about it. It gets the sub-environment without its wrappers (``env.unwrapped``), in the state after
+            the last step, and the episode of ``on_episode_end``: a MultiAgentEpisode, or a SingleAgentEpisode for a
+            single agent. An episode that a sample has cut is only its last chunk. Evaluations do not cut episodes.
     """
 
     name: str
-    measure: Callable[[Any], float]
+    measure: Callable[[Any, Any], float | None]
 
-    def __call__(self, *, metrics_logger: Any, env: Any, env_runner: Any, env_index: int, **kwargs: Any) -> None:
+    def __call__(
+        self, *, episode: Any, metrics_logger: Any, env: Any, env_runner: Any, env_index: int, **kwargs: Any
+    ) -> None:
         """Logs the success of the episode that has ended.
 
         Raises:
-            ConfigError: If ``measure`` returns anything but a number from 0 to 1.
+            ConfigError: If ``measure`` returns anything but a number from 0 to 1 or None.
         """
         if env.is_batched:
             return
@@ -47,9 +51,15 @@ class Success:
             own = env.envs[env_index]
         except EnvError:  # the environments are in worker processes
             return
-        value = float(self.measure(getattr(own, "unwrapped", own)))
+        measured = self.measure(getattr(own, "unwrapped", own), episode)
+        if measured is None:
+            return
+        value = float(measured)
         if not 0 <= value <= 1:
             name = getattr(self.measure, "__name__", repr(self.measure))
-            raise ConfigError(f"Success: expected {name}(env) to return a number from 0 to 1, but got {value}.")
+            raise ConfigError(
+                f"Success: expected {name}(env, episode) to return a number from 0 to 1, or None for an episode that "
+                f"says nothing about success, but got {value}."
+            )
         window = None if env_runner.in_evaluation else WINDOW
         metrics_logger.log_value(SUCCESS, value, reduce="mean", window=window, clear_on_reduce=window is None)

@@ -9,7 +9,7 @@ from marl_connectors.callbacks import Success
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
 
 
-def reached_the_line(env: Any) -> float:
+def reached_the_line(env: Any, episode: Any) -> float:
     """Returns 1 if the pendulum's end is above the line, one link's length above the axis."""
     first, second, *_ = env.state
     return float(-math.cos(first) - math.cos(first + second) > 1.0)

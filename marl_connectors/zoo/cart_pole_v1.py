@@ -8,7 +8,7 @@ from marl_connectors.callbacks import Success
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
 
 
-def balanced(env: Any) -> float:
+def balanced(env: Any, episode: Any) -> float:
     """Returns 1 if the pole still stands at the end, and the cart is on its track."""
     position, _, angle, _ = env.state
     return float(abs(position) <= env.x_threshold and abs(angle) <= env.theta_threshold_radians)

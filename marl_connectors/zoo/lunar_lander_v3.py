@@ -8,7 +8,7 @@ from marl_connectors.callbacks import Success
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
 
 
-def landed(env: Any) -> float:
+def landed(env: Any, episode: Any) -> float:
     """Returns 1 if the lander has come to rest on its legs."""
     return float(not env.lander.awake and not env.game_over)
 

@@ -10,7 +10,7 @@ from marl_connectors.callbacks import Success
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
 
 
-def message_understood(env: Any) -> float:
+def message_understood(env: Any, episode: Any) -> float:
     """Returns 1 if the listener is closer to its goal than to any other landmark."""
     speaker, listener = env.world.agents
     landmarks = np.array([landmark.state.p_pos for landmark in env.world.landmarks])

@@ -13,7 +13,7 @@ NEAR = 0.15
 """The largest distance of an agent from a landmark that it covers: the agent's radius."""
 
 
-def landmarks_covered(env: Any) -> float:
+def landmarks_covered(env: Any, episode: Any) -> float:
     """Returns the share of landmarks that an agent covers."""
     agents = np.array([agent.state.p_pos for agent in env.world.agents])
     landmarks = np.array([landmark.state.p_pos for landmark in env.world.landmarks])

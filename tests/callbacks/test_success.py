@@ -35,7 +35,7 @@ class Counted(gym.Env):
         return np.zeros(1, np.float32), 0.0, self.t == 2, False, {}
 
 
-def odd(env):
+def odd(env, episode):
     """1 for the first, third, ... episode."""
     assert env.t == 2, "the environment was reset before its success was measured"
     return env.episodes % 2
@@ -55,7 +55,7 @@ def test_training_has_the_mean_of_the_newest_episodes():
 
 
 def test_the_mean_is_over_a_hundred_episodes():
-    small = config(measure=lambda env: env.episodes <= 50)
+    small = config(measure=lambda env, episode: env.episodes <= 50)
     algo = small.training(train_batch_size_per_learner=120).build_algo()
     found = [algo.train()["env_runners"]["success"] for _ in range(3)]
     algo.stop()
@@ -63,7 +63,7 @@ def test_the_mean_is_over_a_hundred_episodes():
 
 
 def test_an_evaluation_and_random_play_have_the_mean_of_all_their_episodes():
-    algo = config(measure=lambda env: env.episodes <= 30).build_algo()
+    algo = config(measure=lambda env, episode: env.episodes <= 30).build_algo()
     algo.train()
     assert algo.evaluate(num_episodes=150)["success"] == pytest.approx(30 / 150)
     assert algo.random_play(num_episodes=40)["success"] == pytest.approx(30 / 40)
@@ -81,8 +81,36 @@ def test_a_resumed_run_goes_on_with_the_same_mean(tmp_path):
 
 
 def test_a_measure_must_return_a_share():
-    with pytest.raises(ConfigError, match=r"expected <lambda>\(env\) to return a number from 0 to 1, but got 3\.0"):
-        config(measure=lambda env: 3).build_algo().env_runner.sample(num_episodes=1)
+    with pytest.raises(ConfigError, match=r"expected <lambda>\(env, episode\) to return a number from 0 to 1, .* but got 3\.0"):
+        config(measure=lambda env, episode: 3).build_algo().env_runner.sample(num_episodes=1)
+
+
+def test_episodes_for_which_the_measure_returns_none_do_not_count():
+    algo = config(measure=lambda env, episode: 1.0 if env.episodes == 3 else None).build_algo()
+    assert algo.train()["env_runners"]["success"] == 1.0
+    assert "success" not in algo.random_play(num_episodes=2)
+    algo.stop()
+
+
+def test_a_measure_gets_the_episode_that_has_ended():
+    seen = []
+
+    def measure(env, episode):
+        seen.append((episode.is_done, episode.id_, len(episode), sorted(episode.get_terminateds())))
+        return 1.0 if episode.module_for("agent_1") == "second" else 0.0
+
+    of_agents = config("marl_envs.match_v0", measure).multi_agent(policy_mapping_fn="agent_0=first,agent_1=second")
+    of_agents.environment(env_config={"n_agents": 2, "ep_len": 5})
+    algo = of_agents.build_algo()
+    assert algo.evaluate(num_episodes=2)["success"] == 1.0
+    algo.stop()
+    assert seen == [(True, f"0-{number}", 5, ["__all__", "agent_0", "agent_1"]) for number in (0, 1)]
+
+
+def test_the_measure_of_a_single_agent_gets_its_episode():
+    algo = config(measure=lambda env, episode: len(episode) / 4).build_algo()
+    assert algo.random_play(num_episodes=3)["success"] == 2 / 4
+    algo.stop()
 
 
 def test_nothing_is_measured_in_worker_processes():

@@ -18,4 +18,5 @@ def test_the_goal_is_the_nearest_landmark(listener, expected):
     landmarks = [thing((0.0, 0.0)), thing((1.0, 0.0)), thing((0.0, 1.0))]
     agents = [thing((0.0, 0.0)), thing(listener)]
     agents[0].goal_b = landmarks[1]
-    assert message_understood(SimpleNamespace(world=SimpleNamespace(agents=agents, landmarks=landmarks))) == expected
+    world = SimpleNamespace(agents=agents, landmarks=landmarks)
+    assert message_understood(SimpleNamespace(world=world), None) == expected

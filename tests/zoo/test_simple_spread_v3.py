@@ -27,8 +27,8 @@ def world(agents, landmarks):
     ],
 )
 def test_a_landmark_is_covered_by_an_agent_within_its_radius(agents, expected):
-    assert landmarks_covered(world(agents, [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])) == pytest.approx(expected)
+    assert landmarks_covered(world(agents, [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)]), None) == pytest.approx(expected)
 
 
 def test_one_agent_can_cover_two_landmarks():
-    assert landmarks_covered(world([(0.0, 0.0)], [(0.1, 0.0), (-0.1, 0.0)])) == 1.0
+    assert landmarks_covered(world([(0.0, 0.0)], [(0.1, 0.0), (-0.1, 0.0)]), None) == 1.0

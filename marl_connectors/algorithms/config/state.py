@@ -209,7 +209,7 @@ _EXPECTED: dict[str, Expected] = {
     "catalog_class": Expected("a class of yours", own=lambda found: isinstance(found, type)),
     "env_config": _VALUE,
     "env_to_module_connector": _FUNCTION,
-    "measure": Expected("a function of an environment", own=is_function, known=_is_measure_of_zoo),
+    "measure": Expected("a function of an environment and an episode", own=is_function, known=_is_measure_of_zoo),
     "learner_class": Expected("a subclass of Learner", bases=(Learner,)),
     "learner_connector": _FUNCTION,
     "model_config": _VALUE,
