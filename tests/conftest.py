@@ -70,6 +70,15 @@ def _worker_processes_find_everything_imported():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_signal_is_ignored():
+    """A process that was started with ``nohup``, or in the background of a script, ignores some signals."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+
+
 @pytest.fixture(autouse=True)
 def _handlers_of_signals_stay_as_they_were():
     """A handler that a test leaves behind makes another test fail, in a process that it happens to share."""

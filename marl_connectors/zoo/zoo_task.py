@@ -14,6 +14,7 @@ class Expected:
     """The results to expect from a task's settings.
 
     A return is the mean return of an agent per episode, of episodes without exploration, in the environment's units.
+    The figures are those of the files in ``benchmarks/results/zoo``.
 
     Attributes:
         mean_return: The return after training, as the mean over the seeds.
@@ -24,6 +25,7 @@ class Expected:
         success: The mean of the task's success after training, from 0 to 1; None if it was not measured.
         published: The best published return, on the same scale; None if there is none.
         source: Where that return is from, and how it was converted.
+        module: The module whose return all of these are; ``""`` for the mean over all modules.
     """
 
     mean_return: float
@@ -34,6 +36,7 @@ class Expected:
     success: float | None = None
     published: float | None = None
     source: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

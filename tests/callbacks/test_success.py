@@ -81,9 +81,8 @@ def test_a_resumed_run_goes_on_with_the_same_mean(tmp_path):
 
 
 def test_a_measure_must_return_a_share():
-    with pytest.raises(
-        ConfigError, match=r"expected <lambda>\(env, episode\) to return a number from 0 to 1, .* but got 3\.0"
-    ):
+    message = r"expected <lambda>\(env, episode\) to return a number from 0 to 1, .* but got 3\.0"
+    with pytest.raises(ConfigError, match=message):
         config(measure=lambda env, episode: 3).build_algo().env_runner.sample(num_episodes=1)
 
 

@@ -1,0 +1,126 @@
+"""Reads and writes the files with the results of the zoo's tasks, and computes the figures of its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from marl_connectors.zoo import ZooTask
+
+RESULTS = Path(__file__).parent / "results" / "zoo"
+SHARE = 0.9
+
+
+class SeedRun(TypedDict):
+    """The run of a task with one seed.
+
+    Attributes:
+        seed: The seed.
+        agent_steps: The agent steps of the run.
+        seconds: The wall-clock time of training.
+        returns: Module id to the mean return of an agent per episode after training, without exploration.
+        random_play: The same of random actions.
+        success: The mean success of these episodes; None if the task has no measure of success.
+        random_success: The same of random actions.
+        curves: Module id to ``[(agent steps, mean return in training), ...]``.
+    """
+
+    seed: int
+    agent_steps: int
+    seconds: float
+    returns: dict[str, float]
+    random_play: dict[str, float]
+    success: float | None
+    random_success: float | None
+    curves: dict[str, list[tuple[int, float]]]
+
+
+class TaskRuns(TypedDict):
+    """The runs of a task.
+
+    Attributes:
+        task: The name of the task.
+        command: The command that made them.
+        commit: The version of the code.
+        versions: The versions of Python and the packages.
+        seeds: The runs.
+    """
+
+    task: str
+    command: str
+    commit: str
+    versions: dict[str, str]
+    seeds: list[SeedRun]
+
+
+def save_runs(runs: TaskRuns, *, defaults: bool) -> Path:
+    """Writes the runs of a task, and returns the file."""
+    path = _path(runs["task"], defaults=defaults)
+    path.parent.mkdir(exist_ok=True)
+    seeds = ",\n".join(f"  {json.dumps(seed)}" for seed in runs["seeds"])  # a line for each seed
+    rest = json.dumps({key: value for key, value in runs.items() if key != "seeds"}, indent=1)
+    path.write_text(f'{rest[:-2]},\n "seeds": [\n{seeds}\n ]\n}}\n')
+    return path
+
+
+def saved_runs(task: ZooTask, *, defaults: bool = False) -> TaskRuns | None:
+    """Returns the runs of a task; None if there are none."""
+    path = _path(task.name, defaults=defaults)
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _path(name: str, *, defaults: bool) -> Path:
+    return RESULTS / f"{name}{'.defaults' if defaults else ''}.json"
+
+
+def of_task(figures: dict[str, float], task: ZooTask) -> float:
+    """Returns the figure of the module whose return the task expects, or the mean of all modules."""
+    return figures[task.expected.module] if task.expected.module else float(np.mean(list(figures.values())))
+
+
+def final_returns(runs: TaskRuns, task: ZooTask) -> np.ndarray:
+    """Returns ``[num_seeds]``, the return after training of each seed."""
+    return np.array([of_task(run["returns"], task) for run in runs["seeds"]])
+
+
+def random_return(runs: TaskRuns, task: ZooTask) -> float:
+    """Returns the mean return of random play."""
+    return float(np.mean([of_task(run["random_play"], task) for run in runs["seeds"]]))
+
+
+def successes(runs: TaskRuns) -> np.ndarray | None:
+    """Returns ``[num_seeds]``, the success after training of each seed; None if it was not measured."""
+    found = [run["success"] for run in runs["seeds"]]
+    return None if any(value is None for value in found) else np.array(found)
+
+
+def minutes(runs: TaskRuns) -> float:
+    """Returns the mean time of training of a seed."""
+    return float(np.mean([run["seconds"] for run in runs["seeds"]])) / 60
+
+
+def curves(runs: TaskRuns, task: ZooTask) -> Iterator[np.ndarray]:
+    """Yields ``[points, 2]`` for each seed: agent steps, and the mean return in training."""
+    for run in runs["seeds"]:
+        names = [task.expected.module] if task.expected.module else list(run["curves"])
+        steps = [step for step, _ in run["curves"][names[0]]]
+        columns = [np.interp(steps, *np.transpose(run["curves"][name])) for name in names]
+        yield np.column_stack([steps, np.mean(columns, axis=0)])
+
+
+def steps_to_most(runs: TaskRuns, task: ZooTask) -> float:
+    """Returns the mean number of agent steps after which a curve has covered 90 % of its way from random to final.
+
+    The final value is the mean of the last tenth of the curve.
+    """
+    found = []
+    for curve in curves(runs, task):
+        final = curve[-max(1, len(curve) // 10) :, 1].mean()
+        start = random_return(runs, task)
+        way = (curve[:, 1] - start) / (final - start)
+        found.append(curve[np.argmax(way >= SHARE), 0])
+    return float(np.mean(found))

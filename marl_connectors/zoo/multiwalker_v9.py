@@ -1,0 +1,37 @@
+"""multiwalker_v9: three walkers carry a package together."""
+
+from __future__ import annotations
+
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+TASK = ZooTask(
+    name="multiwalker_v9",
+    env="pettingzoo.sisl.multiwalker_v9",
+    summary="Three walkers carry a package together, and must not let it fall.",
+    settings={
+        "algo": "ppo",
+        "policies": "shared",
+        "steps": 1_500_000,
+        "num_envs": 16,
+        "hidden": [128, 128],
+        "anneal_lr": True,
+        "learner_connector": ["NormalizeRewards"],
+        "training": {
+            "lr": 3e-4,
+            "gamma": 0.99,
+            "train_batch_size_per_learner": 12_288,
+            "minibatch_size": 3072,
+            "num_epochs": 5,
+            "entropy_coeff": 0.0,
+        },
+    },
+    expected=Expected(
+        mean_return=28.0,
+        std=None,
+        num_seeds=1,
+        minutes=15,
+        random_return=-99.7,
+        published=31.3,
+        source="PPO with shared parameters after 1M steps, Terry et al. (2020), arXiv:2005.13625 (41.0 after 2.55M)",
+    ),
+)

@@ -1,0 +1,80 @@
+"""The figures of docs/zoo.md: worked out by hand, and the same in the files, on the page and in the tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marl_connectors.zoo import Expected, ZooTask
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture
+def zoo_results(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import zoo_results
+
+    return zoo_results
+
+
+@pytest.fixture
+def zoo_report(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import zoo_report
+
+    return zoo_report
+
+
+def task(module=""):
+    expected = Expected(mean_return=1, std=None, num_seeds=1, minutes=1, random_return=0, module=module)
+    return ZooTask(name="game", env="my.game", summary="A game.", settings={}, expected=expected)
+
+
+def runs(**changes):
+    run = {
+        "seed": 0,
+        "agent_steps": 100,
+        "seconds": 90.0,
+        "returns": {"red": 10.0, "blue": 20.0},
+        "random_play": {"red": 0.0, "blue": 0.0},
+        "success": 0.5,
+        "random_success": 0.1,
+        "curves": {"red": [(10, 1.0), (50, 9.0), (100, 10.0)], "blue": [(10, 2.0), (50, 10.0), (100, 20.0)]},
+    }
+    return {"task": "game", "command": "", "commit": "", "versions": {}, "seeds": [{**run, **changes}]}
+
+
+def test_returns_are_those_of_one_module_or_the_mean_of_all(zoo_results):
+    assert zoo_results.final_returns(runs(), task("red")).tolist() == [10.0]
+    assert zoo_results.final_returns(runs(), task()).tolist() == [15.0]
+    assert zoo_results.random_return(runs(random_play={"red": -4.0, "blue": 2.0}), task()) == -1.0
+
+
+def test_a_curve_is_the_mean_of_the_modules(zoo_results):
+    (curve,) = zoo_results.curves(runs(), task())
+    assert curve.tolist() == [[10, 1.5], [50, 9.5], [100, 15.0]]
+
+
+def test_the_steps_to_90_percent_are_counted_from_random_play(zoo_results):
+    assert zoo_results.steps_to_most(runs(), task("red")) == 50  # 9 of 10
+    assert zoo_results.steps_to_most(runs(), task("blue")) == 100  # 10 of 20
+    assert zoo_results.steps_to_most(runs(random_play={"red": -90.0, "blue": 0.0}), task("red")) == 10  # 91 of 100
+
+
+def test_success_and_time_are_means_over_seeds(zoo_results):
+    two = {**runs(), "seeds": [*runs()["seeds"], *runs(success=1.0, seconds=30.0)["seeds"]]}
+    assert zoo_results.successes(two).mean() == 0.75 and zoo_results.minutes(two) == 1.0
+    assert zoo_results.successes(runs(success=None)) is None
+
+
+def test_saved_runs_are_read_again(zoo_results, monkeypatch, tmp_path):
+    monkeypatch.setattr(zoo_results, "RESULTS", tmp_path / "zoo")
+    assert zoo_results.saved_runs(task()) is None
+    zoo_results.save_runs(runs(), defaults=False)
+    found = zoo_results.saved_runs(task())
+    assert {**found, "seeds": None} == {**runs(), "seeds": None}
+    assert np.array_equal(found["seeds"][0]["curves"]["red"], runs()["seeds"][0]["curves"]["red"])
+    assert zoo_results.saved_runs(task(), defaults=True) is None
