@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.run_settings import SHORT_FORMS, RunSettings, settings_from_json
 from marl_connectors.environments.making.factory import make_env
 from marl_connectors.errors import EnvError
 from marl_connectors.zoo import find_task, tasks
@@ -40,6 +40,7 @@ def test_settings_are_valid_settings_of_a_run(task):
     settings = settings_from_json({"env": task.env, **task.settings})
     assert isinstance(settings, RunSettings)
     assert settings.preset is None and "seed" not in task.settings
+    assert not SHORT_FORMS.keys() & settings.model.keys(), "these settings have fields of their own"
 
 
 @pytest.mark.usefixtures("installed")
