@@ -13,7 +13,7 @@ TASK = ZooTask(
     settings={
         "policies": "shared",
         "eval_opponent": "random",
-        "steps": 200_000,
+        "steps": 400_000,
         "num_envs": 32,
         "hidden": [128],
         "activation": "relu",
