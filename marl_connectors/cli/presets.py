@@ -126,7 +126,14 @@ def expectation(task: ZooTask) -> str:
 def expected_return(task: ZooTask) -> str:
     """Formats the expected return with its standard deviation over seeds, if there are several."""
     expected = task.expected
-    return f"{expected.mean_return:,.1f}" + ("" if expected.std is None else f" ± {expected.std:,.1f}")
+    digits = decimals(task)
+    spread = "" if expected.std is None else f" ± {expected.std:,.{digits}f}"
+    return f"{expected.mean_return:,.{digits}f}{spread}"
+
+
+def decimals(task: ZooTask) -> int:
+    """Returns the number of decimals of a task's returns: two for small ones, such as those of games, else one."""
+    return 2 if abs(task.expected.mean_return) < 2 else 1
 
 
 def duration(minutes: float) -> str:

@@ -8,7 +8,7 @@ import json
 import textwrap
 from typing import Any
 
-from marl_connectors.cli.presets import duration, expected_return, new_settings
+from marl_connectors.cli.presets import decimals, duration, expected_return, new_settings
 from marl_connectors.cli.results import percent, table
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
@@ -50,7 +50,7 @@ def _list() -> str:
                     duration(expected.minutes),
                 ),
                 *(expected_return(task), _percent(expected.success)),
-                *(_number(expected.random_return), _number(expected.published)),
+                *(_number(task, expected.random_return), _number(task, expected.published)),
             ]
         )
     how = "Train one with: marl-connectors train TASK. Show one with all of its settings: marl-connectors zoo TASK."
@@ -64,8 +64,8 @@ def _page(task: ZooTask) -> str:
         ("environment", task.env),
         ("expected return", f"{expected_return(task)} ({seeds})"),
         ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
-        ("random play", _number(expected.random_return)),
-        ("best published", _number(expected.published) + (f" ({expected.source})" if expected.source else "")),
+        ("random play", _number(task, expected.random_return)),
+        ("best published", _number(task, expected.published) + (f" ({expected.source})" if expected.source else "")),
         ("time", f"about {duration(expected.minutes)} on two CPU cores"),
     ]
     settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]
@@ -113,8 +113,8 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else literal_text(value)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"
+def _number(task: ZooTask, value: float | None) -> str:
+    return "–" if value is None else f"{value:,.{decimals(task)}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -29,9 +29,9 @@ def test_a_page_has_all_settings_and_the_command(capsys):
 
 
 def test_a_page_of_a_task_without_a_published_result_has_a_dash(capsys):
-    assert main(["zoo", "tictactoe_v3"]) == 0
+    assert main(["zoo", "connect_four_v3"]) == 0
     said = capsys.readouterr().out
-    assert "\n  best published    –\n" in said
+    assert "\n  expected return   0.98 (" in said and "\n  best published    –\n" in said
     assert "\n  eval_opponent " in said and "games won against random" in said
 
 
