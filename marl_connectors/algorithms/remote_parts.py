@@ -39,7 +39,7 @@ class RemoteParts:
         asked = ("num_env_runners", "evaluation_num_env_runners", "num_learners")
         wanted = [f"{name}={getattr(config, name)}" for name in asked if getattr(config, name)]
         if wanted:
-            self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted))
+            self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted), _settings_of_resources(config))
             if config.num_gpus_per_learner == "auto" and config.num_learners:
                 free = self.cluster.ray.cluster_resources().get("GPU", 0.0) - needed["GPU"]
                 if free >= config.num_learners:
@@ -148,6 +148,26 @@ def learner_resources(config: AlgorithmConfig, gpus: float = 0.0) -> Resources:
     gpus = gpus if isinstance(own, str) else float(own)
     cpus = config.num_cpus_per_learner
     return Resources((0.0 if gpus else 1.0) if isinstance(cpus, str) else float(cpus), gpus)
+
+
+def _settings_of_resources(config: AlgorithmConfig) -> dict[str, str]:
+    """Returns the settings by which actors reserve each resource, for messages."""
+    of_runners = {
+        "CPU": ["num_cpus_per_env_runner"],
+        "GPU": ["num_gpus_per_env_runner"],
+        **{name: ["custom_resources_per_env_runner"] for name in config.custom_resources_per_env_runner},
+    }
+    of_learners = {"CPU": ["num_cpus_per_learner"], "GPU": ["num_gpus_per_learner"]}
+    found: dict[str, list[str]] = {}
+    if config.num_env_runners or config.evaluation_num_env_runners:
+        found |= {name: list(own) for name, own in of_runners.items()}
+    if config.num_learners:
+        for name, own in of_learners.items():
+            found[name] = found.get(name, []) + own
+    return {
+        name: ", ".join(f"{own}={value}" for own in settings if (value := getattr(config, own)) not in (0, "auto"))
+        for name, settings in found.items()
+    }
 
 
 def restart_policy(config: AlgorithmConfig) -> RestartPolicy:
