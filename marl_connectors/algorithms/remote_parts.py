@@ -152,21 +152,17 @@ def learner_resources(config: AlgorithmConfig, gpus: float = 0.0) -> Resources:
 
 def _settings_of_resources(config: AlgorithmConfig) -> dict[str, str]:
     """Returns the settings by which actors reserve each resource, for messages."""
-    of_runners = {
-        "CPU": ["num_cpus_per_env_runner"],
-        "GPU": ["num_gpus_per_env_runner"],
-        **{name: ["custom_resources_per_env_runner"] for name in config.custom_resources_per_env_runner},
+    kinds = ["env_runner"] if config.num_env_runners or config.evaluation_num_env_runners else []
+    kinds += ["learner"] if config.num_learners else []
+    settings = {
+        resource: {f"{name}_per_{kind}": getattr(config, f"{name}_per_{kind}") for kind in kinds}
+        for resource, name in (("CPU", "num_cpus"), ("GPU", "num_gpus"))
     }
-    of_learners = {"CPU": ["num_cpus_per_learner"], "GPU": ["num_gpus_per_learner"]}
-    found: dict[str, list[str]] = {}
-    if config.num_env_runners or config.evaluation_num_env_runners:
-        found |= {name: list(own) for name, own in of_runners.items()}
-    if config.num_learners:
-        for name, own in of_learners.items():
-            found[name] = found.get(name, []) + own
+    custom = config.custom_resources_per_env_runner
+    settings |= {resource: {"custom_resources_per_env_runner": custom} for resource in custom}
     return {
-        name: ", ".join(f"{own}={value}" for own in settings if (value := getattr(config, own)) not in (0, "auto"))
-        for name, settings in found.items()
+        resource: ", ".join(f"{name}={value}" for name, value in own.items() if value not in (0, "auto"))
+        for resource, own in settings.items()
     }
 
 

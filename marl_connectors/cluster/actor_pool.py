@@ -121,6 +121,7 @@ class ActorPool:
         self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
         self._must_restart = False
+        self._number = number
         self._failure = ""  # why an actor was lost that the policy neither replaces nor ignores
         for index in range(number):
             self._start(index)
@@ -128,7 +129,7 @@ class ActorPool:
     @property
     def indices(self) -> list[int]:
         """The indices of the actors that work."""
-        return sorted(self._actors)
+        return [index for index in range(self._number) if index not in self.lost]
 
     def take_replaced(self) -> list[int]:
         """Returns the indices of the actors that were replaced since the last call."""
@@ -229,17 +230,21 @@ class ActorPool:
         """
         if self._failure:
             raise ActorLost(self._failure)
-        if self._must_restart:
-            self.restart()
+        if self._must_restart or len(self._actors) < len(self.indices):  # a replacement was interrupted
+            self._restart()
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Replaces all actors by new ones, which begin with the newest state."""
-        indices = self.indices
-        self._cluster.end([(self._actors[index], self._processes.get(index)) for index in indices])
-        for index in indices:
-            self._beginning.pop(index, None)
+        self._end()
+        for index in self.indices:
             self._start(index)
         self._must_restart = False  # only now, because an interrupt may have come before
+
+    def _end(self) -> None:
+        actors = [(actor, self._processes.pop(index, None)) for index, actor in self._actors.items()]
+        self._actors.clear()
+        self._beginning.clear()
+        self._cluster.end(actors)
 
     def has_process(self, index: int) -> bool:
         """Whether Ray has found a place for an actor, and its process has answered once."""
@@ -261,16 +266,13 @@ class ActorPool:
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
         self._failure = "The env runners were ended by stop(). Build the algorithm anew."
-        actors = [(actor, self._processes.get(index)) for index, actor in self._actors.items()]
-        self._actors.clear()
-        self._beginning.clear()
-        if not (actors and self._ray.is_initialized()):
-            return
+        self._number = 0
         try:
-            refs = [actor.call.options(num_returns=2).remote("close")[0] for actor, _ in actors]
-            self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
+            if self._actors and self._ray.is_initialized():
+                refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
+                self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
         finally:
-            self._cluster.end(actors)
+            self._end()
 
 
 class _Run:

@@ -282,12 +282,12 @@ class RayCluster:
             ) from error
 
     def end(self, actors: Sequence[tuple[Any, Any]]) -> None:
-        """Ends actors that do nothing, and waits until their processes have ended. Those that do not end are killed.
+        """Ends actors, and waits until their processes on this node have ended. Those that do not end are killed.
 
-        Ray prints a warning for a process that a signal has ended.
+        Ray prints a warning for each process that a signal has ended, so none is sent to a process that ends by itself.
 
         Args:
-            actors: Each actor, and the reference of what ``Host.process`` has returned.
+            actors: Each actor, and the reference of what ``Host.process`` has returned; None if it was not called yet.
         """
         if not self.ray.is_initialized():
             return
@@ -299,8 +299,7 @@ class RayCluster:
             while any(map(_is_of_ray, pids)) and time.monotonic() < end:
                 time.sleep(0.02)
         finally:  # also after an interrupt
-            for (actor, _), pid in zip(actors, pids, strict=True):
-                self.ray.kill(actor, no_restart=True)
+            for pid in pids:
                 _kill_process(pid)
 
     def kill(self, actor: Any, process: Any) -> None:
@@ -311,7 +310,7 @@ class RayCluster:
 
         Args:
             actor: The actor.
-            process: The reference of what ``Host.process`` has returned.
+            process: The reference of what ``Host.process`` has returned; None if it was not called yet.
         """
         if not self.ray.is_initialized():
             return
@@ -322,7 +321,7 @@ class RayCluster:
     def _own_pid(self, process: Any) -> int | None:
         """Returns the number of an actor's process if it is on the node of this process and known."""
         known = None
-        if self.is_ready(process):
+        if process is not None and self.is_ready(process):
             with contextlib.suppress(self.ray.exceptions.RayError):
                 known = self.ray.get(process)
         return known.pid if known is not None and known.node and known.node == self._node else None

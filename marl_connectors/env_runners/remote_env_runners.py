@@ -247,7 +247,7 @@ class RemoteEnvRunners:
         """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
         assert self._before_batch is not None
         self._go_back(self._before_batch)
-        self._pool.restart()
+        self._pool.restart_later()
 
     def _now(self) -> _Before:
         """Returns what samples change, as it is now."""
@@ -258,7 +258,7 @@ class RemoteEnvRunners:
         )
 
     def _go_back(self, before: _Before) -> None:
-        """Restores what ``_now`` returned. The actors have to be restarted to follow."""
+        """Restores what ``_now`` returned. The actors have to be replaced to follow."""
         for name, value in before.attributes.items():
             setattr(self, name, copy.copy(value))
         self.env_to_module.set_state(before.pieces["env_to_module"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,36 +14,9 @@ from marl_connectors.cluster.references import EpisodeReference, divided
 from marl_connectors.learner.hosted_learner import LearnerBlueprint
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import check_can_be_divided
-from marl_connectors.learner.remote_learners import RemoteLearners
+from marl_connectors.learner.remote_learners import LearnerBefore, RemoteLearners
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.typing import ModuleID
-
-
-@dataclass(frozen=True)
-class _Before:
-    """The learner before a call of remote learners.
-
-    Attributes:
-        state: Its state without the metrics.
-        metrics: The state of its metrics.
-        is_known: Whether remote learners that were not replaced have the state.
-        version: The version of the state.
-    """
-
-    state: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    is_known: bool
-    version: int
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of calls of RemoteLearners."""
-        return {
-            "version": self.version,
-            "state": lambda: pickled(self.state),
-            "is_known": self.is_known,
-            "metrics": self.metrics,
-        }
 
 
 class LearnerGroup:
@@ -150,16 +122,14 @@ class LearnerGroup:
     ) -> dict[ModuleID, dict[str, float]]:
         learner, before = self.learner, self._before(remote)
         self._known_state = None
-        replies, after = remote.update(
-            divided(references, remote.number, num_envs), timesteps=timesteps, **before.arguments
-        )
+        replies, after = remote.update(divided(references, remote.number, num_envs), before, timesteps)
         self._version += 1
         learner.set_state(after)
         learner.pipeline_seconds = max(reply.pipeline_seconds for reply in replies)
         self._known_state = {name: value for name, value in after.items() if name != "metrics"}
         return replies[0].results
 
-    def _before(self, remote: RemoteLearners) -> _Before:
+    def _before(self, remote: RemoteLearners) -> LearnerBefore:
         """Returns the learner in this process as it is now, and whether the remote learners have its state."""
         learner = self.learner
         structure = _structure(learner)
@@ -170,7 +140,7 @@ class LearnerGroup:
             self._known_structure, self._known_state = structure, None
         state = learner.get_state()
         metrics = state.pop("metrics")
-        return _Before(state, metrics, _are_alike(state, self._known_state), self._version)
+        return LearnerBefore(self._version, state, metrics, _are_alike(state, self._known_state))
 
     def _put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
         """Puts episodes into Ray's store: a list for each remote learner, with about as many agent steps in each.
@@ -214,11 +184,11 @@ class LearnerGroup:
         if self.remote is None:
             return [func(self.learner)]
         before = self._before(self.remote)
-        if before.is_known:
-            return self.remote.foreach(func, **before.arguments)
-        self._known_state = None
-        found = self.remote.foreach(func, **before.arguments)
-        self._known_state = copy.deepcopy(before.state)  # it shares tensors with the learner, which change
+        if not before.is_known:
+            self._known_state = None
+        found = self.remote.foreach(func, before)
+        if not before.is_known:
+            self._known_state = copy.deepcopy(before.state)  # it shares tensors with the learner, which change
         return found
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.host import Outcome
@@ -32,6 +32,22 @@ _GRACE_S = 20.0
 
 _QUIET_S = 30.0
 """The seconds after which a log line says that Ray has not found a place for an actor yet."""
+
+
+class LearnerBefore(NamedTuple):
+    """The learner before a call of remote learners.
+
+    Attributes:
+        version: The version of its state.
+        state: Its state without the metrics.
+        metrics: The state of its metrics.
+        is_known: Whether remote learners that were not replaced have this state.
+    """
+
+    version: int
+    state: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    is_known: bool
 
 
 class _Lost(Exception):
@@ -141,23 +157,13 @@ class RemoteLearners:
         self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint))])
 
     def update(
-        self,
-        shares: Sequence[EpisodeShare],
-        *,
-        version: int,
-        state: Callable[[], bytes],
-        is_known: bool,
-        metrics: list[dict[str, Any]],
-        timesteps: dict[str, int],
+        self, shares: Sequence[EpisodeShare], before: LearnerBefore, timesteps: dict[str, int]
     ) -> tuple[list[UpdateReply], dict[str, Any]]:
         """Lets all learners update the modules.
 
         Args:
             shares: The episodes of each learner.
-            version: The version of the state before the update.
-            state: Returns this state, pickled.
-            is_known: Whether learners that were not replaced have it.
-            metrics: The state of the metrics.
+            before: The learner before the update.
             timesteps: As for ``Learner.update``.
 
         Returns:
@@ -167,11 +173,11 @@ class RemoteLearners:
             ActorLost: If a learner is lost and the policy does not replace it.
             Exception: What a learner raised, such as a LearnerError.
         """
-        before = self._before(version, state, is_known, metrics)
+        wanted = self._wanted(before)
 
         def run() -> tuple[list[UpdateReply], dict[str, Any]]:
-            wanted = before()
-            request = {rank: ("update", UpdateRequest(wanted, share, timesteps)) for rank, share in enumerate(shares)}
+            state = wanted()
+            request = {rank: ("update", UpdateRequest(state, share, timesteps)) for rank, share in enumerate(shares)}
             found = self._call(request)
             try:
                 after = self._ray.get(found[0][1])
@@ -185,54 +191,41 @@ class RemoteLearners:
         self.fetch_seconds = [reply.fetch_seconds for reply in replies]
         return replies, after
 
-    def _before(
-        self, version: int, state: Callable[[], bytes], is_known: bool, metrics: list[dict[str, Any]]
-    ) -> Callable[[], LearnerState]:
-        """Returns a function that returns the learner before a call, with the state if a learner may not have it."""
-        refs: list[Any] = []
-        restarts, was_connected = self.num_restarts, self._is_connected
-
-        def before() -> LearnerState:
-            if not (is_known and self.num_restarts == restarts and was_connected) and not refs:
-                refs.append(self._cluster.put(state()))
-            return LearnerState(self._blueprint, (version, refs), metrics)
-
-        return before
-
-    def foreach(
-        self,
-        function: Callable[[Any], Any],
-        *,
-        version: int,
-        state: Callable[[], bytes],
-        is_known: bool,
-        metrics: list[dict[str, Any]],
-    ) -> list[Any]:
+    def foreach(self, function: Callable[[Any], Any], before: LearnerBefore) -> list[Any]:
         """Calls a function with each learner, in its process, and returns what it returns.
 
         After an error of the function, the learners stay as they are.
 
         Args:
             function: The function.
-            version: As for ``update``.
-            state: As for ``update``.
-            is_known: As for ``update``.
-            metrics: As for ``update``.
+            before: The learner before the call.
 
         Raises:
             ActorLost: If a learner is lost and the policy does not replace it.
-            ConfigError: If the function or its result cannot be pickled.
+            ConfigError: If the function or its result cannot be sent from one process to another.
             Exception: What the function raised.
         """
         sent = pickled_function(function, "foreach_learner")
-        before = self._before(version, state, is_known, metrics)
+        wanted = self._wanted(before)
 
         def run() -> list[bytes]:
-            found = self._call(dict.fromkeys(range(self.number), ("apply", before(), sent)), depend=False)
+            found = self._call(dict.fromkeys(range(self.number), ("apply", wanted(), sent)), depend=False)
             return [found[rank][0] for rank in range(self.number)]
 
         found = self._repeated(run, what="call", stays_open=True)
         return [received_result(own, "foreach_learner") for own in found]
+
+    def _wanted(self, before: LearnerBefore) -> Callable[[], LearnerState]:
+        """Returns a function that returns what a call needs, with the state if a learner may not have it."""
+        refs: list[Any] = []
+        restarts, was_connected = self.num_restarts, self._is_connected
+
+        def wanted() -> LearnerState:
+            if not (before.is_known and self.num_restarts == restarts and was_connected) and not refs:
+                refs.append(self._cluster.put(pickled(before.state)))
+            return LearnerState(self._blueprint, (before.version, refs), before.metrics)
+
+        return wanted
 
     # Calls, and what happens if a learner is lost.
 
