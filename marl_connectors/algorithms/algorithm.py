@@ -442,8 +442,8 @@ class Algorithm:
         except BaseException:
             if self._num_evaluations != number:
                 self._num_evaluations, self._is_start_reported = number, True
-                if self.eval_env_runner_group is not None:
-                    self.eval_env_runner_group.abandon_playing()
+                assert self.eval_env_runner_group is not None
+                self.eval_env_runner_group.abandon_playing()
             raise
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -30,7 +30,9 @@ class Actor:
         self.fake = fake
         self.made = made
         self.is_lost = False
-        self.is_busy = False  # a method hangs, so that the next ones wait for it, except those of Ray's group for health
+        self.is_busy = (
+            False  # a method hangs, so that the next ones wait for it, except those of Ray's group for health
+        )
         self.waiting: list[Ref] = []
 
     def __getattr__(self, name: str) -> Any:
