@@ -154,16 +154,13 @@ def _settings_of_resources(config: AlgorithmConfig) -> dict[str, str]:
     """Returns the settings by which actors reserve each resource, for messages."""
     kinds = ["env_runner"] if config.num_env_runners or config.evaluation_num_env_runners else []
     kinds += ["learner"] if config.num_learners else []
-    settings = {
-        resource: {f"{name}_per_{kind}": getattr(config, f"{name}_per_{kind}") for kind in kinds}
-        for resource, name in (("CPU", "num_cpus"), ("GPU", "num_gpus"))
-    }
-    custom = config.custom_resources_per_env_runner
-    settings |= {resource: {"custom_resources_per_env_runner": custom} for resource in custom}
-    return {
-        resource: ", ".join(f"{name}={value}" for name, value in own.items() if value not in (0, "auto"))
-        for resource, own in settings.items()
-    }
+    found = {}
+    for resource, name in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        values = {f"{name}_per_{kind}": getattr(config, f"{name}_per_{kind}") for kind in kinds}
+        found[resource] = ", ".join(f"{name}={value:g}" for name, value in values.items() if value not in (0, "auto"))
+    for resource, quantity in config.custom_resources_per_env_runner.items():
+        found[resource] = f"custom_resources_per_env_runner={{{resource!r}: {quantity:g}}}"
+    return found
 
 
 def restart_policy(config: AlgorithmConfig) -> RestartPolicy:
