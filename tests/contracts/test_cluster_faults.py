@@ -155,6 +155,29 @@ main()
 """
 
 
+NORMAL = """
+import sys
+sys.path.insert(0, {tests!r})
+from helpers.runs.clusters import spread
+def main():
+    algo = spread(2, 2).evaluation(evaluation_num_env_runners=1, evaluation_duration=2).build_algo()
+    algo.train()
+    algo.evaluate()
+    algo.stop()
+    print("stopped", flush=True)
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ray_reports_no_death_of_a_process_at_a_normal_end(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(NORMAL.format(tests=str(Path(__file__).parents[1])))
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
+    assert run.stdout.splitlines()[-1] == "stopped"
+    assert "died" not in run.stdout + run.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_interrupted_or_killed(how, tmp_path):
