@@ -114,8 +114,12 @@ def test_a_run_whose_processes_are_stopped_ends_like_an_undisturbed_one(expected
 
 @pytest.mark.slow
 def test_a_run_that_loses_nodes_ends_like_an_undisturbed_one(expected):
-    with global_generators_kept():
-        lose_nodes(expected)
+    handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it when it starts a node in this process
+    try:
+        with global_generators_kept():
+            lose_nodes(expected)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def lose_nodes(expected: dict[int, dict[str, np.ndarray]]) -> None:
