@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,8 @@ class Algorithm:
     """
 
     _has_warned_of_episodes = False
+    _is_start_reported = False
+    """Whether ``on_evaluate_start`` was called for an evaluation that was abandoned, and will be begun anew."""
 
     def __init__(
         self,
@@ -263,11 +265,12 @@ class Algorithm:
         return list(self._setup.agent_ids)
 
     def stop(self) -> None:
-        """Closes the environments, and ends remote env runners and learners."""
-        for group in reversed(self._groups):
-            group.stop()
-        self._remote.stop()
-        close_env(self._setup.sample_env, self._setup.name)
+        """Closes the environments, and ends remote env runners and learners, also if some of this is interrupted."""
+        with ExitStack() as parts:  # the last one is the first that ends
+            parts.callback(close_env, self._setup.sample_env, self._setup.name)
+            parts.callback(self._remote.stop)
+            for group in self._groups:
+                parts.callback(group.stop)
 
     # Training.
 
@@ -282,8 +285,10 @@ class Algorithm:
         began = time.perf_counter()
         interval = self.config.evaluation_interval
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
-        evaluation = self._begin_evaluation() if is_evaluated and self.config.evaluation_parallel_to_training else None
-        sampled, learned = self._sample_and_update()
+        is_parallel = is_evaluated and self.config.evaluation_parallel_to_training
+        with self._evaluation_undone_on_error() if is_parallel else nullcontext():
+            evaluation = self._begin_evaluation() if is_parallel else None
+            sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
         ended = time.perf_counter()
         self.iteration += 1
@@ -416,7 +421,9 @@ class Algorithm:
 
         The arguments are those of ``evaluate``.
         """
-        self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
+        if not self._is_start_reported:
+            self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
+        self._is_start_reported = False
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
@@ -426,6 +433,19 @@ class Algorithm:
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
         return self._begin_play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
+
+    @contextmanager
+    def _evaluation_undone_on_error(self) -> Iterator[None]:
+        """Abandons the evaluation that an iteration has begun if the iteration fails. Its repetition begins it anew."""
+        number = self._num_evaluations
+        try:
+            yield
+        except BaseException:
+            if self._num_evaluations != number:
+                self._num_evaluations, self._is_start_reported = number, True
+                assert self.eval_env_runner_group is not None
+                self.eval_env_runner_group.abandon_playing()
+            raise
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         results = begun()

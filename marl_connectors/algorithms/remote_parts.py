@@ -39,7 +39,7 @@ class RemoteParts:
         asked = ("num_env_runners", "evaluation_num_env_runners", "num_learners")
         wanted = [f"{name}={getattr(config, name)}" for name in asked if getattr(config, name)]
         if wanted:
-            self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted))
+            self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted), _settings_of_resources(config))
             if config.num_gpus_per_learner == "auto" and config.num_learners:
                 free = self.cluster.ray.cluster_resources().get("GPU", 0.0) - needed["GPU"]
                 if free >= config.num_learners:
@@ -148,6 +148,19 @@ def learner_resources(config: AlgorithmConfig, gpus: float = 0.0) -> Resources:
     gpus = gpus if isinstance(own, str) else float(own)
     cpus = config.num_cpus_per_learner
     return Resources((0.0 if gpus else 1.0) if isinstance(cpus, str) else float(cpus), gpus)
+
+
+def _settings_of_resources(config: AlgorithmConfig) -> dict[str, str]:
+    """Returns the settings by which actors reserve each resource, for messages."""
+    kinds = ["env_runner"] if config.num_env_runners or config.evaluation_num_env_runners else []
+    kinds += ["learner"] if config.num_learners else []
+    found = {}
+    for resource, name in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        values = {f"{name}_per_{kind}": getattr(config, f"{name}_per_{kind}") for kind in kinds}
+        found[resource] = ", ".join(f"{name}={value:g}" for name, value in values.items() if value not in (0, "auto"))
+    for resource, quantity in config.custom_resources_per_env_runner.items():
+        found[resource] = f"custom_resources_per_env_runner={{{resource!r}: {quantity:g}}}"
+    return found
 
 
 def restart_policy(config: AlgorithmConfig) -> RestartPolicy:

@@ -121,6 +121,7 @@ class ActorPool:
         self._processes: dict[int, Any] = {}  # references of where the actors run
         self._beginning: dict[int, Any] = {}  # references of ``Host.begin`` that were not waited for yet
         self._must_restart = False
+        self._number = number
         self._failure = ""  # why an actor was lost that the policy neither replaces nor ignores
         for index in range(number):
             self._start(index)
@@ -128,7 +129,7 @@ class ActorPool:
     @property
     def indices(self) -> list[int]:
         """The indices of the actors that work."""
-        return sorted(self._actors)
+        return [index for index in range(self._number) if index not in self.lost]
 
     def take_replaced(self) -> list[int]:
         """Returns the indices of the actors that were replaced since the last call."""
@@ -229,16 +230,21 @@ class ActorPool:
         """
         if self._failure:
             raise ActorLost(self._failure)
-        if self._must_restart:
-            self.restart()
+        if self._must_restart or len(self._actors) < len(self.indices):  # a replacement was interrupted
+            self._restart()
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Replaces all actors by new ones, which begin with the newest state."""
-        self._must_restart = False
+        self._end()
         for index in self.indices:
-            self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
-            self._beginning.pop(index, None)
             self._start(index)
+        self._must_restart = False  # only now, because an interrupt may have come before
+
+    def _end(self) -> None:
+        actors = [(actor, self._processes.pop(index, None)) for index, actor in self._actors.items()]
+        self._actors.clear()
+        self._beginning.clear()
+        self._cluster.end(actors)
 
     def has_process(self, index: int) -> bool:
         """Whether Ray has found a place for an actor, and its process has answered once."""
@@ -259,16 +265,14 @@ class ActorPool:
 
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
-        if not self._ray.is_initialized():
-            self._actors.clear()
-        refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
-        if refs:
-            self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
-        for index, actor in self._actors.items():
-            self._cluster.kill(actor, self._processes.get(index))
-        self._actors.clear()
-        self._beginning.clear()
         self._failure = "The env runners were ended by stop(). Build the algorithm anew."
+        self._number = 0
+        try:
+            if self._actors and self._ray.is_initialized():
+                refs = [actor.call.options(num_returns=2).remote("close")[0] for actor in self._actors.values()]
+                self._ray.wait(refs, num_returns=len(refs), timeout=graceful_s)
+        finally:
+            self._end()
 
 
 class _Run:
@@ -313,9 +317,9 @@ class _Run:
             self._look_for_hanging()
         return not self._waiting
 
-    def _tick(self) -> float | None:
+    def _tick(self) -> float:
         limit = self._pool.policy.timeout_s
-        return None if limit is None else max(0.05, min(limit / 4, 5.0))
+        return 5.0 if limit is None else max(0.05, min(limit / 4, 5.0))
 
     def _wait_for_next(self, index: int) -> None:
         """Sends what the actor can get, and waits for the first thing that it has to answer."""
@@ -338,13 +342,13 @@ class _Run:
         pool = self._pool
         try:
             if ref == pool._beginning.get(index):
-                outcome = self._ray.get(ref)
+                outcome = pool._cluster.received(ref, pool._who(index))
                 pool._beginning.pop(index)
                 if outcome.error is not None:
                     pool.restart_later()  # the actor has nothing that it could call
                 outcome.result(pool._who(index))
             else:
-                outcome = self._ray.get(ref)
+                outcome = pool._cluster.received(ref, pool._who(index))
                 value = outcome.result(pool._who(index))
                 payload = self._sent[index][0][1]
                 reply = Reply(value, self._ray.get(payload) if pool._fetches_payloads else payload)
@@ -353,9 +357,9 @@ class _Run:
                 self._tries[index] = 1
                 if self._on_reply is not None:
                     self._on_reply(index, len(self._replies[index]) - 1, reply)
-        except self._ray.exceptions.RayTaskError:
-            raise  # the host itself failed, for example because a value cannot be pickled
         except self._ray.exceptions.RayError as error:
+            if not pool._cluster.is_loss(error):
+                raise
             self._lost(index, _cause(error))
             return
         self._wait_for_next(index)
@@ -377,51 +381,51 @@ class _Run:
         self._wait_for_next(index)
 
     def _look_for_hanging(self) -> None:
-        """Replaces actors that have made no progress for too long."""
-        policy, now = self._pool.policy, time.monotonic()
-        if policy.timeout_s is None:
-            return
+        """Replaces actors that have made no progress for too long, and names those for which there is no place."""
+        timeout_s, now = self._pool.policy.timeout_s, time.monotonic()
         late: dict[int, _Waiting] = {}
         for ref, waiting in list(self._waiting.items()):
-            is_beginning = ref == self._pool._beginning.get(waiting.index)
-            limit = (
-                min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)) if is_beginning else policy.timeout_s
-            )
-            waited = now - waiting.since
-            has_process = is_beginning and self._pool.has_process(waiting.index)
-            if has_process and waited > policy.timeout_s:
-                if waiting.index not in self._pool.probe([waiting.index]):
-                    self._lost(waiting.index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
-                    continue
-            elif is_beginning and not has_process and waited > _QUIET_START_S and ref not in self._has_said:
-                self._has_said.add(ref)
-                _LOG.warning(
-                    "%s has no process yet. Free in the cluster: %s.",
-                    self._pool._who(waiting.index),
-                    self._pool._cluster.free_resources(),
-                )
-            if waited <= limit:
-                continue
-            if is_beginning:
-                if self._tries[waiting.index] >= _MOST_STARTS:
-                    raise ActorLost(
-                        f"{self._pool._who(waiting.index)} has not started in {limit:.0f} s, {_MOST_STARTS} times in a "
-                        f"row. Free in the cluster: {self._pool._cluster.free_resources()}. Reserve less for each "
-                        f"actor, or raise sample_timeout_s if its environments take so long to make."
-                    )
-                self._lost(waiting.index, f"has not started in {limit:.0f} s")
-            else:
+            if ref == self._pool._beginning.get(waiting.index):
+                self._look_at_start(ref, waiting, now)
+            elif timeout_s is not None and now - waiting.since > timeout_s:
                 late[waiting.index] = waiting
-        if not late:
+        if timeout_s is not None and late:
+            self._look_at_late(late, timeout_s)
+
+    def _look_at_start(self, ref: Any, waiting: _Waiting, now: float) -> None:
+        """Replaces an actor that does not start in time."""
+        pool, index, waited = self._pool, waiting.index, now - waiting.since
+        policy, who = pool.policy, pool._who(index)
+        has_process = pool.has_process(index)
+        if not has_process and waited > _QUIET_START_S and ref not in self._has_said:
+            self._has_said.add(ref)
+            _LOG.warning("%s has no process yet. Free in the cluster: %s.", who, pool._cluster.free_resources())
+        if policy.timeout_s is None:
             return
+        if has_process and waited > policy.timeout_s and index not in pool.probe([index]):
+            self._lost(index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
+            return
+        limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S))
+        if waited <= limit:
+            return
+        if self._tries[index] >= _MOST_STARTS:
+            raise ActorLost(
+                f"{who} has not started in {limit:.0f} s, {_MOST_STARTS} times in a row. Free in the cluster: "
+                f"{pool._cluster.free_resources()}. Reserve less for each actor, or raise sample_timeout_s if its "
+                f"environments take so long to make."
+            )
+        self._lost(index, f"has not started in {limit:.0f} s")
+
+    def _look_at_late(self, late: Mapping[int, _Waiting], timeout_s: float) -> None:
+        """Replaces the actors among those that are late which do not answer, or make no progress."""
         answers = self._pool.probe(late)
         for index, waiting in late.items():
             if not any(known is waiting for known in self._waiting.values()):
                 continue
             if index not in answers:
-                self._lost(index, f"has not answered for {policy.timeout_s + policy.probe_timeout_s:.0f} s")
+                self._lost(index, f"has not answered for {timeout_s + self._pool.policy.probe_timeout_s:.0f} s")
             elif waiting.progress is not None and answers[index] == waiting.progress:
-                self._lost(index, f"has made no progress for {policy.timeout_s:.0f} s{_at(answers[index])}")
+                self._lost(index, f"has made no progress for {timeout_s:.0f} s{_at(answers[index])}")
             else:
                 if waiting.progress is not None:
                     _LOG.warning("%s is late%s.", self._pool._who(index), _at(answers[index]))

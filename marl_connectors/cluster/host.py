@@ -34,7 +34,10 @@ class Outcome(NamedTuple):
         """Returns the value, or raises the exception, with a note that says where it was raised."""
         if self.error is None:
             return self.value
-        error = unpickled(self.error)
+        try:
+            error = unpickled(self.error)
+        except Exception:  # its class cannot be imported in this process
+            raise MarlConnectorsError(f"{who}: an error was raised there.\n{self.where}") from None
         add_note: Any = getattr(error, "add_note", None)  # from Python 3.11 on
         if add_note is not None:
             add_note(f"Raised in {who}:\n{self.where}")
@@ -90,11 +93,26 @@ class Host:
             self._object = unpickled(make)(*arguments)
             return None, None
 
-        return _outcome(made)[0]
+        return self._outcome(made)[0]
 
     def call(self, method: str, *arguments: Any) -> tuple[Outcome, Any]:
         """Calls a method of the object."""
-        return _outcome(lambda: getattr(self._object, method)(*arguments))
+        return self._outcome(lambda: getattr(self._object, method)(*arguments))
+
+    def _outcome(self, call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:
+        try:
+            value, payload = call()
+            return Outcome(value), payload
+        except Exception as error:
+            return Outcome(error=_pickled(error), where=traceback.format_exc()), None
+        except SystemExit as stop:
+            if hasattr(stop, "ray_terminate_msg"):  # Ray ends the actor
+                raise
+            error = MarlConnectorsError(
+                f"{self._label}: sys.exit({'' if stop.code is None else repr(stop.code)}) was called there, which "
+                f"would end this process only and not the run. Raise an error instead."
+            )
+            return Outcome(error=_pickled(error), where=traceback.format_exc()), None
 
     def process(self) -> Process:
         """Returns where the actor runs. It answers as soon as there is a process."""
@@ -107,14 +125,6 @@ class Host:
 
 for _method in (Host.process, Host.progress):
     _method.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
-
-
-def _outcome(call: Callable[[], tuple[Any, Any]]) -> tuple[Outcome, Any]:
-    try:
-        value, payload = call()
-        return Outcome(value), payload
-    except Exception as error:
-        return Outcome(error=_pickled(error), where=traceback.format_exc()), None
 
 
 def _pickled(error: Exception) -> bytes:

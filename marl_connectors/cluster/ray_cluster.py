@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -23,6 +23,8 @@ from marl_connectors.seeding import global_generators_kept
 
 _ANSWER_S = 10.0
 """The seconds in which the machine at an address has to answer."""
+_END_S = 5.0
+"""The seconds in which the process of an actor must end by itself."""
 _RECONNECT_S = 30.0
 """The seconds in which the head of a cluster may restart. Ray itself ends the process after 60 s."""
 
@@ -91,13 +93,20 @@ class RayCluster:
     _num_users = 0
     _started_here = False
 
-    def __init__(self, address: str | None, needed: Mapping[str, float], who: str):
+    def __init__(
+        self,
+        address: str | None,
+        needed: Mapping[str, float],
+        who: str,
+        settings: Mapping[str, str] | None = None,
+    ):
         """Connects to a cluster.
 
         Args:
             address: The address of a running cluster; None for a new one.
             needed: The quantities of resources that the actors reserve, under Ray's names.
             who: The settings that need the cluster, for messages.
+            settings: The settings by which the actors reserve each resource, for messages.
 
         Raises:
             ConfigError: If Ray is not installed, there is no cluster at the address, or the cluster has too little.
@@ -130,7 +139,7 @@ class RayCluster:
         RayCluster._num_users += 1
         self._is_open = True
         try:
-            self._check(needed, who)
+            self._check(needed, who, settings or {})
         except BaseException:
             self.close()
             raise
@@ -179,13 +188,14 @@ class RayCluster:
                     ) from error
             time.sleep(1.0)
 
-    def _check(self, needed: Mapping[str, float], who: str) -> None:
+    def _check(self, needed: Mapping[str, float], who: str, settings: Mapping[str, str]) -> None:
         """Checks that the cluster has the resources at all. Others may be using them now."""
         there = self.ray.cluster_resources()
         for name, quantity in needed.items():
             if (name != "CPU" or not self.is_own) and there.get(name, 0.0) < quantity:
+                by = f" ({settings[name]})" if settings.get(name) else ""
                 raise ConfigError(
-                    f"{who}: the actors need {quantity:g} {name}, but {_named(RayCluster._address)} has "
+                    f"{who}: the actors need {quantity:g} {name}{by}, but {_named(RayCluster._address)} has "
                     f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
                 )
 
@@ -235,6 +245,63 @@ class RayCluster:
         """Whether a reference has its value, or an error."""
         return bool(self.ray.wait([ref], num_returns=1, timeout=0)[0])
 
+    def is_loss(self, error: Exception) -> bool:
+        """Whether an error of Ray says that an actor, a node or an object was lost."""
+        known = self.ray.exceptions
+        return isinstance(
+            error,
+            (
+                known.RayActorError,
+                known.WorkerCrashedError,
+                known.OutOfMemoryError,
+                known.NodeDiedError,
+                known.LocalRayletDiedError,
+                known.ObjectLostError,
+            ),
+        ) and not isinstance(error, known.RayTaskError)
+
+    def received(self, ref: Any, who: str) -> Any:
+        """Fetches what a call of an actor has returned.
+
+        Args:
+            ref: The reference.
+            who: The name of the actor, for messages.
+
+        Raises:
+            MarlConnectorsError: If it cannot be unpickled in this process.
+            Exception: An error of Ray.
+        """
+        try:
+            return self.ray.get(ref)
+        except self.ray.exceptions.RaySystemError as error:
+            lines = str(error).strip().splitlines()
+            raise MarlConnectorsError(
+                f"{who}: what it has returned cannot be received in this process ({lines[-1].strip()}). What "
+                f"environments, callbacks and connector pieces store or log must be data that any process of the run "
+                f"can unpickle."
+            ) from error
+
+    def end(self, actors: Sequence[tuple[Any, Any]]) -> None:
+        """Ends actors, and waits until their processes on this node have ended. Those that do not end are killed.
+
+        Ray prints a warning for each process that a signal has ended, so none is sent to a process that ends by itself.
+
+        Args:
+            actors: Each actor, and the reference of what ``Host.process`` has returned; None if it was not called yet.
+        """
+        if not self.ray.is_initialized():
+            return
+        pids = [self._own_pid(process) for _, process in actors]
+        try:
+            for actor, _ in actors:
+                self.ray.kill(actor, no_restart=True)
+            end = time.monotonic() + _END_S
+            while any(map(_is_of_ray, pids)) and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:  # also after an interrupt
+            for pid in pids:
+                _kill_process(pid)
+
     def kill(self, actor: Any, process: Any) -> None:
         """Kills an actor, even one that does not answer.
 
@@ -243,17 +310,21 @@ class RayCluster:
 
         Args:
             actor: The actor.
-            process: The reference of what ``Host.process`` has returned.
+            process: The reference of what ``Host.process`` has returned; None if it was not called yet.
         """
         if not self.ray.is_initialized():
             return
+        pid = self._own_pid(process)
+        self.ray.kill(actor, no_restart=True)
+        _kill_process(pid)
+
+    def _own_pid(self, process: Any) -> int | None:
+        """Returns the number of an actor's process if it is on the node of this process and known."""
         known = None
-        if self.is_ready(process):
+        if process is not None and self.is_ready(process):
             with contextlib.suppress(self.ray.exceptions.RayError):
                 known = self.ray.get(process)
-        self.ray.kill(actor, no_restart=True)
-        if known is not None and known.node and known.node == self._node:
-            _kill_process(known.pid)
+        return known.pid if known is not None and known.node and known.node == self._node else None
 
     def close(self) -> None:
         """Ends the use of the cluster. The last user in the process stops a cluster that was started here."""
@@ -327,11 +398,17 @@ def _blocked(number: int | None) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _kill_process(pid: int) -> None:
-    """Kills a process of Ray on this machine. The number may belong to another process by now, which is left alone."""
+def _is_of_ray(pid: int | None) -> bool:
+    """Whether a number is that of a process of Ray on this machine. It may belong to another process by now."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if file.read(5) == b"ray::":
-                os.kill(pid, signal.SIGKILL)
+            return file.read(5) == b"ray::"
     except OSError:  # it has ended, or this system has no /proc
-        pass
+        return False
+
+
+def _kill_process(pid: int | None) -> None:
+    """Kills a process of Ray on this machine, and no other."""
+    if pid is not None and _is_of_ray(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(pid, signal.SIGKILL)

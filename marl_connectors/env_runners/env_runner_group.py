@@ -103,7 +103,12 @@ class EnvRunnerGroup:
         return self._runners.callback_metrics
 
     def foreach_env_runner(self, func: Callable[[EnvRunner], Any]) -> list[Any]:
-        """Calls ``func(env_runner)`` in the process of each env runner, and returns a list of the results."""
+        """Calls ``func(env_runner)`` in the process of each env runner, and returns a list of the results.
+
+        Raises:
+            ConfigError: If the function or its result cannot be sent from one process to another.
+            Exception: What the function raises.
+        """
         if self.local_env_runner is not None:
             return [func(self.local_env_runner)]
         assert self.remote is not None
@@ -160,6 +165,11 @@ class EnvRunnerGroup:
         assert self.remote is not None
         self.remote.send_weights()
         return self.remote.begin_playing(num_episodes, num_envs, **arguments)
+
+    def abandon_playing(self) -> None:
+        """Ends the episodes of ``begin_playing`` whose results are not needed."""
+        assert self.remote is not None
+        self.remote.abandon_playing()
 
     # Changes of the run.
 

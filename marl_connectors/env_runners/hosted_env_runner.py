@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
+from marl_connectors.cluster.pickling import pickled_in_actor, pickled_result, unpickled
 from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
@@ -274,9 +274,9 @@ class HostedEnvRunner:
             self._runner.restart_episodes()
         return _saved(self._runner), None
 
-    def apply(self, function: bytes) -> tuple[Any, None]:
-        """Returns what a pickled function of the env runner returns."""
-        return unpickled(function)(self._runner), None
+    def apply(self, function: bytes) -> tuple[bytes, None]:
+        """Returns what a pickled function of the env runner returns, pickled."""
+        return pickled_result(function, self._runner, "foreach_env_runner"), None
 
     def set_state(self, blueprint: tuple[int, list[Any]], state: bytes, new_episodes: bool) -> tuple[SavedState, None]:
         """Restores a pickled state of an env runner, and returns the state that it has then."""

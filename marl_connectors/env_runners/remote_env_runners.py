@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gymnasium import Space
 
 from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy
-from marl_connectors.cluster.pickling import pickled, unpickled
+from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.env_runners.done_episodes import merged_order, shares
@@ -64,6 +64,20 @@ class _Kept(NamedTuple):
 
     saved: SavedState
     blueprint: tuple[int, list[Any]]
+
+
+class _Before(NamedTuple):
+    """The state of RemoteEnvRunners before a sample.
+
+    Attributes:
+        attributes: The attributes that samples change, copied.
+        pieces: The states of the pipelines of this process.
+        loggers: The states of the loggers.
+    """
+
+    attributes: dict[str, Any]
+    pieces: dict[str, Any]
+    loggers: dict[str, Any]
 
 
 class RemoteEnvRunners:
@@ -143,7 +157,7 @@ class RemoteEnvRunners:
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
         self._fetches_episodes = fetches_episodes
-        self._before_batch: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
+        self._before_batch: _Before | None = None
         self._kept: dict[int, _Kept] = {}  # of the env runners that have answered a call
         self._weights = Weights(-1, [None])
         self._next_states: dict[str, Any] | None = None  # connector states that the env runners do not have yet
@@ -227,21 +241,30 @@ class RemoteEnvRunners:
     def begin_batch(self) -> None:
         """Remembers the state before the samples of a train batch, for ``repeat_batch``."""
         if not self._fetches_episodes:
-            pieces = self.get_connector_states()
-            loggers = {name: logger.get_state() for name, logger in self._loggers()}
-            self._before_batch = {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES}, pieces, loggers
+            self._before_batch = self._now()
 
     def repeat_batch(self) -> None:
         """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
         assert self._before_batch is not None
-        before, pieces, loggers = self._before_batch
-        for name, value in before.items():
+        self._go_back(self._before_batch)
+        self._pool.restart_later()
+
+    def _now(self) -> _Before:
+        """Returns what samples change, as it is now."""
+        return _Before(
+            {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES},
+            self.get_connector_states(),
+            {name: logger.get_state() for name, logger in self._loggers()},
+        )
+
+    def _go_back(self, before: _Before) -> None:
+        """Restores what ``_now`` returned. The actors have to be replaced to follow."""
+        for name, value in before.attributes.items():
             setattr(self, name, copy.copy(value))
-        self.env_to_module.set_state(pieces["env_to_module"])
-        self.module_to_env.set_state(pieces["module_to_env"])
+        self.env_to_module.set_state(before.pieces["env_to_module"])
+        self.module_to_env.set_state(before.pieces["module_to_env"])
         for name, logger in self._loggers():
-            logger.set_state(loggers[name])
-        self._pool.restart()
+            logger.set_state(before.loggers[name])
 
     def _loggers(self) -> list[tuple[str, MetricsLogger]]:
         return [*self.metrics.items(), ("callbacks", self.callback_metrics)]
@@ -258,6 +281,9 @@ class RemoteEnvRunners:
     ) -> Sample:
         """Samples with all env runners at once.
 
+        After an interrupt, everything is as it was before, in this process and in the env runners. After an error of
+        an environment, a module or a piece, the next sample begins new episodes.
+
         Args:
             num_timesteps: As for ``EnvRunner.sample``, over all env runners.
             num_episodes: As for ``EnvRunner.sample``, over all env runners.
@@ -268,15 +294,27 @@ class RemoteEnvRunners:
             self.send_weights()
         if self._has_failed:
             self._refresh()
+        before = self._now()
+        try:
+            return self._sample(self._requests(num_timesteps, num_episodes, options, times), times)
+        except BaseException:
+            if not self._has_failed:
+                self._go_back(before)
+                self._pool.restart_later()
+            raise
+
+    def _sample(self, requests: Mapping[int, Sequence[SampleRequest]], times: int) -> Sample:
         began = time.perf_counter()
-        calls = {
-            index: [Call("sample", (request,)) for request in requests]
-            for index, requests in self._requests(num_timesteps, num_episodes, options, times).items()
-        }
-        with self._undone_on_error(is_sample=True):
+        calls = {index: [Call("sample", (request,)) for request in own] for index, own in requests.items()}
+        try:
             replies = self._pool.run(
                 calls, lambda index, _, reply: self._keep(index, reply.value.saved), max_in_flight=times
             )
+        except ActorLost:
+            raise
+        except Exception:  # if the env runners went back, the same error would come again
+            self._has_failed = self._restarts_episodes = True
+            raise
         replies = dict(sorted(replies.items()))
         self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
         rounds = [[own[number] for own in replies.values()] for number in range(times)]
@@ -329,22 +367,14 @@ class RemoteEnvRunners:
         self._kept[index] = _Kept(saved, self._newest_blueprint)
 
     @contextmanager
-    def _undone_on_error(self, *, is_sample: bool = False) -> Iterator[None]:
-        """Lets all env runners go back to the states before calls that fail.
-
-        Args:
-            is_sample: Whether the env runners go on after an error of an environment, a module or a piece, and begin
-                new episodes, as EnvRunner does. If they went back, the same error would come again.
-        """
+    def _undone_on_error(self) -> Iterator[None]:
+        """Lets all env runners go back to the states before calls that fail."""
         before = dict(self._kept)
         try:
             yield
-        except BaseException as error:
-            if is_sample and isinstance(error, Exception) and not isinstance(error, ActorLost):
-                self._has_failed = self._restarts_episodes = True
-            else:
-                self._kept = before
-                self._pool.restart_later()
+        except BaseException:
+            self._kept = before
+            self._pool.restart_later()
             raise
 
     def _refresh(self) -> None:
@@ -410,16 +440,30 @@ class RemoteEnvRunners:
             self._next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls a function with each env runner, in its process, and returns what it returns."""
+        """Calls a function with each env runner, in its process, and returns what it returns.
+
+        After an error of the function, the env runners stay as they are. After an interrupt, they continue from their
+        states before the call.
+
+        Raises:
+            ConfigError: If the function or its result cannot be sent from one process to another.
+            Exception: What the function raised.
+        """
         if self._for_evaluation:
             raise ConfigError(
                 "foreach_env_runner: the env runners for evaluations exist only while an evaluation plays. Call it of "
                 "algo.env_runner_group, or use callbacks."
             )
         self._refresh()
-        call = Call("apply", (pickled(func),))
-        replies = self._pool.run({index: [call] for index in self._pool.indices})
-        return [own[0].value for _, own in sorted(replies.items())]
+        call = Call("apply", (pickled_function(func, "foreach_env_runner"),))
+        try:
+            replies = self._pool.run({index: [call] for index in self._pool.indices})
+        except Exception:
+            raise
+        except BaseException:
+            self._pool.restart_later()  # else the next call would wait for this one
+            raise
+        return [received_result(own[0].value, "foreach_env_runner") for _, own in sorted(replies.items())]
 
     # Evaluation.
 
@@ -449,7 +493,11 @@ class RemoteEnvRunners:
                 **arguments,
             )
             calls[index] = [Call("play", (request,))]
-        run = self._pool.submit(calls)
+        try:
+            run = self._pool.submit(calls)
+        except BaseException:
+            self._pool.restart_later()
+            raise
 
         def results() -> dict[str, Any]:
             with self._undone_on_error():
@@ -457,6 +505,10 @@ class RemoteEnvRunners:
             return _played([own for own in found if own is not None], num_episodes)
 
         return results
+
+    def abandon_playing(self) -> None:
+        """Ends the episodes of ``begin_playing`` whose results are not needed."""
+        self._pool.restart_later()
 
     def _all_played(
         self, calls: Mapping[int, Sequence[Call]], replies: Mapping[int, Sequence[Reply]]

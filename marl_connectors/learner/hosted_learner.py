@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from marl_connectors.cluster.pickling import pickled_result
 from marl_connectors.cluster.references import EpisodeShare
-from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
 
@@ -34,21 +34,32 @@ class LearnerBlueprint(Protocol):
 
 
 @dataclass(frozen=True)
-class UpdateRequest:
-    """The arguments of one learner's part of an update.
+class LearnerState:
+    """The learner that a call needs.
 
     Attributes:
         blueprint: The version of the blueprint, and its reference in a list, so that Ray does not fetch it.
-        state: The version of the learners' state before the update, and the reference of the pickled state in a list.
+        state: The version of the learners' state before the call, and the reference of the pickled state in a list.
             The list is empty for a learner that has this version.
-        metrics: The state of the metrics before the update.
-        share: The episodes.
-        timesteps: As for ``Learner.update``.
+        metrics: The state of the metrics before the call.
     """
 
     blueprint: tuple[int, list[Any]]
     state: tuple[int, list[Any]]
     metrics: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """The arguments of one learner's part of an update.
+
+    Attributes:
+        before: The learner before the update.
+        share: The episodes.
+        timesteps: As for ``Learner.update``.
+    """
+
+    before: LearnerState
     share: EpisodeShare
     timesteps: dict[str, int]
 
@@ -126,7 +137,7 @@ class HostedLearner:
         import ray
 
         began = time.perf_counter()
-        learner = self._following(request)
+        learner = self._following(request.before)
         self._stage = "fetching the episodes"
         began_fetching = time.perf_counter()
         episodes, positions = request.share.fetch(ray.get)
@@ -134,45 +145,40 @@ class HostedLearner:
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
         results = learner.update(episodes=episodes, timesteps=request.timesteps, positions=positions)
-        self._state_version = request.state[0] + 1
+        self._state_version = request.before.state[0] + 1
         self._stage = "after the end"
         payload = pickle.dumps(learner.get_state(), protocol=5) if self._rank == 0 else None
         reply = UpdateReply(results, learner.pipeline_seconds, time.perf_counter() - began, fetched)
         return reply, payload
 
-    def _following(self, request: UpdateRequest) -> Learner:
-        """Returns the learner with the modules and the state of a request."""
+    def _following(self, wanted: LearnerState) -> Learner:
+        """Returns the learner with the modules and the state that a call needs."""
         import ray
 
-        version, ref = request.blueprint
+        version, ref = wanted.blueprint
         learner = self._learner
         if learner is None or version != self._blueprint_version:
             self._stage = "making the modules"
             learner = self._learner = pickle.loads(ray.get(ref[0])).build()
             learner.ranks = self._ranks
             self._blueprint_version, self._state_version = version, -1
-        version, ref = request.state
+        version, ref = wanted.state
         if ref:
-            self._stage = "loading the state"
+            self._stage, self._state_version = "loading the state", -1
             learner.set_state(pickle.loads(ray.get(ref[0])))
+            self._state_version = version
         elif version != self._state_version:
             raise RuntimeError(
                 f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {version}."
             )
-        learner.metrics.set_state(request.metrics)
+        learner.metrics.set_state(wanted.metrics)
         return learner
 
-    def apply(self, function: bytes) -> tuple[Any, None]:
-        """Returns what a pickled function of the learner returns.
-
-        Raises:
-            LearnerError: If there is no learner yet.
-        """
-        if self._learner is None:
-            raise LearnerError(
-                "LearnerGroup.foreach_learner: remote learners are made in the first update. Call it later."
-            )
-        return pickle.loads(function)(self._learner), None
+    def apply(self, before: LearnerState, function: bytes) -> tuple[bytes, None]:
+        """Returns what a pickled function of the learner returns, pickled."""
+        learner = self._following(before)
+        self._stage = "in a function of foreach_learner"
+        return pickled_result(function, learner, "foreach_learner"), None
 
     def close(self) -> tuple[None, None]:
         """Disconnects from the other learners."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from marl_connectors.cluster.references import EpisodeReference, divided
 from marl_connectors.learner.hosted_learner import LearnerBlueprint
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import check_can_be_divided
-from marl_connectors.learner.remote_learners import RemoteLearners
+from marl_connectors.learner.remote_learners import LearnerBefore, RemoteLearners
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.typing import ModuleID
 
@@ -24,7 +25,7 @@ class LearnerGroup:
     There is always a learner in this process. Without remote learners it makes the updates. With remote learners, it
     takes over their state after each update. So checkpoints, ``add_module`` and evaluations use this learner alone. If
     its modules, settings, parameters or optimizer states are changed between updates, the remote learners get the
-    change with the next update.
+    change with the next call.
 
     Attributes:
         learner: The learner in this process.
@@ -119,6 +120,17 @@ class LearnerGroup:
         timesteps: dict[str, int],
         num_envs: int,
     ) -> dict[ModuleID, dict[str, float]]:
+        learner, before = self.learner, self._before(remote)
+        self._known_state = None
+        replies, after = remote.update(divided(references, remote.number, num_envs), before, timesteps)
+        self._version += 1
+        learner.set_state(after)
+        learner.pipeline_seconds = max(reply.pipeline_seconds for reply in replies)
+        self._known_state = {name: value for name, value in after.items() if name != "metrics"}
+        return replies[0].results
+
+    def _before(self, remote: RemoteLearners) -> LearnerBefore:
+        """Returns the learner in this process as it is now, and whether the remote learners have its state."""
         learner = self.learner
         structure = _structure(learner)
         if not _are_alike(structure, self._known_structure):
@@ -128,21 +140,7 @@ class LearnerGroup:
             self._known_structure, self._known_state = structure, None
         state = learner.get_state()
         metrics = state.pop("metrics")
-        is_known = _are_alike(state, self._known_state)
-        self._known_state = None
-        replies, after = remote.update(
-            divided(references, remote.number, num_envs),
-            version=self._version,
-            state=lambda: pickled(state),
-            is_known=is_known,
-            metrics=metrics,
-            timesteps=timesteps,
-        )
-        self._version += 1
-        learner.set_state(after)
-        learner.pipeline_seconds = max(reply.pipeline_seconds for reply in replies)
-        self._known_state = {name: value for name, value in after.items() if name != "metrics"}
-        return replies[0].results
+        return LearnerBefore(self._version, state, metrics, _are_alike(state, self._known_state))
 
     def _put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
         """Puts episodes into Ray's store: a list for each remote learner, with about as many agent steps in each.
@@ -175,9 +173,23 @@ class LearnerGroup:
     def foreach_learner(self, func: Callable[[Learner], Any]) -> list[Any]:
         """Calls ``func(learner)`` in the process of each learner that makes updates, and returns a list of the results.
 
-        Remote learners exist only after the first update. Before, this raises a LearnerError.
+        Remote learners that were not made yet, or are lost meanwhile, are made with the state of the learner in this
+        process.
+
+        Raises:
+            ActorLost: If a remote learner is lost and must not be replaced.
+            ConfigError: If the function or its result cannot be sent from one process to another.
+            Exception: What the function raises. The learners stay as they are.
         """
-        return [func(self.learner)] if self.remote is None else self.remote.foreach(func)
+        if self.remote is None:
+            return [func(self.learner)]
+        before = self._before(self.remote)
+        if not before.is_known:
+            self._known_state = None
+        found = self.remote.foreach(func, before)
+        if not before.is_known:
+            self._known_state = copy.deepcopy(before.state)  # it shares tensors with the learner, which change
+        return found
 
     def stop(self) -> None:
         """Ends the remote learners."""

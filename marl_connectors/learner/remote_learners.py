@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.host import Outcome
-from marl_connectors.cluster.pickling import pickled
+from marl_connectors.cluster.pickling import pickled, pickled_function, received_result
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.cluster.references import EpisodeShare
-from marl_connectors.learner.hosted_learner import HostedLearner, LearnerBlueprint, UpdateReply, UpdateRequest
+from marl_connectors.learner.hosted_learner import (
+    HostedLearner,
+    LearnerBlueprint,
+    LearnerState,
+    UpdateReply,
+    UpdateRequest,
+)
 from marl_connectors.learner.ranks import LostRankError
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +32,22 @@ _GRACE_S = 20.0
 
 _QUIET_S = 30.0
 """The seconds after which a log line says that Ray has not found a place for an actor yet."""
+
+
+class LearnerBefore(NamedTuple):
+    """The learner before a call of remote learners.
+
+    Attributes:
+        version: The version of its state.
+        state: Its state without the metrics.
+        metrics: The state of its metrics.
+        is_known: Whether remote learners that were not replaced have this state.
+    """
+
+    version: int
+    state: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    is_known: bool
 
 
 class _Lost(Exception):
@@ -109,11 +132,19 @@ class RemoteLearners:
         self._is_connected = True
 
     def close(self) -> None:
-        """Ends the actors at once. The next update starts new ones."""
-        if self._ray.is_initialized():
-            for rank, actor in enumerate(self._actors):
-                self._cluster.kill(actor, self._places[rank])
+        """Ends the actors. The next call starts new ones."""
+        self._cluster.end(self._taken_actors())
+
+    def _kill(self) -> None:
+        """Ends the actors at once, also those that hang."""
+        with contextlib.ExitStack() as all_of_them:
+            for actor, place in self._taken_actors():
+                all_of_them.callback(self._cluster.kill, actor, place)
+
+    def _taken_actors(self) -> list[tuple[Any, Any]]:
+        actors = list(zip(self._actors, self._places, strict=False))  # an interrupt may have come between both
         self._actors, self._places, self._beginning, self._is_connected = [], [], [], False
+        return actors
 
     # Updates.
 
@@ -126,23 +157,13 @@ class RemoteLearners:
         self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint))])
 
     def update(
-        self,
-        shares: Sequence[EpisodeShare],
-        *,
-        version: int,
-        state: Callable[[], bytes],
-        is_known: bool,
-        metrics: list[dict[str, Any]],
-        timesteps: dict[str, int],
+        self, shares: Sequence[EpisodeShare], before: LearnerBefore, timesteps: dict[str, int]
     ) -> tuple[list[UpdateReply], dict[str, Any]]:
         """Lets all learners update the modules.
 
         Args:
             shares: The episodes of each learner.
-            version: The version of the state before the update.
-            state: Returns this state, pickled.
-            is_known: Whether learners that were not replaced have it.
-            metrics: The state of the metrics.
+            before: The learner before the update.
             timesteps: As for ``Learner.update``.
 
         Returns:
@@ -152,48 +173,81 @@ class RemoteLearners:
             ActorLost: If a learner is lost and the policy does not replace it.
             Exception: What a learner raised, such as a LearnerError.
         """
-        refs: list[Any] = []
+        wanted = self._wanted(before)
 
         def run() -> tuple[list[UpdateReply], dict[str, Any]]:
-            if not (is_known and self.num_restarts == restarts and was_connected) and not refs:
-                refs.append(self._cluster.put(state()))
-            request = {
-                rank: ("update", UpdateRequest(self._blueprint, (version, refs), metrics, share, timesteps))
-                for rank, share in enumerate(shares)
-            }
+            state = wanted()
+            request = {rank: ("update", UpdateRequest(state, share, timesteps)) for rank, share in enumerate(shares)}
             found = self._call(request)
             try:
                 after = self._ray.get(found[0][1])
             except self._ray.exceptions.RayError as error:
+                if not self._cluster.is_loss(error):
+                    raise
                 raise _Lost(f"{self.name_of(0)} has died ({type(error).__name__}).") from None
             return [found[rank][0] for rank in range(self.number)], pickle.loads(after)
 
-        restarts, was_connected = self.num_restarts, self._is_connected
         replies, after = self._repeated(run)
         self.fetch_seconds = [reply.fetch_seconds for reply in replies]
         return replies, after
 
-    def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Calls a function with each learner, in its process, and returns what it returns."""
-        calls = dict.fromkeys(range(self.number), ("apply", pickled(function)))
-        found = self._repeated(lambda: self._call(calls))
-        return [found[rank][0] for rank in range(self.number)]
+    def foreach(self, function: Callable[[Any], Any], before: LearnerBefore) -> list[Any]:
+        """Calls a function with each learner, in its process, and returns what it returns.
+
+        After an error of the function, the learners stay as they are.
+
+        Args:
+            function: The function.
+            before: The learner before the call.
+
+        Raises:
+            ActorLost: If a learner is lost and the policy does not replace it.
+            ConfigError: If the function or its result cannot be sent from one process to another.
+            Exception: What the function raised.
+        """
+        sent = pickled_function(function, "foreach_learner")
+        wanted = self._wanted(before)
+
+        def run() -> list[bytes]:
+            found = self._call(dict.fromkeys(range(self.number), ("apply", wanted(), sent)), depend=False)
+            return [found[rank][0] for rank in range(self.number)]
+
+        found = self._repeated(run, what="call", stays_open=True)
+        return [received_result(own, "foreach_learner") for own in found]
+
+    def _wanted(self, before: LearnerBefore) -> Callable[[], LearnerState]:
+        """Returns a function that returns what a call needs, with the state if a learner may not have it."""
+        refs: list[Any] = []
+        restarts, was_connected = self.num_restarts, self._is_connected
+
+        def wanted() -> LearnerState:
+            if not (before.is_known and self.num_restarts == restarts and was_connected) and not refs:
+                refs.append(self._cluster.put(pickled(before.state)))
+            return LearnerState(self._blueprint, (before.version, refs), before.metrics)
+
+        return wanted
 
     # Calls, and what happens if a learner is lost.
 
-    def _repeated(self, run: Callable[[], Any]) -> Any:
-        """Runs until no learner is lost meanwhile. After another error, the actors are closed."""
+    def _repeated(self, run: Callable[[], Any], what: str = "update", stays_open: bool = False) -> Any:
+        """Runs until no learner is lost meanwhile. After another error, the actors are closed.
+
+        Args:
+            run: Calls the learners.
+            what: The name of the call in messages.
+            stays_open: Whether an error that a learner raises leaves the actors open.
+        """
         for number in range(1, _MOST_TRIES + 1):
             try:
                 self._connect()
                 return run()
             except _Lost as lost:
-                self.close()
+                self._kill()
                 if not self._policy.restarts:
                     raise ActorLost(f"{lost} Set restart_failed_env_runners=True to replace it.") from None
                 if number == _MOST_TRIES:
                     raise ActorLost(
-                        f"{lost} This happened {number} times in a row in the same update. Look at what its process "
+                        f"{lost} This happened {number} times in a row in the same {what}. Look at what its process "
                         f"printed last; run with num_learners=0 to see the cause in this process."
                     ) from None
                 if self.num_restarts >= self._policy.most:
@@ -202,19 +256,25 @@ class RemoteLearners:
                         f"or raise max_num_env_runner_restarts."
                     ) from None
                 self.num_restarts += 1
-                _LOG.warning("%s New learners take the place of all %d, and repeat the update.", lost, self.number)
-            except BaseException:
-                self.close()
+                _LOG.warning("%s New learners take the place of all %d, and repeat the %s.", lost, self.number, what)
+            except BaseException as error:
+                if not (stays_open and self._is_connected and isinstance(error, Exception)):
+                    self.close()
                 raise
         raise AssertionError
 
-    def _call(self, calls: Mapping[int, Sequence[Any]]) -> dict[int, tuple[Any, Any]]:
-        """Calls a method of some learners at once, and returns each value and the payload's reference."""
+    def _call(self, calls: Mapping[int, Sequence[Any]], depend: bool = True) -> dict[int, tuple[Any, Any]]:
+        """Calls a method of some learners at once, and returns each value and the payload's reference.
+
+        Args:
+            calls: For each learner, the method and its arguments.
+            depend: Whether a learner cannot go on after the error of another one.
+        """
         refs = {
             rank: self._actors[rank].call.options(num_returns=2).remote(method, *arguments)
             for rank, (method, *arguments) in calls.items()
         }
-        values = self._wait({rank: own[0] for rank, own in refs.items()}, self._policy.timeout_s)
+        values = self._wait({rank: own[0] for rank, own in refs.items()}, self._policy.timeout_s, depend=depend)
         return {rank: (values[rank], refs[rank][1]) for rank in refs}
 
     def _wait_for_places(self) -> None:
@@ -223,12 +283,14 @@ class RemoteLearners:
         Raises:
             ActorLost: If it has not in time.
         """
-        limit = self._policy.start_timeout_s
-        _, late = self._ray.wait(self._places, num_returns=self.number, timeout=min(limit, _QUIET_S))
+        limit = None if self._policy.timeout_s is None else self._policy.start_timeout_s
+        quiet_s = _QUIET_S if limit is None else min(limit, _QUIET_S)
+        _, late = self._ray.wait(self._places, num_returns=self.number, timeout=quiet_s)
         if late:
             _LOG.warning("%d learners have no process yet. Free in the cluster: %s.", len(late), self._free())
             _, late = self._ray.wait(self._places, num_returns=self.number, timeout=limit)
         if late:
+            assert limit is not None
             raise ActorLost(
                 f"{len(late)} of {self.number} learners have no process after {limit:.0f} s. Free in the cluster: "
                 f"{self._free()}. Reserve less for each actor, or use a larger cluster."
@@ -237,8 +299,16 @@ class RemoteLearners:
     def _free(self) -> str:
         return self._cluster.free_resources()
 
-    def _wait(self, refs: Mapping[int, Any], timeout_s: float | None, is_start: bool = False) -> dict[int, Any]:
-        """Waits for answers, and returns the values in them. Actors that start need not make progress.
+    def _wait(
+        self, refs: Mapping[int, Any], timeout_s: float | None, is_start: bool = False, depend: bool = True
+    ) -> dict[int, Any]:
+        """Waits for answers, and returns the values in them.
+
+        Args:
+            refs: The reference of each learner's answer.
+            timeout_s: The seconds without progress after which a learner hangs; None for no limit.
+            is_start: Whether the actors start, and need not make progress.
+            depend: As for ``_call``.
 
         Raises:
             _Lost: If a learner dies or hangs.
@@ -253,12 +323,12 @@ class RemoteLearners:
             for ref in done:
                 rank = waiting.pop(ref)
                 try:
-                    outcomes[rank] = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError:
-                    raise  # the host itself failed, for example because a value cannot be pickled
+                    outcomes[rank] = self._cluster.received(ref, self.name_of(rank))
                 except self._ray.exceptions.RayError as error:
+                    if not self._cluster.is_loss(error):
+                        raise
                     died[rank] = type(error).__name__
-            has_failed = bool(died) or any(outcome.error is not None for outcome in outcomes.values())
+            has_failed = bool(died) or (depend and any(own.error is not None for own in outcomes.values()))
             if watch.is_over(done, has_failed):
                 silent = self._silent(waiting.values(), watch, has_failed, is_start)
                 if silent:

@@ -81,3 +81,26 @@ def test_what_happens_to_lost_actors_follows_from_the_settings():
         env_runner_restore_timeout_s=9,
     )
     assert restart_policy(config) == RestartPolicy(False, True, 3, 7.0, 2.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_learners": 2, "num_gpus_per_learner": 1}, r"need 2 GPU \(num_gpus_per_learner=1\), but"),
+        ({"num_env_runners": 2, "num_gpus_per_env_runner": 0.5}, r"need 1 GPU \(num_gpus_per_env_runner=0\.5\), but"),
+        (
+            {"num_env_runners": 2, "num_gpus_per_env_runner": 1, "num_learners": 1, "num_gpus_per_learner": 1},
+            r"need 3 GPU \(num_gpus_per_env_runner=1, num_gpus_per_learner=1\), but",
+        ),
+        (
+            {"num_env_runners": 2, "custom_resources_per_env_runner": {"fast_disk": 1}},
+            r"need 2 fast_disk \(custom_resources_per_env_runner=\{'fast_disk': 1\}\), but",
+        ),
+    ],
+)
+def test_the_settings_that_reserve_what_is_not_there_are_named(settings, expected, monkeypatch):
+    use_fake_ray(monkeypatch)
+    config = small_config("CartPole-v1")
+    config.change(**settings)
+    with pytest.raises(ConfigError, match=expected):
+        config.build_algo()

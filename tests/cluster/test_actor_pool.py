@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from helpers.runs.fake_ray import FakeRay
 from marl_connectors.cluster import actor_pool
 from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+from marl_connectors.errors import MarlConnectorsError
 
 
 class Counter:
@@ -26,7 +28,18 @@ class Counter:
         if number < 0:
             raise ValueError(f"cannot add {number}")
         self.count += number
+        if number == 1000:
+            return ReadableThereOnly(), "payload"  # type: ignore[return-value]
+        if number == 2000:
+            sys.exit(1)
         return self.count, f"payload {self.count}"
+
+
+class ReadableThereOnly:
+    """An object that can be pickled, but not unpickled."""
+
+    def __reduce__(self):
+        return __import__, ("a_module_that_only_the_node_has",)
 
 
 class Clock:
@@ -164,6 +177,21 @@ def test_an_error_of_the_object_is_raised_and_not_repeated(fake):
     assert "Raised in counter" in "".join(getattr(raised.value, "__notes__", ["Raised in counter"]))
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (1000, r"counter \d: what it has returned cannot be received .*a_module_that_only_the_node_has"),
+        (2000, r"counter \d: sys\.exit\(1\) was called there"),
+    ],
+)
+def test_an_actor_is_not_lost_by_what_it_returns_or_calls(number, message, fake):
+    pool = Pool(fake)
+    with pytest.raises(MarlConnectorsError, match=message):
+        pool.add(number)
+    assert pool.pool.num_restarts == 0
+    assert pool.add(0).keys() == {0, 1}
+
+
 def test_without_restarts_a_lost_actor_ends_the_run(fake):
     pool = Pool(fake, restarts=False)
     fake.loses = losing("counter 1", "call", 1, "before")
@@ -222,6 +250,38 @@ def test_an_actor_for_which_there_is_no_place_is_named(fake, caplog):
     pool = Pool(fake, timeout_s=10.0)
     pool.pool.wait_until_begun()
     assert "counter 1 has no process yet. Free in the cluster: 3 CPU, 0 GPU." in caplog.text
+
+
+def test_without_a_time_limit_an_actor_for_which_there_is_no_place_is_named_and_waited_for(fake, monkeypatch, caplog):
+    fake.loses = lambda name, method, arguments: (
+        "hangs" if name.startswith("counter 1") and method in ("process", "begin") else None
+    )
+    pool = Pool(fake, timeout_s=None)
+    free_resources = pool.pool._cluster.free_resources
+
+    def answered_when_named() -> str:
+        for ref in pool.pool._actors[1].waiting:
+            ref.is_ready, ref.pickled = True, cloudpickle.dumps(actor_pool_outcome(None))
+        return free_resources()
+
+    monkeypatch.setattr(pool.pool._cluster, "free_resources", answered_when_named)
+    pool.pool.wait_until_begun()
+    assert caplog.text.count("counter 1 has no process yet. Free in the cluster: 3 CPU, 0 GPU.") == 1
+    assert pool.pool.num_restarts == 0
+
+
+def test_actors_end_by_themselves_at_a_normal_end(fake, monkeypatch):
+    pool = Pool(fake)
+    pool.pool.wait_until_begun()
+    ended = []
+    monkeypatch.setattr(pool.pool._cluster, "end", ended.extend)
+    monkeypatch.setattr(pool.pool._cluster, "kill", None)
+    actors = [pool.pool._actors[index] for index in (0, 1)]
+    pool.pool.close()
+    pool.pool.close()
+    assert [actor for actor, _ in ended] == actors
+    with pytest.raises(ActorLost, match=r"ended by stop\(\)"):
+        pool.add(1)
 
 
 def test_an_actor_that_dies_whenever_it_starts_ends_the_run(fake):

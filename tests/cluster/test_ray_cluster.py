@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray import exceptions
 
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.cluster.host import Process
@@ -186,6 +187,38 @@ def titled_process(title):
     return subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"])
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (exceptions.ActorDiedError(), True),
+        (exceptions.ActorUnavailableError("", None), True),
+        (exceptions.WorkerCrashedError(), True),
+        (exceptions.OutOfMemoryError("killed"), True),
+        (exceptions.NodeDiedError("gone"), True),
+        (exceptions.ObjectLostError("0" * 28, None, ""), True),
+        (exceptions.OwnerDiedError("0" * 28, None, ""), True),
+        (exceptions.RaySystemError("System error: No module named 'game'"), False),
+        (exceptions.GetTimeoutError(), False),
+        (exceptions.RuntimeEnvSetupError(), False),
+        (exceptions.RayTaskError("call", "", exceptions.ActorDiedError()).as_instanceof_cause(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_the_end_of_a_process_or_of_data_is_a_loss(error, expected):
+    cluster = RayCluster.__new__(RayCluster)
+    cluster.ray = SimpleNamespace(exceptions=exceptions)
+    assert cluster.is_loss(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({}, ""), ({"GPU": "num_gpus_per_learner=1"}, r" \(num_gpus_per_learner=1\)")]
+)
+def test_a_resource_that_the_cluster_lacks_is_named_with_its_setting(settings, named, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda who: connected_to("10.0.0.1:6379"))
+    with pytest.raises(ConfigError, match=rf"num_learners=2: the actors need 2 GPU{named}, but .* has 0\. Use fewer"):
+        RayCluster(None, {"GPU": 2.0}, "num_learners=2", settings)
+
+
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("title", "node", "is_ended"),
@@ -210,6 +243,29 @@ def test_a_stopped_process_of_ray_on_this_node_is_ended_at_once_and_no_other(tit
                 assert process.wait(timeout=60) == -signal.SIGKILL
             else:
                 assert process.poll() is None
+        finally:
+            process.kill()
+            cluster.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("stops", "ending"), [(False, signal.SIGTERM), (True, signal.SIGKILL)])
+def test_only_a_process_that_does_not_end_by_itself_is_killed(stops, ending, monkeypatch):
+    with titled_process("ray::EnvRunner0") as process:
+        fake = connected_to("10.0.0.1:6379")
+        fake.wait = lambda refs, **settings: (refs, [])
+        fake.get = lambda ref: ref
+        fake.kill = lambda actor, no_restart: process.send_signal(signal.SIGSTOP if stops else signal.SIGTERM)
+        fake.exceptions = SimpleNamespace(RayError=RuntimeError)
+        monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
+        monkeypatch.setattr(ray_cluster, "this_process", lambda: Process("here", 1))
+        monkeypatch.setattr(ray_cluster, "_END_S", 0.2 if stops else 60.0)
+        cluster = RayCluster(None, {}, "num_env_runners=1")
+        try:
+            while not Path(f"/proc/{process.pid}/cmdline").read_text().startswith("ray::"):
+                time.sleep(0.01)
+            cluster.end([(object(), Process("here", process.pid)), (object(), None)])
+            assert process.wait(timeout=60) == -ending
         finally:
             process.kill()
             cluster.close()

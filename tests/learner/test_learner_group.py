@@ -13,9 +13,10 @@ import threading
 
 import pytest
 
+from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.rank_configs import life_config, mapped_config
 from helpers.runs.rank_processes import largest_difference, sub_environment_of, updates_of_one
-from marl_connectors import LearnerError
+from marl_connectors import ConfigError, LearnerError
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
@@ -24,7 +25,7 @@ from marl_connectors.cluster.references import EpisodeReference, divided
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.remote_learners import RemoteLearners
 
-POLICY = RestartPolicy(timeout_s=10.0, probe_timeout_s=3.0)
+POLICY = RestartPolicy(timeout_s=60.0, probe_timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +117,88 @@ def test_after_the_death_of_a_learner_all_are_replaced_and_repeat_the_update(rem
 
 
 @pytest.mark.slow
-def test_a_learner_that_hangs_is_named_and_replaced(remote, caplog):
+def test_a_learner_that_hangs_is_named_and_replaced(remote, caplog, monkeypatch):
+    monkeypatch.setattr(remote, "_policy", RestartPolicy(timeout_s=10.0, probe_timeout_s=3.0))
     restarts = remote.num_restarts
     with caplog.at_level(logging.WARNING):
         check_updates(remote, life_config, lost_before(1, signal.SIGSTOP), number=3)
     assert remote.num_restarts == restarts + 1
     assert "learner 1 has not answered for 3 s. New learners take the place of all 2" in caplog.text
+
+
+# Functions that are called with learners.
+
+
+def check_learners(group, algo, num_updates):
+    """All remote learners have the state of the learner in this process."""
+    expected = algo.learner.get_state()["module"]
+    for found, module in group.foreach_learner(lambda learner: (learner.num_updates, learner.get_state()["module"])):
+        assert found == num_updates
+        assert largest_difference(expected, module) == 0.0
+
+
+def test_learners_that_were_not_updated_yet_have_the_state_of_this_process(remote):
+    algo, group = group_of(remote, life_config())
+    check_learners(group, algo, 0)
+    next(algo.rl_module["b"].parameters()).data.zero_()
+    check_learners(group, algo, 0)
+    algo.stop()
+
+
+def test_an_error_of_a_function_leaves_the_learners_as_they_are(remote):
+    seen = []
+
+    def fail(number, algo, group):
+        seen.append(processes(group))
+        with pytest.raises(ZeroDivisionError):  # in one of them
+            group.foreach_learner(lambda learner: 1 / learner.ranks.rank)
+        with pytest.raises(
+            ConfigError, match=r"foreach_learner: the function's result cannot be sent .*'_thread\.lock'"
+        ):
+            group.foreach_learner(lambda learner: threading.Lock())
+        check_learners(group, algo, number)
+
+    check_updates(remote, life_config, fail, number=3)
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
+def test_after_a_loss_functions_get_new_learners_with_the_same_state(how, remote, monkeypatch, caplog):
+    algo, group = group_of(remote, life_config())
+    group.update(episodes=algo._sample().episodes())
+    before = processes(group)
+    if how == "killed":
+        os.kill(before[0], signal.SIGKILL)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(remote, "_wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                processes(group)
+    check_learners(group, algo, 1)
+    assert not {*processes(group)} & {*before}
+    if how == "killed":
+        assert "New learners take the place of all 2, and repeat the call" in caplog.text
+    algo.stop()
+
+
+def interrupt(*arguments, **named):
+    raise KeyboardInterrupt
+
+
+def test_without_a_time_limit_learners_wait_for_their_places(monkeypatch, caplog):
+    fake, timeouts = use_fake_ray(monkeypatch), []
+
+    def wait(refs, *, num_returns, timeout):
+        timeouts.append(timeout)
+        return ([], refs) if timeout else (refs, [])
+
+    cluster = RayCluster(None, {}, "num_learners=2")
+    learners = RemoteLearners(cluster, 2, Resources(), RestartPolicy(timeout_s=None))
+    monkeypatch.setattr(fake, "wait", wait)
+    learners._wait_for_places()
+    assert timeouts == [30.0, None]
+    assert "2 learners have no process yet. Free in the cluster: 3 CPU, 0 GPU." in caplog.text
+    cluster.close()
 
 
 def test_changes_in_this_process_reach_the_learners(remote):

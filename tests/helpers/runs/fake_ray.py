@@ -30,6 +30,9 @@ class Actor:
         self.fake = fake
         self.made = made
         self.is_lost = False
+        self.is_busy = (
+            False  # a method hangs, so that the next ones wait for it, except those of Ray's group for health
+        )
         self.waiting: list[Ref] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -41,9 +44,11 @@ class Actor:
 
     def _call(self, name: str, arguments: Sequence[Any], num_returns: int) -> Any:
         when = None if self.is_lost else self.fake.loses(repr(self.made), name, arguments)
-        if when == "hangs":
+        is_of_health = name in ("process", "progress")
+        if when == "hangs" or (self.is_busy and not self.is_lost and not is_of_health):
             refs = [Ref(is_ready=False) for _ in range(num_returns)]
             self.waiting += refs
+            self.is_busy = self.is_busy or not is_of_health
             return refs[0] if num_returns == 1 else refs
         if when == "before":
             self.is_lost = True
@@ -93,7 +98,10 @@ class FakeRay:
     def get(self, ref: Ref) -> Any:
         if ref.error is not None:
             raise ref.error
-        return cloudpickle.loads(ref.pickled)
+        try:
+            return cloudpickle.loads(ref.pickled)
+        except Exception as error:  # as Ray does
+            raise exceptions.RaySystemError(f"System error: {error}") from error
 
     def wait(
         self, refs: Sequence[Ref], *, num_returns: int, timeout: float | None = None
