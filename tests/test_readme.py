@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "
 COMMANDS = {
-    "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train mpe2.simple_spread_v3 --no-preset',
+    "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train simple_speaker_listener_v4',
     "test": SETUP + '".[dev]" && .venv/bin/python -m pytest -n auto',
 }
 SMALLER = (

@@ -20,7 +20,7 @@ PROGRAM = "marl-connectors"
 
 def first_run() -> str:
     """Returns a command for a first run, on an environment that is installed."""
-    env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "mpe2.simple_spread_v3"
+    env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "simple_speaker_listener_v4"
     return f"{PROGRAM} train {env}"
 
 
@@ -111,7 +111,7 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         yield ("--no-preset",)
     if settings.mapping is not None:
         yield "--mapping", settings.mapping
-    else:
+    elif settings.preset is None or settings.policies != base.policies:
         yield "--policies", settings.policies
     if settings.modules is not None:
         yield "--modules", ",".join(settings.modules)
