@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import (
     SHORT_FORMS,
-    TRAINING_DEFAULTS,
     RunSettings,
     check_model,
     in_this_process,
@@ -69,9 +69,7 @@ def _algorithm(given: dict[str, Any]) -> Any:
         return in_this_process(config).build_algo()
     if "env" not in given:
         raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
-    fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training"}
-    own: dict[str, Any] = {key: value for key, value in options.items() if key in fields}
-    return RunSettings(**own, num_env_workers=0, training={**TRAINING_DEFAULTS, **training}).build_algorithm()
+    return dataclasses.replace(new_settings({**given, "preset": False}), num_env_workers=0).build_algorithm()
 
 
 # The config that --config names.

@@ -314,7 +314,7 @@ class SamplingPlan:
             return None
         dist_cls, is_later = found
         out.action_dist_cls = dist_cls if is_later else None
-        return partial(self._choose, dist_cls, dist_cls.bind_choice(), out)
+        return partial(self._choose, dist_cls, dist_cls.bind_choice(), samples(dist_cls, self._explore), out)
 
     def _is_idle(self, call: _Call, computed: Collection[int], decided: Collection[int]) -> bool:
         """Returns whether a call does not change what was computed in arrays.
@@ -378,10 +378,9 @@ class SamplingPlan:
         for own, found in zip(made, outputs.groups, strict=True):
             own.take_from(found)
 
-    def _choose(self, dist_cls: type[Distribution], choose: Any, out: ColumnGroup) -> None:
+    def _choose(self, dist_cls: type[Distribution], choose: Any, is_sampled: bool, out: ColumnGroup) -> None:
         """Chooses actions from the modules' action distribution inputs."""
         inputs = out[Columns.ACTION_DIST_INPUTS]
-        is_sampled = samples(dist_cls, self._explore)
         noise = self._noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1]) if is_sampled else None
         actions = out[Columns.ACTIONS] = choose(inputs, noise)
         if out.action_dist_cls is None:

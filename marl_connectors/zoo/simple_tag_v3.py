@@ -11,7 +11,7 @@ TASK = ZooTask(
     settings={
         "algo": "ppo",
         "policies": "adversary*=chasers,agent*=runner",
-        "steps": 1_500_000,
+        "steps": 3_000_000,
         "num_envs": 128,
         "hidden": [128, 128],
         "anneal_lr": True,
