@@ -11,7 +11,7 @@ TASK = ZooTask(
     settings={
         "algo": "ppo",
         "policies": "shared",
-        "steps": 1_500_000,
+        "steps": 2_000_000,
         "num_envs": 16,
         "hidden": [128, 128],
         "anneal_lr": True,
