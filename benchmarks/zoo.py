@@ -11,7 +11,6 @@ import argparse
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,20 @@ EPISODES = 100
 """The episodes without exploration at the end of a run."""
 POINTS = 60
 """The number of points of a curve that are kept."""
+FOLDER = Path("runs", "zoo")
+"""The folder of the runs."""
+_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "video"}
 
 
 def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
     """Returns the options of ``marl-connectors`` that train a task, without the folder."""
     own = ["--no-preset", "--steps", str(DEFAULT_STEPS)] if defaults else []
+    if defaults:  # what belongs to the task, and not to its settings
+        for name, value in task.settings.get("env_config", {}).items():
+            own += ["--env-config", f"{name}={value}"]
+        for name in ("policies", "eval_opponent"):
+            if name in task.settings:
+                own += [f"--{name.replace('_', '-')}", task.settings[name]]
     return ["train", task.name, *own, "--seeds", seeds, "--eval-episodes", str(EPISODES), "--no-video"]
 
 
@@ -47,6 +55,9 @@ def condensed(folder: Path, task: ZooTask) -> TaskRuns:
     late = [result.seed for result in results if result.status != FINISHED]
     if late:
         raise SystemExit(f"{folder}: the seeds {late} are not finished. Go on with: train --resume {folder}")
+    others = set(options) - _OWN_OPTIONS
+    if others:
+        raise SystemExit(f"{folder}: these runs have other settings, because of the options {sorted(others)}")
     config = run_folder.read_config(folder / seed_folder(seeds[0]))
     words = command(task, _spelled(seeds), defaults=not options.get("preset", True))
     return TaskRuns(
@@ -102,8 +113,7 @@ def _commit() -> str:
 def main() -> None:
     """Trains the selected tasks, or condenses a folder of runs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = [task.name for task in tasks()]
-    parser.add_argument("tasks", nargs="*", choices=[*names, []], metavar="TASK", help="the tasks (default: all)")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="the tasks (default: all)")
     parser.add_argument("--seeds", default="0-2", help="the seeds (default 0-2)")
     parser.add_argument("--defaults", action="store_true", help="train with the defaults instead of the presets")
     parser.add_argument("--folder", type=Path, help="condense this folder of finished runs instead of training")
@@ -115,14 +125,18 @@ def main() -> None:
             parser.error(f"{args.folder} has runs of {options['env']!r}, which is no task of the zoo")
         print(save_runs(condensed(args.folder, task), defaults=not options.get("preset", True)))
         return
+    unknown = set(args.tasks) - {task.name for task in tasks()}
+    if unknown:
+        parser.error(f"the zoo has no task {', '.join(sorted(unknown))}")
     for task in tasks():
         if args.tasks and task.name not in args.tasks:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / task.name
-            words = command(task, args.seeds, defaults=args.defaults)
-            subprocess.run([sys.executable, "-m", "marl_connectors", *words, "--out", str(out)], check=True)
-            print(save_runs(condensed(out, task), defaults=args.defaults))
+        out = FOLDER / f"{task.name}{'-defaults' if args.defaults else ''}"
+        words = [*command(task, args.seeds, defaults=args.defaults), "--out", str(out)]
+        if out.exists():  # it was interrupted, or is finished
+            words = ["train", "--resume", str(out)]
+        subprocess.run([sys.executable, "-m", "marl_connectors", *words], check=True)
+        print(save_runs(condensed(out, task), defaults=args.defaults))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TypedDict
 import numpy as np
 
 from marl_connectors.zoo import ZooTask
+from marl_connectors.zoo.games import OPPONENT
 
 RESULTS = Path(__file__).parent / "results" / "zoo"
 SHARE = 0.9
@@ -61,9 +62,9 @@ def save_runs(runs: TaskRuns, *, defaults: bool) -> Path:
     """Writes the runs of a task, and returns the file."""
     path = _path(runs["task"], defaults=defaults)
     path.parent.mkdir(exist_ok=True)
-    seeds = ",\n".join(f"  {json.dumps(seed)}" for seed in runs["seeds"])  # a line for each seed
-    rest = json.dumps({key: value for key, value in runs.items() if key != "seeds"}, indent=1)
-    path.write_text(f'{rest[:-2]},\n "seeds": [\n{seeds}\n ]\n}}\n')
+    seeds = [f"  {json.dumps(seed)}" for seed in runs["seeds"]]  # a line for each
+    rest = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in runs.items() if name != "seeds"]
+    path.write_text("{\n" + ",\n".join([*rest, ' "seeds": [\n' + ",\n".join(seeds) + "\n ]"]) + "\n}\n")
     return path
 
 
@@ -78,8 +79,10 @@ def _path(name: str, *, defaults: bool) -> Path:
 
 
 def of_task(figures: dict[str, float], task: ZooTask) -> float:
-    """Returns the figure of the module whose return the task expects, or the mean of all modules."""
-    return figures[task.expected.module] if task.expected.module else float(np.mean(list(figures.values())))
+    """Returns the figure of the module whose return the task expects, or the mean of all that do not act at random."""
+    if task.expected.module:
+        return figures[task.expected.module]
+    return float(np.mean([value for module_id, value in figures.items() if module_id != OPPONENT]))
 
 
 def final_returns(runs: TaskRuns, task: ZooTask) -> np.ndarray:
@@ -103,6 +106,11 @@ def minutes(runs: TaskRuns) -> float:
     return float(np.mean([run["seconds"] for run in runs["seeds"]])) / 60
 
 
+def has_curves(task: ZooTask) -> bool:
+    """Whether returns in training say how good the policies are. In self-play they stay at the same level."""
+    return "eval_opponent" not in task.settings
+
+
 def curves(runs: TaskRuns, task: ZooTask) -> Iterator[np.ndarray]:
     """Yields ``[points, 2]`` for each seed: agent steps, and the mean return in training."""
     for run in runs["seeds"]:
@@ -117,10 +125,9 @@ def steps_to_most(runs: TaskRuns, task: ZooTask) -> float:
 
     The final value is the mean of the last tenth of the curve.
     """
-    found = []
+    found, start = [], random_return(runs, task)
     for curve in curves(runs, task):
         final = curve[-max(1, len(curve) // 10) :, 1].mean()
-        start = random_return(runs, task)
         way = (curve[:, 1] - start) / (final - start)
         found.append(curve[np.argmax(way >= SHARE), 0])
     return float(np.mean(found))

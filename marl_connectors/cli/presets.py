@@ -17,6 +17,7 @@ from marl_connectors.cli.run_settings import (
 )
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.errors import ConfigError
+from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 BATCH_SIZE = "train_batch_size_per_learner"
@@ -126,11 +127,12 @@ def expectation(task: ZooTask) -> str:
 
 
 def expected_return(task: ZooTask) -> str:
-    """Formats the expected return with its standard deviation over seeds, if there are several."""
+    """Formats the expected return with its standard deviation over seeds, if there are several, and its module."""
     expected = task.expected
     digits = decimals(task)
     spread = "" if expected.std is None else f" ± {expected.std:,.{digits}f}"
-    return f"{expected.mean_return:,.{digits}f}{spread}"
+    of = f" ({expected.module})" if expected.module not in ("", DEFAULT_MODULE_ID) else ""
+    return f"{expected.mean_return:,.{digits}f}{spread}{of}"
 
 
 def decimals(task: ZooTask) -> int:

@@ -24,11 +24,11 @@ from marl_connectors.spaces import describe, leaves_in, parts_of
 class RandomRLModule(RLModule):
     """Chooses actions at random, each with the same probability, also in evaluations without exploration.
 
-    An action mask leaves the allowed actions with the same probability. The random numbers follow from the run's seed
-    like those of all sampled actions, so evaluations with the same seed are equal.
+    With an action mask, it chooses among the allowed actions with equal probability. The random numbers follow from the
+    run's seed like those of all sampled actions, so evaluations with the same seed are equal.
 
-    It acts in Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, and in Dicts and Tuples of them. In Box
-    spaces it draws numbers between -1 and 1, which ``normalize_actions`` stretches to the bounds of the space.
+    It acts in Discrete, MultiDiscrete, MultiBinary and bounded float Box spaces, and in Dicts and Tuples of them. In
+    Box spaces it draws numbers between -1 and 1, which ``normalize_actions`` stretches to the bounds of the space.
 
     The module has no parameters, so it is never updated, and needs no value function. It reads ``obs`` for the number
     of rows only; writes ``action_dist_inputs``.

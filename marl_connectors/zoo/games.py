@@ -16,8 +16,11 @@ def games_won(env: Any, episode: Any) -> float | None:
         episode: The MultiAgentEpisode.
 
     Returns:
-        None if no agent plays at random, or if all do: such a game does not say how good a policy is.
+        None if no agent plays at random, or if all do: such a game does not say how good a policy is. None also for a
+        game that a sample has cut, because only its end is known here.
     """
+    if episode.env_t_started:
+        return None
     players = [agent_id for agent_id in episode.agent_ids if episode.module_for(agent_id) != OPPONENT]
     if len(players) in (0, len(episode.agent_ids)):
         return None

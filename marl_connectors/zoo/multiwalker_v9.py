@@ -31,7 +31,7 @@ TASK = ZooTask(
         num_seeds=1,
         minutes=15,
         random_return=-99.7,
-        published=31.3,
-        source="PPO with shared parameters after 1M steps, Terry et al. (2020), arXiv:2005.13625 (41.0 after 2.55M)",
+        published=41.0,
+        source="PPO with shared parameters after 2.55M steps, Terry et al. (2020), arXiv:2005.13625 (31.3 after 1M)",
     ),
 )

@@ -53,6 +53,25 @@ def test_returns_are_those_of_one_module_or_the_mean_of_all(zoo_results):
     assert zoo_results.random_return(runs(random_play={"red": -4.0, "blue": 2.0}), task()) == -1.0
 
 
+def test_opponents_that_act_at_random_do_not_count(zoo_results):
+    assert zoo_results.final_returns(runs(returns={"default_policy": 0.9, "random": -0.9}), task()).tolist() == [0.9]
+
+
+@pytest.mark.parametrize(
+    ("said", "measured", "expected"),
+    [
+        (0.9, 0.94, True),
+        (0.9, 0.96, False),
+        (0.98, 0.92, False),
+        (-7.6, -7.559, True),
+        (None, 0.5, False),
+        (None, None, True),
+    ],
+)
+def test_an_expected_figure_has_to_be_the_rounded_one(zoo_report, said, measured, expected):
+    assert zoo_report.agrees("mean_return", said, measured) == expected
+
+
 def test_a_curve_is_the_mean_of_the_modules(zoo_results):
     (curve,) = zoo_results.curves(runs(), task())
     assert curve.tolist() == [[10, 1.5], [50, 9.5], [100, 15.0]]
@@ -78,3 +97,8 @@ def test_saved_runs_are_read_again(zoo_results, monkeypatch, tmp_path):
     assert {**found, "seeds": None} == {**runs(), "seeds": None}
     assert np.array_equal(found["seeds"][0]["curves"]["red"], runs()["seeds"][0]["curves"]["red"])
     assert zoo_results.saved_runs(task(), defaults=True) is None
+
+
+def test_the_page_and_the_tasks_say_what_the_files_say(zoo_report):
+    assert zoo_report.differences() == []
+    assert zoo_report.table() in zoo_report.PAGE.read_text()
