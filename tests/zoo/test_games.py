@@ -11,10 +11,12 @@ from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.zoo.games import games_won
 
 
-def game(modules, returns):
-    """A finished episode."""
+def game(modules, returns, env_t_started=0):
+    """A finished episode, or its last chunk."""
     agents = {agent_id: SimpleNamespace(get_return=lambda own=own: own) for agent_id, own in returns.items()}
-    return SimpleNamespace(agent_ids=set(agents), module_for=modules.get, agent_episodes=agents)
+    return SimpleNamespace(
+        agent_ids=set(agents), module_for=modules.get, agent_episodes=agents, env_t_started=env_t_started
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,11 @@ def game(modules, returns):
 def test_the_agent_that_is_not_random_has_to_win(first, second, returns, expected):
     modules = {"player_0": first, "player_1": second}
     assert games_won(None, game(modules, dict(zip(modules, returns, strict=True)))) == expected
+
+
+def test_the_last_chunk_of_a_game_says_nothing():
+    modules = {"player_0": "main", "player_1": "random"}
+    assert games_won(None, game(modules, {"player_0": 1.0, "player_1": -1.0}, env_t_started=5)) is None
 
 
 def test_success_is_the_share_of_games_with_a_positive_return():
