@@ -29,7 +29,8 @@ POINTS = 60
 """The number of points of a curve that are kept."""
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
-_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "video"}
+_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes"}
+_OWN_OPTIONS |= {"baseline_seconds", "video"}
 
 
 def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
@@ -41,7 +42,8 @@ def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
         for name in ("policies", "eval_opponent"):
             if name in task.settings:
                 own += [f"--{name.replace('_', '-')}", task.settings[name]]
-    return ["train", task.name, *own, "--seeds", seeds, "--eval-episodes", str(EPISODES), "--no-video"]
+    measuring = ["--eval-episodes", str(EPISODES), "--baseline-seconds", "60", "--no-video"]
+    return ["train", task.name, *own, "--seeds", seeds, *measuring]
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:

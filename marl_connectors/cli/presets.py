@@ -21,8 +21,6 @@ from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 BATCH_SIZE = "train_batch_size_per_learner"
-DEFAULTS: dict[str, Any] = {"learner_connector": ["NormalizeRewards"]}
-"""Values of runs without a preset that differ from those of RunSettings. Rewards may have any scale."""
 _FIELDS = {field.name for field in dataclasses.fields(RunSettings)}
 _NOT_FROM_OPTIONS = {"env_config", "env_to_module", "learner_connector", "model", "training", "preset"}
 _OPTIONS = {"env_config": "--env-config", "wrappers": "--wrap", "training": "--set"}
@@ -44,7 +42,7 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
             there are no values but the options and the defaults.
     """
     task = find_task(given["env"]) if given.get("preset", True) else None
-    preset = DEFAULTS if task is None else dict(task.settings)
+    preset = dict(task.settings) if task is not None else {}
     training, own = training_settings(given.get("set", []))
     options = {key: value for key, value in given.items() if key in _FIELDS - _NOT_FROM_OPTIONS}
     values = {**preset, **own, **options}

@@ -67,7 +67,7 @@ def test_a_known_environment_gets_the_settings_of_the_zoo():
 @pytest.mark.parametrize("words", [["CartPole-v1", "--no-preset"], ["Acrobot-v1"]])
 def test_without_a_preset_there_are_the_defaults(words):
     found = settings(*words)
-    assert found == RunSettings(words[0], training=TRAINING_DEFAULTS, learner_connector=["NormalizeRewards"])
+    assert found == RunSettings(words[0], training=TRAINING_DEFAULTS)
     assert preset_sentence(found) == ""
 
 
