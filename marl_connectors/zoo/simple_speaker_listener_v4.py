@@ -37,7 +37,7 @@ TASK = ZooTask(
             "train_batch_size_per_learner": 3200,
             "minibatch_size": 400,
             "num_epochs": 10,
-            # Many messages are tried at first, so that no two goals keep the same one.
+            # With less at first, one seed of three came to understand only 60 % of the messages.
             "entropy_coeff": [[0, 0.1], [200_000, 0.01], [500_000, 0.0]],
         },
     },
