@@ -2,7 +2,9 @@
 
 Yardstick and toolkit run in turn, each in a separate process on one thread, and every pair gives one ratio. ``limit``
 compares sampling with ``bare_loop.py``, which steps the environments alone. Rows that begin with a plus have a change
-of the settings, and are compared with the yardstick of the plain row.
+of the settings, and are compared with the yardstick of the plain row. With ``--peer sb3=PYTHON`` or
+``--peer rllib=PYTHON``, another library takes the place of the toolkit; ``PYTHON`` is an interpreter that has it, and
+``peer_sb3.py`` and ``peer_rllib.py`` do its work.
 """
 
 from __future__ import annotations
@@ -57,8 +59,29 @@ ROWS = [
 ]
 
 
-def rate(script: str, row: Row, variant: str | None = None) -> float:
-    """Returns agent-steps per second of one run."""
+class Contender(NamedTuple):
+    """A library that is compared with the yardstick: its script, its Python, and the modes that it has."""
+
+    script: str = "ours.py"
+    python: str = sys.executable
+    modes: tuple[str, ...] = ("sample", "train", "train_independent", "limit")
+
+
+PEER_MODES = {"sb3": ("sample", "train"), "rllib": ("sample", "train", "train_independent")}
+
+
+def contender(peer: str | None) -> Contender:
+    """Returns the toolkit, or the peer of ``"name=python"``."""
+    if peer is None:
+        return Contender()
+    name, _, python = peer.partition("=")
+    if name not in PEER_MODES or not python:
+        raise SystemExit(f"--peer: expected NAME=PYTHON with one of the names {', '.join(PEER_MODES)}, got {peer!r}.")
+    return Contender(f"peer_{name}.py", python, PEER_MODES[name])
+
+
+def rate(script: str, row: Row, variant: str | None = None, *, python: str = sys.executable, share: int = 1) -> float:
+    """Returns agent-steps per second of one run with one of ``share`` parts of the row's iterations."""
     environment = {
         **os.environ,
         "SDL_VIDEODRIVER": "dummy",
@@ -66,7 +89,8 @@ def rate(script: str, row: Row, variant: str | None = None) -> float:
         "PYTHONWARNINGS": "ignore",
     }
     mode = "sample" if row.mode == "limit" else row.mode
-    command = [sys.executable, str(HERE / script), mode, row.env, str(row.iterations), *([variant] if variant else [])]
+    iterations = str(-(-row.iterations // share))
+    command = [python, str(HERE / script), mode, row.env, iterations, *([variant] if variant else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -78,18 +102,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="rows whose names contain one of these")
     parser.add_argument("--reps", type=int, default=9, help="pairs of runs (default 9)")
+    parser.add_argument("--peer", metavar="NAME=PYTHON", help="compare this library: sb3=PYTHON or rllib=PYTHON")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     args = parser.parse_args()
-    rows = [row for row in ROWS if not args.only or any(words.lower() in row.name.lower() for words in args.only)]
+    peer = contender(args.peer)
+    known = [row for row in ROWS if row.mode in peer.modes and (args.peer is None or row.variant is None)]
+    rows = [row for row in known if not args.only or any(words.lower() in row.name.lower() for words in args.only)]
     if not rows:
-        parser.error(f"no row has {args.only} in its name. There are: {', '.join(row.name for row in ROWS)}")
+        parser.error(f"no row has {args.only} in its name. There are: {', '.join(row.name for row in known)}")
     if args.list:
         print("\n".join(row.name for row in rows))
         return
     print("| work | yardstick, agent-steps/s | ratio: median | min | max |\n| --- | --- | --- | --- | --- |")
     for row in rows:
         beside = "bare_loop.py" if row.mode == "limit" else "yardstick.py"
-        pairs = [(rate(beside, row), rate("ours.py", row, row.variant)) for _ in range(args.reps)]
+        share = 1 if args.peer is None else 10  # a tenth of the work is long enough for a slower library
+        of_peer = {"python": peer.python, "share": share}
+        pairs = [(rate(beside, row), rate(peer.script, row, row.variant, **of_peer)) for _ in range(args.reps)]
         ratios = [ours / yardstick for yardstick, ours in pairs]
         base = statistics.median(yardstick for yardstick, _ in pairs)
         print(

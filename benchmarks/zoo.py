@@ -15,35 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from zoo_results import SeedRun, TaskRuns, save_runs
+from zoo_results import SeedRun, TaskRuns, command, save_runs
 
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, read_result, read_seeds, seed_folder
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
-DEFAULT_STEPS = 300_000
-"""The agent steps of runs with the defaults of the command line."""
-EPISODES = 100
-"""The episodes without exploration at the end of a run."""
 POINTS = 60
 """The number of points of a curve that are kept."""
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
 _OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes"}
 _OWN_OPTIONS |= {"baseline_seconds", "video"}
-
-
-def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
-    """Returns the options of ``marl-connectors`` that train a task, without the folder."""
-    own = ["--no-preset", "--steps", str(DEFAULT_STEPS)] if defaults else []
-    if defaults:  # what belongs to the task, and not to its settings
-        for name, value in task.settings.get("env_config", {}).items():
-            own += ["--env-config", f"{name}={value}"]
-        for name in ("policies", "eval_opponent"):
-            if name in task.settings:
-                own += [f"--{name.replace('_', '-')}", task.settings[name]]
-    measuring = ["--eval-episodes", str(EPISODES), "--baseline-seconds", "60", "--no-video"]
-    return ["train", task.name, *own, "--seeds", seeds, *measuring]
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:
@@ -133,7 +116,7 @@ def main() -> None:
     for task in tasks():
         if args.tasks and task.name not in args.tasks:
             continue
-        out = FOLDER / f"{task.name}{'-defaults' if args.defaults else ''}"
+        out = FOLDER / f"{task.name.replace('/', '_')}{'-defaults' if args.defaults else ''}"
         words = [*command(task, args.seeds, defaults=args.defaults), "--out", str(out)]
         if out.exists():  # it was interrupted, or is finished
             words = ["train", "--resume", str(out)]

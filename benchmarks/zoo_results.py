@@ -1,4 +1,4 @@
-"""Reads and writes the files with the results of the zoo's tasks, and computes the figures of its table."""
+"""The command of a task's results, the files with them, and the figures of the zoo's table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from marl_connectors.zoo.games import OPPONENT
 
 RESULTS = Path(__file__).parent / "results" / "zoo"
 SHARE = 0.9
+DEFAULT_STEPS = 300_000
+"""The agent steps of runs with the defaults of the command line."""
+EPISODES = 100
+"""The episodes at the end of a run, for tasks whose settings do not say."""
 
 
 class SeedRun(TypedDict):
@@ -58,6 +62,20 @@ class TaskRuns(TypedDict):
     seeds: list[SeedRun]
 
 
+def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
+    """Returns the options of ``marl-connectors`` that train a task, without the folder."""
+    own = ["--no-preset", "--steps", str(DEFAULT_STEPS)] if defaults else []
+    if defaults:  # what belongs to the task, and not to its settings
+        for name, value in task.settings.get("env_config", {}).items():
+            own += ["--env-config", f"{name}={value}"]
+        for name in ("policies", "eval_opponent"):
+            if name in task.settings:
+                own += [f"--{name.replace('_', '-')}", task.settings[name]]
+    episodes = task.settings.get("eval_episodes", EPISODES)
+    measuring = ["--eval-episodes", str(episodes), "--baseline-seconds", "60", "--no-video"]
+    return ["train", task.name, *own, "--seeds", seeds, *measuring]
+
+
 def save_runs(runs: TaskRuns, *, defaults: bool) -> Path:
     """Writes the runs of a task, and returns the file."""
     path = _path(runs["task"], defaults=defaults)
@@ -75,7 +93,7 @@ def saved_runs(task: ZooTask, *, defaults: bool = False) -> TaskRuns | None:
 
 
 def _path(name: str, *, defaults: bool) -> Path:
-    return RESULTS / f"{name}{'.defaults' if defaults else ''}.json"
+    return RESULTS / f"{name.replace('/', '_')}{'.defaults' if defaults else ''}.json"
 
 
 def of_task(figures: dict[str, float], task: ZooTask) -> float:

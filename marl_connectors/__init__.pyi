@@ -2,11 +2,14 @@ from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm import explain_algorithm as explain_algorithm
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.inference.load_policy import load_policy as load_policy
+from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
 from .algorithms.inference.policy import Policy as Policy
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
+from .algorithms.mappo.mappo import MAPPO as MAPPO
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
+from .algorithms.ppo.ppo import PPO as PPO
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
@@ -84,6 +87,7 @@ from .connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
 )
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
+from .connectors.tensor_step import TensorStep as TensorStep
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner

@@ -21,21 +21,25 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from marl_connectors.errors import CheckpointError
-from marl_connectors.names import brief
+from marl_connectors.names import brief, import_module
 from marl_connectors.version import library_version
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
 TENSORS_FILE: Final = "tensors.safetensors"
 RUN_CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
+BEST: Final = "best"
 """The subfolder of a run's folder with its checkpoints, and the file there with the name of the newest."""
 
 _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
@@ -157,15 +161,127 @@ def _load(source: Path) -> dict[Any, Any]:
     return state
 
 
+# Components ---------------------------------------------------------------------------------------------------------
+
+_PLACES: Final = {
+    ("learner_group", "learner", "rl_module"): ("learner", "module"),
+    ("learner_group", "learner"): ("learner",),
+    ("env_runner", "rl_module"): ("learner", "module"),
+    ("env_runner", "env_to_module_connector"): ("env_runner", "env_to_module"),
+    ("env_runner", "module_to_env_connector"): ("env_runner", "module_to_env"),
+}
+"""The folders of components in RLlib's checkpoints of algorithms, and the places of their states in ours."""
+
+
+class Checkpointable:
+    """A component that can be saved by itself: a module, a connector piece, a pipeline or a learner.
+
+    The checkpoint has the format of ``save_state``. It also says how the component was made, as far as names of classes
+    and plain values can say it, for ``from_checkpoint``.
+    """
+
+    if TYPE_CHECKING:
+
+        def get_state(self) -> Any: ...
+
+        def set_state(self, state: Any) -> None: ...
+
+    def save_to_path(self, path: str | os.PathLike[str]) -> str:
+        """Writes a checkpoint of the component, and returns its path.
+
+        Raises:
+            CheckpointError: If the path is taken, or something in the state cannot be written.
+        """
+        save_state(path, {"component": _components().describe(self), "state": self.get_state()})
+        return str(path)
+
+    def restore_from_path(self, path: str | os.PathLike[str]) -> None:
+        """Sets the state of a checkpoint.
+
+        Args:
+            path: A checkpoint that ``save_to_path`` wrote, or the component's place in the checkpoint of an algorithm,
+                as RLlib names it: ``CHECKPOINT/learner_group/learner/rl_module/MODULE_ID``, for example.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, or has no such component.
+        """
+        self.set_state(component_state(path))
+
+    @classmethod
+    def from_checkpoint(cls, path: str | os.PathLike[str], *, trusted: bool = True) -> Self:
+        """Makes the component of a checkpoint, with its state.
+
+        Args:
+            path: As for ``restore_from_path``.
+            trusted: Whether your own classes and functions are imported by their names in the checkpoint, which runs
+                the code in their modules.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, has a component of another kind, or one whose class or
+                arguments cannot be imported by name. Then make the component yourself, and call its
+                ``restore_from_path``.
+        """
+        return _components().component_from_checkpoint(cls, path, trusted=trusted)
+
+
+def _components() -> Any:
+    # Algorithms are built on components, so the part of them that describes components is found by name.
+    return import_module("marl_connectors.algorithms.components", who="checkpoint", error=CheckpointError)
+
+
+def component_state(path: str | os.PathLike[str]) -> Any:
+    """Returns the state of a component, for its ``set_state``.
+
+    Args:
+        path: As for ``Checkpointable.restore_from_path``; or a folder to which ``save_state`` wrote such a state.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or has no such component.
+    """
+    state, place = load_with_place(path)
+    if not place:
+        return state["state"] if "component" in state else state
+    for folders, keys in _PLACES.items():
+        if place[: len(folders)] == folders:
+            for key in (*keys, *place[len(folders) :]):
+                if not isinstance(state, dict) or key not in state:
+                    raise CheckpointError(f"checkpoint: {path}: there is no {brief(key)} in it. Check the path.")
+                state = state[key]
+            return state
+    known = ", ".join("/".join(folders) for folders in _PLACES)
+    raise CheckpointError(f"checkpoint: {path}: expected one of {known} after the path of the checkpoint.")
+
+
+def load_with_place(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], tuple[str, ...]]:
+    """Returns the state of the checkpoint in which a path is, and the rest of the path.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or it is damaged.
+    """
+    source = Path(path)
+    for folder in (source, *source.parents):
+        if is_checkpoint(folder):
+            return load_state(folder), source.relative_to(folder).parts
+        if (folder / RUN_CHECKPOINTS).is_dir() and (folder / RUN_CHECKPOINTS / LATEST).exists():
+            return load_state(find_checkpoint(folder)), source.relative_to(folder).parts
+        if folder.exists():
+            break  # a folder that exists is not a place inside of a checkpoint
+    return load_state(source), ()
+
+
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """Returns the path of a checkpoint: the path itself, or the latest checkpoint of a run's folder.
 
+    ``RUN/checkpoints/best`` and ``RUN/checkpoints/latest`` are files that name the best and the latest checkpoint.
+
     Raises:
-        CheckpointError: If it is the folder of a run without checkpoints, or if ``latest`` does not name one of them.
+        CheckpointError: If it is the folder of a run without checkpoints, or if such a file does not name one of them.
     """
     folder = Path(path)
     latest = folder / RUN_CHECKPOINTS / LATEST
-    if is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
+    if folder.name in (BEST, LATEST) and folder.parent.name == RUN_CHECKPOINTS and folder.is_file():
+        latest = folder
+    elif is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
         return folder
     if not latest.exists():
         raise CheckpointError(f"the run {folder} has no checkpoint yet. Start another: marl-connectors train ENV")

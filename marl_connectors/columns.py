@@ -54,6 +54,8 @@ class Columns:
     """``[B]`` the value function's estimate for ``OBS``."""
     ADVANTAGES: Final = "advantages"
     VALUE_TARGETS: Final = "value_targets"
+    INTRINSIC_REWARDS: Final = "intrinsic_rewards"
+    """``[B]`` rewards of curiosity, for pieces and losses that compute them."""
     RETURNS_TO_GO: Final = "returns_to_go"
     """``[B]`` discounted sum of this reward and all later ones of the episode."""
     LOSS_MASK: Final = "loss_mask"

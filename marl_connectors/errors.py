@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FrameType
 from typing import Any
 
@@ -146,3 +146,14 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"Known: {', '.join(names)}." if names else "There are none."
+
+
+def listed(names: Collection[object], noun: str, *, at_most: int = 4) -> str:
+    """Counts names, and lists the first of them.
+
+    >>> listed(["red", "blue"], "module"), listed(range(9), "agent", at_most=2)
+    ('2 modules (red, blue)', '9 agents (0, 1, ...)')
+    """
+    first = ", ".join(str(name) for name, _ in zip(names, range(at_most), strict=False))
+    more = ", ..." if len(names) > at_most else ""
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'}" + (f" ({first}{more})" if names else "")

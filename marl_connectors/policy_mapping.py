@@ -82,10 +82,10 @@ class PatternPolicies:
 
 @dataclass(frozen=True, slots=True)
 class OneAgainst:
-    """Maps one agent to its module, and all others to an opponent, for evaluations of policies that learn by self-play.
+    """Maps one agent or team to its module, and all others to an opponent, for evaluations of self-play.
 
-    The agent changes from episode to episode, so that each of them plays equally often. The sum of the numbers in the
-    episode's id decides, which is ``"{number of the sub-environment}-{number of its episode}"``.
+    The agent or team changes from episode to episode, so that each of them plays equally often. The sum of the numbers
+    in the episode's id decides, which is ``"{number of the sub-environment}-{number of its episode}"``.
 
     >>> from types import SimpleNamespace
     >>> mapping = OneAgainst(SharedPolicy("main"), ("player_0", "player_1"), "random")
@@ -94,7 +94,8 @@ class OneAgainst:
 
     Attributes:
         mapping: The mapping function for the one agent.
-        agent_ids: The agents that play, one after another, each as text.
+        agent_ids: The agents that play, one after another, each as text; or a shell-style pattern of the agents of each
+            team, such as ``"red_*"``.
         opponent: The module of all other agents.
     """
 
@@ -104,7 +105,8 @@ class OneAgainst:
 
     def __call__(self, agent_id: AgentID, episode: Any, **kwargs: Any) -> ModuleID:
         turn = sum(map(int, re.findall(r"\d+", str(episode.id_))))
-        is_playing = str(agent_id) == self.agent_ids[turn % len(self.agent_ids)]
+        playing = self.agent_ids[turn % len(self.agent_ids)]
+        is_playing = str(agent_id) == playing or fnmatchcase(str(agent_id), playing)
         return self.mapping(agent_id, episode, **kwargs) if is_playing else self.opponent
 
 

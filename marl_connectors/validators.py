@@ -17,9 +17,14 @@ import operator
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, get_origin
+from typing import Annotated, Any, ClassVar, TypeAlias, get_origin
 
 from marl_connectors.errors import ConfigError, did_you_mean
+
+Schema: TypeAlias = Mapping[str, Any] | None
+"""A JSON schema of the data that stands for a value; None if no data does."""
+IMPORTABLE: Schema = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}
+"""The schema of ``"module:name"``, by which a file names a class, a function or another object."""
 
 
 class Unfit(Exception):
@@ -33,12 +38,14 @@ class Validator:
         alternatives: The possible endings of the sentence "expected ...".
         keep: Returns the value to keep. It raises Unfit for a refused value, or a ConfigError of its own that says what
             is expected.
+        schema: The JSON schema of the data by which a file gives such a value; None if the value is no data.
     """
 
-    def __init__(self, expected: str | Sequence[str], keep: Callable[[Any], Any]):
-        """Makes a validator from its words and its function."""
+    def __init__(self, expected: str | Sequence[str], keep: Callable[[Any], Any], schema: Schema = None):
+        """Makes a validator from its words, its function and its schema."""
         self.alternatives = (expected,) if isinstance(expected, str) else tuple(expected)
         self.keep = keep
+        self.schema = schema
 
     @property
     def expected(self) -> str:
@@ -149,7 +156,8 @@ def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
             raise Unfit
         return operator.index(number)
 
-    return Validator(f"a whole number{_range(min, None if max == _LARGEST else max)}", keep)
+    most = None if max == _LARGEST else max
+    return Validator(f"a whole number{_range(min, most)}", keep, _schema("integer", minimum=min, maximum=most))
 
 
 def number(min: float | None = None, max: float | None = None, *, above: float | None = None) -> Validator:
@@ -173,7 +181,13 @@ def number(min: float | None = None, max: float | None = None, *, above: float |
             raise Unfit
         return float(value)
 
-    return Validator(f"a number{_range(min, max, above)}", keep)
+    most = None if max == math.inf else max
+    schema = _schema("number", minimum=min, exclusiveMinimum=above, maximum=most)
+    return Validator(f"a number{_range(min, max, above)}", keep, schema)
+
+
+def _schema(kind: str, **bounds: Any) -> Schema:
+    return {"type": kind, **{name: bound for name, bound in bounds.items() if bound is not None}}
 
 
 def _range(min: float | None, max: float | None, above: float | None = None) -> str:
@@ -195,7 +209,7 @@ def boolean() -> Validator:
             raise Unfit
         return bool(value)
 
-    return Validator("True or False", keep)
+    return Validator("True or False", keep, {"type": "boolean"})
 
 
 Switch = Annotated[bool, boolean()]
@@ -210,7 +224,7 @@ def text(expected: str = "a text") -> Validator:
             raise Unfit
         return str(value)
 
-    return Validator(expected, keep)
+    return Validator(expected, keep, {"type": "string", "pattern": r"\S"})
 
 
 def one_of(*choices: Any, hint: str = "") -> Validator:
@@ -229,7 +243,7 @@ def one_of(*choices: Any, hint: str = "") -> Validator:
         close = did_you_mean(value, choices) if isinstance(value, str) else ""
         raise Unfit(hint or (close if close.startswith("Did you mean") else ""))
 
-    return Validator(_listed([repr(choice) for choice in choices], ""), keep)
+    return Validator(_listed([repr(choice) for choice in choices], ""), keep, {"enum": list(choices)})
 
 
 # Objects ------------------------------------------------------------------------------------------------------------
@@ -243,7 +257,7 @@ def instance_of(*classes: type, expected: str, hint: str = "") -> Validator:
             raise Unfit(hint)
         return value
 
-    return Validator(expected, keep)
+    return Validator(expected, keep, IMPORTABLE)
 
 
 def subclass_of(cls: type) -> Validator:
@@ -257,7 +271,7 @@ def subclass_of(cls: type) -> Validator:
             raise Unfit(f"{value.__name__} cannot be used as it is: it has to define {missing}.")
         return value
 
-    return Validator(f"a subclass of {cls.__name__}", keep)
+    return Validator(f"a subclass of {cls.__name__}", keep, IMPORTABLE)
 
 
 def function(expected: str = "a function", *, hint: str = "") -> Validator:
@@ -268,7 +282,7 @@ def function(expected: str = "a function", *, hint: str = "") -> Validator:
             raise Unfit(hint)
         return value
 
-    return Validator(expected, keep)
+    return Validator(expected, keep, IMPORTABLE)
 
 
 # Several ------------------------------------------------------------------------------------------------------------
@@ -282,7 +296,7 @@ def list_of(each: Validator, expected: str) -> Validator:
             raise Unfit
         return (tuple if type(value) is tuple else list)(map(each.keep, value))
 
-    return Validator(expected, keep)
+    return Validator(expected, keep, None if each.schema is None else {"type": "array", "items": each.schema})
 
 
 def dict_of(keys: Validator | None = None, values: Validator | None = None, *, expected: str = "a dict") -> Validator:
@@ -299,7 +313,8 @@ def dict_of(keys: Validator | None = None, values: Validator | None = None, *, e
             raise Unfit
         return {keys.keep(k) if keys else k: values.keep(v) if values else v for k, v in value.items()}
 
-    return Validator(expected, keep)
+    own = {} if values is None else values.schema
+    return Validator(expected, keep, None if own is None else {"type": "object", "additionalProperties": own})
 
 
 def either(*validators: Validator) -> Validator:
@@ -314,12 +329,29 @@ def either(*validators: Validator) -> Validator:
                 hints.append(str(unfit))
         raise Unfit(next(filter(None, hints), ""))
 
-    return Validator([each for validator in validators for each in validator.alternatives], keep)
+    alternatives = [each for validator in validators for each in validator.alternatives]
+    return Validator(alternatives, keep, any_of(*(validator.schema for validator in validators)))
 
 
 def optional(validator: Validator) -> Validator:
     """Accepts None, and what another validator accepts."""
-    return Validator((*validator.alternatives, "None"), lambda value: None if value is None else validator.keep(value))
+    schema = any_of(validator.schema, {"type": "null"})
+    return Validator(
+        (*validator.alternatives, "None"), lambda value: None if value is None else validator.keep(value), schema
+    )
+
+
+def any_of(*schemas: Schema) -> Schema:
+    """Returns the schema of the data that fits one of several schemas.
+
+    >>> any_of({"type": "integer"}, None, {"type": "null"})
+    {'anyOf': [{'type': 'integer'}, {'type': 'null'}]}
+    """
+    found: list[Any] = []
+    for schema in schemas:
+        parts = [] if schema is None else schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+        found += [part for part in parts if part not in found]
+    return {"anyOf": found} if len(found) > 1 else found[0] if found else None
 
 
 def _listed(names: Sequence[str], before_or: str) -> str:

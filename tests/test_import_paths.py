@@ -2,37 +2,26 @@
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import marl_connectors
 
-STUBS = {
-    "algorithms.algorithm_config": ["AlgorithmConfig"],
-    "core.columns": ["Columns"],
-    "core.learner": ["Learner"],
-    "core.learner.learner": ["Learner"],
-    "core.learner.learner_group": ["LearnerGroup"],
-    "core.rl_module": ["RLModule", "RLModuleSpec"],
-    "core.rl_module.default_model_config": ["DefaultModelConfig"],
-    "core.rl_module.multi_rl_module": ["MultiRLModule", "MultiRLModuleSpec"],
-    "core.rl_module.rl_module": ["RLModule", "RLModuleSpec"],
-    "env.env_runner": ["EnvRunner"],
-    "env.env_runner_group": ["EnvRunnerGroup"],
-    "env.multi_agent_env_runner": ["MultiAgentEnvRunner"],
-    "env.multi_agent_episode": ["MultiAgentEpisode"],
-    "env.single_agent_env_runner": ["SingleAgentEnvRunner"],
-    "env.single_agent_episode": ["SingleAgentEpisode"],
-}
-"""RLlib's paths at which this library has other files: stubs with a docstring and one import for each name."""
-
 PACKAGE = Path(marl_connectors.__file__).parent
 
 
-def stub_file(module):
-    path = PACKAGE.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+STARTS = ('"""RLlib\'s path to ', '"""RLlib\'s paths to ``')
+STUBS = [path for path in sorted(PACKAGE.rglob("*.py")) if path.read_text().startswith(STARTS)]
+"""The files at RLlib's paths that only re-export what other files of this library define."""
+RE_EXPORTING = [path for path in sorted(PACKAGE.rglob("*.py")) if "= re_exports(" in path.read_text()]
+"""The packages whose names are imported when they are first used."""
+
+
+def name_of(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 @pytest.mark.parametrize(
@@ -77,25 +66,129 @@ def test_a_documented_import_works(module, name):
     assert hasattr(importlib.import_module(f"marl_connectors.{module}"), name)
 
 
-@pytest.mark.parametrize("module", STUBS)
-def test_a_stub_imports_each_name_from_the_module_that_defines_it(module):
-    docstring, *imports = ast.parse(stub_file(module).read_text()).body
-    assert ast.unparse(docstring)[1:].startswith("RLlib's path")
-    found = {}
-    for statement in imports:
+NAMES_OF_RLLIB = {
+    "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig",
+    "algorithms.callbacks": "RLlibCallback",
+    "algorithms.ppo": "PPO PPOConfig",
+    "algorithms.ppo.ppo": "PPO PPOConfig",
+    "algorithms.ppo.torch.default_ppo_torch_rl_module": "DefaultPPOTorchRLModule",
+    "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
+    "callbacks.callbacks": "RLlibCallback",
+    "connectors.common": "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
+    "AgentToModuleMapping BatchIndividualItems NumpyToTensor TensorToNumpy",
+    "connectors.env_to_module": "EnvToModulePipeline FlattenObservations MeanStdFilter PrevActionsPrevRewards "
+    "WriteObservationsToEpisodes AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch "
+    "AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems NumpyToTensor",
+    "connectors.learner": "AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
+    "AddNextObservationsFromEpisodesToTrainBatch AddOneTsToEpisodesAndTruncate ComputeReturnsToGo "
+    "GeneralAdvantageEstimation LearnerConnectorPipeline AddObservationsFromEpisodesToBatch "
+    "AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems NumpyToTensor",
+    "connectors.module_to_env": "GetActions ListifyDataForVectorEnv ModuleToAgentUnmapping ModuleToEnvPipeline "
+    "NormalizeAndClipActions RemoveSingleTsTimeRankFromBatch TensorToNumpy UnBatchToIndividualItems",
+    "algorithms.algorithm_config": "AlgorithmConfig NotProvided",
+    "core": "COMPONENT_LEARNER COMPONENT_LEARNER_GROUP COMPONENT_RL_MODULE "
+    "Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID DEFAULT_POLICY_ID",
+    "core.distribution.distribution": "Distribution",
+    "core.distribution.torch.torch_distribution": "TorchCategorical TorchDiagGaussian TorchMultiCategorical "
+    "TorchMultiDistribution TorchSquashedGaussian",
+    "core.learner": "Learner LearnerGroup",
+    "core.learner.torch.torch_learner": "TorchLearner",
+    "core.learner.utils": "make_target_network",
+    "core.rl_module": "MultiRLModule MultiRLModuleSpec RLModule RLModuleSpec",
+    "core.rl_module.apis": "InferenceOnlyAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI",
+    "core.rl_module.apis.inference_only_api": "InferenceOnlyAPI",
+    "core.rl_module.apis.self_supervised_loss_api": "SelfSupervisedLossAPI",
+    "core.rl_module.apis.target_network_api": "TargetNetworkAPI",
+    "core.rl_module.apis.value_function_api": "ValueFunctionAPI",
+    "core.rl_module.rl_module": "DefaultModelConfig RLModule RLModuleSpec",
+    "core.rl_module.torch": "TorchRLModule",
+    "core.rl_module.torch.torch_rl_module": "TorchRLModule",
+    "env": "INPUT_ENV_SINGLE_SPACES INPUT_ENV_SPACES MultiAgentEnv",
+    "env.multi_agent_env": "MultiAgentEnv make_multi_agent",
+    "env.wrappers.pettingzoo_env": "ParallelPettingZooEnv PettingZooEnv",
+    "utils.annotations": "override",
+    "utils.framework": "try_import_torch",
+    "utils.metrics": "ENV_RUNNER_RESULTS EPISODE_RETURN_MEAN EVALUATION_RESULTS LEARNER_RESULTS "
+    "NUM_ENV_STEPS_SAMPLED_LIFETIME",
+    "utils.metrics.metrics_logger": "MetricsLogger",
+    "utils.spaces.space_utils": "batch",
+    "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",
+}
+"""Names that RLlib's examples and packages import, by module."""
+
+
+@pytest.mark.parametrize("module", NAMES_OF_RLLIB)
+def test_a_name_that_code_for_rllib_imports_exists(module):
+    found = importlib.import_module(f"marl_connectors.{module}")
+    assert [name for name in NAMES_OF_RLLIB[module].split() if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("path", STUBS, ids=name_of)
+def test_a_stub_only_imports_names_from_the_module_that_defines_them(path):
+    for statement in ast.parse(path.read_text()).body[1:]:
         assert isinstance(statement, ast.ImportFrom), ast.unparse(statement)
-        for name in statement.names:
-            assert name.asname == name.name  # a re-export
-            found[name.name] = statement.module
-    assert list(found) == STUBS[module]
-    for name, origin in found.items():
-        assert getattr(marl_connectors, name).__module__ == origin
+        assert statement.module and statement.module.startswith("marl_connectors.")
+        assert all(name.asname == name.name for name in statement.names)  # a re-export
+        origin = PACKAGE.parent.joinpath(*statement.module.split("."))
+        is_package = origin.is_dir()
+        source = (origin / "__init__.py" if is_package else origin.with_suffix(".py")).read_text()
+        defined = {s.name for s in ast.parse(source).body if isinstance(s, (ast.ClassDef, ast.FunctionDef))}
+        defined |= {ast.unparse(t) for s in ast.parse(source).body if isinstance(s, ast.Assign) for t in s.targets}
+        defined |= {ast.unparse(s.target) for s in ast.parse(source).body if isinstance(s, ast.AnnAssign)}
+        assert is_package or {name.name for name in statement.names} <= defined
 
 
-def test_the_table_has_all_stubs():
-    starts = ('"""RLlib\'s path to ', '"""RLlib\'s paths to ``')
-    found = {path for path in PACKAGE.rglob("*.py") if path.read_text().startswith(starts)}
-    assert found == set(map(stub_file, STUBS))
+@pytest.mark.parametrize("path", RE_EXPORTING, ids=name_of)
+def test_a_package_shows_editors_the_names_that_it_re_exports(path):
+    module = importlib.import_module(name_of(path))
+    (block,) = (s for s in ast.parse(path.read_text()).body if isinstance(s, ast.If))
+    shown = {name.asname: s.module for s in block.body if isinstance(s, ast.ImportFrom) for name in s.names}
+    assert sorted(shown) == module.__all__
+    for name, origin in shown.items():
+        assert getattr(module, name) is getattr(importlib.import_module(origin), name)
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_a_package_imports_a_name_when_it_is_first_used():
+    code = (
+        "import sys, marl_connectors.connectors.env_to_module as package\n"
+        "file = package.__name__ + '.mean_std_filter'\n"
+        "assert file not in sys.modules and 'torch' not in sys.modules\n"
+        "assert package.MeanStdFilter.__module__ == file\n"
+        "assert 'MeanStdFilter' in vars(package)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_of_a_package_is_an_attribute_error():
+    from marl_connectors.connectors import env_to_module
+
+    with pytest.raises(AttributeError, match=r"'marl_connectors.connectors.env_to_module' has no attribute 'MeanStd'"):
+        _ = env_to_module.MeanStd
+
+
+def test_override_names_a_method_that_does_not_exist():
+    from marl_connectors.utils.annotations import override
+
+    class Base:
+        def step(self):
+            return 1
+
+    class Derived(Base):
+        @override(Base)
+        def step(self):
+            return 2
+
+    assert Derived().step() == 2
+    with pytest.raises(NameError, match="override: Base has no method 'stop'"):
+        override(Base)(_named("stop"))
+
+
+def _named(name):
+    def method(self): ...
+
+    method.__name__ = name
+    return method
 
 
 def test_a_name_is_the_same_object_by_every_path():
@@ -106,3 +199,10 @@ def test_a_name_is_the_same_object_by_every_path():
     assert marl_connectors.Columns is Columns
     assert marl_connectors.MultiRLModule is MultiRLModule
     assert marl_connectors.MultiAgentEpisode is MultiAgentEpisode
+
+
+def test_wrappers_of_pettingzoo_return_the_environment():
+    from marl_connectors.env.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
+
+    env = object()
+    assert PettingZooEnv(env) is env and ParallelPettingZooEnv(env) is env

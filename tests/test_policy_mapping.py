@@ -51,6 +51,16 @@ def test_one_agent_after_the_other_plays_against_the_opponent():
     assert shared(3, SimpleNamespace(id_="0-2")) == "default_policy"
 
 
+def test_one_team_after_the_other_plays_against_the_opponent():
+    mapping = OneAgainst(SharedPolicy(), ("red*", "blue*"), "random")
+
+    def modules(id_):
+        return [mapping(agent_id, SimpleNamespace(id_=id_)) for agent_id in ("red_0", "red_1", "blue_0", "judge")]
+
+    assert modules("0-0") == modules("1-1") == ["default_policy", "default_policy", "random", "random"]
+    assert modules("0-1") == ["random", "random", "default_policy", "random"]
+
+
 def test_the_first_pattern_that_matches_decides():
     mapping = PatternPolicies((("agent_1", "special"), ("agent*", "others")))
     assert mapping("agent_1", None) == "special"

@@ -1,0 +1,23 @@
+"""Algorithms and their settings. A name is imported when it is first used."""
+
+from typing import TYPE_CHECKING
+
+from marl_connectors.re_exports import re_exports
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm import Algorithm as Algorithm
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
+    from marl_connectors.algorithms.mappo.config import MAPPOConfig as MAPPOConfig
+    from marl_connectors.algorithms.mappo.mappo import MAPPO as MAPPO
+    from marl_connectors.algorithms.ppo.config import PPOConfig as PPOConfig
+    from marl_connectors.algorithms.ppo.ppo import PPO as PPO
+
+__getattr__, __dir__, __all__ = re_exports(
+    __name__,
+    "Algorithm",
+    "AlgorithmConfig",
+    "MAPPO",
+    "MAPPOConfig",
+    "PPO",
+    "PPOConfig",
+)

@@ -28,7 +28,7 @@ from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
-from marl_connectors.algorithms.results import iteration_results, workers
+from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -38,7 +38,7 @@ from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
-from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
+from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean, listed
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
@@ -87,7 +87,8 @@ class Algorithm:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: AlgorithmConfig | Mapping[str, Any] | None = None,
+        env: Any = None,
         *,
         rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
         masking: Masking | None = None,
@@ -95,14 +96,19 @@ class Algorithm:
         """Runs the smoke test of the environment, and builds everything.
 
         Args:
-            config: The settings.
+            config: The settings: a config, a dict of those that differ from ``get_default_config()``, or None.
+            env: An environment that replaces the config's; None for the config's.
             rl_module_specs: All modules, complete with classes and spaces; None for the modules of the config.
             masking: The action masks that the run of a checkpoint applied; None to decide by the config.
 
         Raises:
             MarlConnectorsError: If a setting, the environment or the mapping function does not work.
         """
-        self.config = config.copy()
+        if not isinstance(config, AlgorithmConfig):
+            config = self.get_default_config().update_from_dict(config or {})
+        self.config = config = config.copy()
+        if env is not None:
+            config.environment(env)
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
@@ -120,6 +126,7 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
+        self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self._remote = RemoteParts(self.config)
         self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
@@ -136,6 +143,25 @@ class Algorithm:
         except BaseException:
             self.stop()
             raise
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """Returns a config of this algorithm with all defaults. A subclass has its own."""
+        return AlgorithmConfig(cls)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self.config).__name__.removesuffix('Config')} on {self._setup.name}: "
+            f"{listed(self.rl_module, 'module')}, {self.iteration:,} iteration{'s' * (self.iteration != 1)}, "
+            f"{self.env_runner_group.num_agent_steps:,} agent steps>"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Calls ``stop``."""
+        self.stop()
 
     @property
     def env_runner(self) -> EnvRunner:
@@ -253,11 +279,7 @@ class Algorithm:
         return self._setup.state_space if build.reads_env_states(self.learner.pipeline) else None
 
     def _fragment_length(self) -> int:
-        config = self.config
-        if config.rollout_fragment_length != "auto":
-            return int(config.rollout_fragment_length)
-        at_once = self._setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
-        return max(1, math.ceil(config.total_train_batch_size / config.num_envs / at_once))
+        return build.fragment_length(self.config, self._setup)
 
     @property
     def agent_ids(self) -> list[AgentID]:
@@ -267,6 +289,8 @@ class Algorithm:
     def stop(self) -> None:
         """Closes the environments, and ends remote env runners and learners, also if some of this is interrupted."""
         with ExitStack() as parts:  # the last one is the first that ends
+            if hasattr(self, "callbacks"):  # they are built last
+                parts.callback(self.callbacks.close)
             parts.callback(close_env, self._setup.sample_env, self._setup.name)
             parts.callback(self._remote.stop)
             for group in self._groups:
@@ -293,18 +317,26 @@ class Algorithm:
         ended = time.perf_counter()
         self.iteration += 1
         self.time_total_s += ended - began
-        self._recent.extend(runners.take_finished())
+        finished = runners.take_finished()
+        self._num_episodes += len(finished)
+        self._recent.extend(finished)
         result = {
             "training_iteration": self.iteration,
             "time_total_s": self.time_total_s,
             **iteration_results(
-                runners, self.learner_group, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
+                runners,
+                self.learner_group,
+                self._recent,
+                learned,
+                num_episodes=self._num_episodes,
+                sample_s=sampled - began,
+                update_s=ended - sampled,
             ),
         }
         if is_evaluated:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
             if self.eval_env_runner_group is not None:
-                result["evaluation"] |= workers(self.eval_env_runner_group)
+                result["evaluation"].update(workers(self.eval_env_runner_group))
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
@@ -402,7 +434,7 @@ class Algorithm:
             on_progress: A function that is called after each step with the number of finished episodes.
 
         Returns:
-            The same keys as ``env_runners`` in the result of ``train()``.
+            The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
         """
         return self._end_evaluation(
             self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, max_seconds, on_progress)
@@ -448,7 +480,7 @@ class Algorithm:
             raise
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        results = begun()
+        results = EvaluationResults(begun())
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
@@ -573,8 +605,13 @@ class Algorithm:
         with self._borrowed(runner, filters_count=True), torch_stream(seed, "explain"):
             return explain_pipelines(runner, self.learner, num_steps * config.num_envs_per_env_runner)
 
-    def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
+    def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool | None = None) -> list[Any]:
         """Renders episodes one after another, until there are ``max_frames`` frames.
+
+        Args:
+            max_frames: The number of frames.
+            seed: The seed of the environment and the actions.
+            explore: Whether actions are sampled; None as in ``evaluate``.
 
         Returns:
             Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
@@ -582,7 +619,7 @@ class Algorithm:
         if not self._renders_frames():
             return []
         config = self.config.get_evaluation_config()
-        config.explore = explore
+        config.explore = config.explore if explore is None else explore
         runner = self._runner(config, seed, 1, render_mode="rgb_array", for_training=False)
         env, frames = runner.vector_env.sub_envs[0].env, []
         with self._borrowed(runner):
@@ -603,7 +640,7 @@ class Algorithm:
         max_steps: int = 1000,
         max_seconds: float | None = None,
         seed: int = 0,
-        explore: bool = False,
+        explore: bool | None = None,
     ) -> list[RenderedEpisode]:
         """Plays episodes and renders each from its reset to its end. The same seed gives the same episodes.
 
@@ -614,7 +651,7 @@ class Algorithm:
             max_steps: The env steps after which an episode is stopped.
             max_seconds: The seconds after which an episode is stopped; None for no limit.
             seed: The seed of the environment and the actions.
-            explore: Whether to draw the actions, as in training, instead of taking the most likely ones.
+            explore: Whether actions are sampled; None as in ``evaluate``.
 
         Returns:
             One RenderedEpisode each; ``[]`` if the environment cannot render frames.
@@ -624,7 +661,7 @@ class Algorithm:
         if not self._renders_frames():
             return []
         config = self.config.get_evaluation_config()
-        config.explore = explore
+        config.explore = config.explore if explore is None else explore
         end = math.inf
 
         def render() -> Any:
@@ -759,8 +796,8 @@ class Algorithm:
         spec = dataclasses.replace(
             spec,
             module_class=spec.module_class or type(like),
-            observation_space=spec.observation_space or like.observation_space,
-            action_space=spec.action_space or like.action_space,
+            observation_space=like.observation_space if spec.observation_space is None else spec.observation_space,
+            action_space=like.action_space if spec.action_space is None else spec.action_space,
             model_config=model_config if spec.model_config is None else spec.model_config,
         )
         spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
@@ -870,6 +907,7 @@ class Algorithm:
             "iteration": self.iteration,
             "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
+            "num_episodes": self._num_episodes,
             "recent_tallies": [summary.get_state() for summary in self._recent],
             "spaces": checkpoint_restore.described_spaces(self._setup),
             "agents": checkpoint_restore.agents_to_state(self._setup),
@@ -938,6 +976,7 @@ class Algorithm:
             self.iteration = state["iteration"]
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
+            self._num_episodes = state.get("num_episodes", 0)
             self._recent.clear()
             self._recent.extend(EpisodeSummary.from_state(summary) for summary in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
@@ -1034,7 +1073,8 @@ class Algorithm:
         # Errors in a config that the user has passed are not the checkpoint's.
         with taking_over("config") if config is None else nullcontext():
             checkpoint_restore.check_policies_to_train(restored)
-            algorithm = cls(restored, rl_module_specs=specs, masking=masking)
+            made = restored.algo_class if issubclass(restored.algo_class, cls) else cls
+            algorithm = made(restored, rl_module_specs=specs, masking=masking)
         try:
             with taking_over("setup"):
                 algorithm._check_fits(state)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import secrets
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from gymnasium import Space
+from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, find_masking
@@ -35,7 +38,7 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvDescription, EnvSpec
-from marl_connectors.environments.vector.env_failures import EnvRestarts
+from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner
@@ -44,7 +47,7 @@ from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 def build_setup(config: AlgorithmConfig) -> EnvSpec:
@@ -275,13 +278,17 @@ def _completed(
     model_config = spec.model_config
     if model_config is None:
         model_config = config.get_config_for_module(module_id).model_config
+    observation_space, action_space = spec.observation_space, spec.action_space
+    if observation_space is None:
+        observation_space = _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation")
+    if action_space is None:
+        action_space = _common(env_to_module.action_space, setup, module_id, agent_ids, "action")
     spec = dataclasses.replace(
         spec,
         module_class=spec.module_class or config.get_default_rl_module_class(),
         model_config=model_config,
-        observation_space=spec.observation_space
-        or _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation"),
-        action_space=spec.action_space or _common(env_to_module.action_space, setup, module_id, agent_ids, "action"),
+        observation_space=observation_space,
+        action_space=action_space,
     )
     return config.complete_rl_module_spec(spec, setup, env_to_module)
 
@@ -341,22 +348,37 @@ def build_learner_for_spaces(
         of_algorithm: The result of ``config.default_learner_pieces``.
         seed: The seed of the order of rows.
     """
-    custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
-    pipeline = learner_pipeline(
-        custom,
-        multi_agent=multi_agent,
-        observation_space=input_spaces[0],
-        action_space=input_spaces[1],
-        device=config.device,
-        clip_rewards=config.clip_rewards,
-        of_algorithm=of_algorithm,
-        add_defaults=config.add_default_connectors_to_learner_pipeline,
-        stateful=modules.is_stateful(),
+    pipeline = _learner_pipeline(
+        config, input_spaces, multi_agent, of_algorithm=of_algorithm, stateful=modules.is_stateful()
     )
     learner_class: Any = config.learner_class or config.get_default_learner_class()
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
     learner.build()
     return learner
+
+
+def _learner_pipeline(
+    config: AlgorithmConfig, spaces: tuple[Space, Space], multi_agent: bool, device: Any = None, **other: Any
+) -> LearnerConnectorPipeline:
+    return learner_pipeline(
+        call_builder("learner_connector", config.learner_connector, *spaces),
+        multi_agent=multi_agent,
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        device=config.device if device is None else device,
+        clip_rewards=config.clip_rewards,
+        add_defaults=config.add_default_connectors_to_learner_pipeline,
+        **other,
+    )
+
+
+def build_learner_pipeline(
+    config: AlgorithmConfig, setup: EnvDescription, *, device: Any = None
+) -> LearnerConnectorPipeline:
+    """Builds a learner pipeline without the pieces of an algorithm and of stateful modules."""
+    return _learner_pipeline(
+        config, (setup.space_of_all(0), setup.space_of_all(1)), not setup.single_agent, device=device
+    )
 
 
 def add_state_pieces_to(
@@ -430,27 +452,73 @@ def build_env_runner(
         make_env,
         num_envs=num_envs,
         seed=seed,
-        single_agent=setup.single_agent,
-        agent_spaces=setup.agent_spaces,
-        policy_mapping_fn=config.policy_mapping_fn,
         rl_module=modules,
         env_to_module=env_to_module,
-        module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
         explore=explore,
         lookback=lookback,
         rollout_fragment_length=rollout_fragment_length,
-        complete_episodes=config.batch_mode == "complete_episodes",
-        check_spaces=not config.disable_env_checking,
         warned_of_bounds=warned_of_bounds,
-        callbacks=config.make_callbacks(),
-        env_config=config.env_config,
         num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
-        sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=state_space,
         first_env_number=first_env_number,
         merges_connector_states=merges_connector_states,
+        **_settings_of_env_runner(config, setup, modules),
     )
+
+
+def _settings_of_env_runner(config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule) -> dict[str, Any]:
+    return {
+        "config": config,
+        "single_agent": setup.single_agent,
+        "agent_spaces": setup.agent_spaces,
+        "policy_mapping_fn": config.policy_mapping_fn,
+        "module_to_env": build_module_to_env(config, setup, stateful=modules.is_stateful()),
+        "complete_episodes": config.batch_mode == "complete_episodes",
+        "check_spaces": not config.disable_env_checking,
+        "callbacks": config.make_callbacks(),
+        "env_config": config.env_config,
+        "sample_timeout_s": config.sample_timeout_s,
+    }
+
+
+def arguments_of_env_runner(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns the arguments of an EnvRunner with modules and pipelines of its own, for ``EnvRunner(config=...)``.
+
+    Raises:
+        MarlConnectorsError: If a setting, the environment or the mapping function does not work.
+    """
+    config = config.copy()
+    config.validate()
+    seed = secrets.randbits(31) if config.seed is None else config.seed
+    setup = build_setup(config)
+    if not config.disable_env_checking:
+        setup.check(seed)
+    env_to_module, _ = build_env_to_module(config, setup)
+    modules = build_modules(config, setup, env_to_module, seed)
+    close_env(setup.sample_env, setup.name)
+    num_envs = config.num_envs_per_env_runner
+    return {
+        "make_env": setup.factory,
+        "num_envs": num_envs,
+        "seed": seed,
+        "rl_module": modules,
+        "env_to_module": env_to_module,
+        "explore": config.explore,
+        "lookback": max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
+        "rollout_fragment_length": fragment_length(config, setup),
+        "num_env_workers": num_env_workers(config, setup, num_envs),
+        "restarts": _env_restarts(config, setup.factory),
+        **_settings_of_env_runner(config, setup, modules),
+    }
+
+
+def fragment_length(config: AlgorithmConfig, setup: EnvSpec) -> int:
+    """Returns the env steps of each sub-environment in a sample, which fit the train batch if they are ``"auto"``."""
+    if config.rollout_fragment_length != "auto":
+        return int(config.rollout_fragment_length)
+    at_once = setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
+    return max(1, math.ceil(config.total_train_batch_size / config.num_envs / at_once))
 
 
 def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
@@ -484,6 +552,76 @@ def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts 
     if not config.restart_failed_sub_environments:
         return None
     return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)
+
+
+# Parts that users build by hand, under the names of AlgorithmConfig's methods.
+
+
+class GivenEnv:
+    """Spaces that a user passes in place of an environment, and the environment itself, if there is one."""
+
+    info_masks: Mapping[AgentID, Any] | None = None
+
+    def __init__(self, env: Any, observation_space: Space, action_space: Space):
+        """Takes the spaces of a single agent, or Dict spaces with the same agents.
+
+        Args:
+            env: The environment that builders of pieces get, or None.
+            observation_space: The observation space, or those of all agents.
+            action_space: The action space, or those of all agents.
+        """
+        self.user_env = env
+        pair = observation_space, action_space
+        of_agents = [space.spaces if isinstance(space, gym_spaces.Dict) else None for space in pair]
+        both = of_agents[0] is not None and of_agents[1] is not None
+        self.single_agent = not (both and of_agents[0].keys() == of_agents[1].keys())  # type: ignore[union-attr]
+        self.name = "spaces" if env is None else type(env).__name__
+        self.agent_ids: list[AgentID] = [DEFAULT_AGENT_ID] if self.single_agent else list(of_agents[0] or ())
+        self._spaces = pair
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """Returns an agent's observation and action space."""
+        return self._spaces if self.single_agent else tuple(space[agent_id] for space in self._spaces)  # type: ignore
+
+    def space_of_all(self, kind: int) -> Space:
+        """Returns the observation (0) or action (1) space of the single agent, or a Dict of all agents' spaces."""
+        return self._spaces[kind]
+
+
+def described_env(config: AlgorithmConfig, env: Any, spaces: Mapping[str, Any] | None) -> Any:
+    """Returns the environment's properties, from what a user passes to a builder.
+
+    Args:
+        config: The settings.
+        env: An environment, a vector of environments, or None.
+        spaces: ``{"__env_single__": (observation space, action space)}``, where ``"__env__"`` and
+            ``"default_policy"`` are accepted too; None to read the spaces of ``env``, or of the config's environment.
+
+    Raises:
+        ConfigError: If ``spaces`` has another form.
+    """
+    if spaces is not None:
+        found = next((spaces[key] for key in ("__env_single__", "__env__", DEFAULT_MODULE_ID) if key in spaces), None)
+        if not (isinstance(found, (tuple, list)) and len(found) == 2):
+            raise ConfigError(
+                f"spaces: expected {{'__env_single__': (observation space, action space)}}, got {spaces!r}."
+            )
+        return GivenEnv(env, *found)
+    single = getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None)
+    if None not in single:
+        return GivenEnv(env, *single)  # type: ignore[arg-type]
+    if env is None:
+        setup = build_setup(config)
+        close_env(setup.sample_env, setup.name)
+        return setup
+    return EnvSpec(lambda: env, {}, observation_space=config.observation_space, action_space=config.action_space)
+
+
+def multi_rl_module_spec(config: AlgorithmConfig, setup: Any, inference_only: bool | None) -> MultiRLModuleSpec:
+    """Returns the complete spec of all modules."""
+    env_to_module, _ = build_env_to_module(config, setup)
+    found = dataclasses.replace(multi_spec_of(config), rl_module_specs=_specs_of_config(config, setup, env_to_module))
+    return found if inference_only is None else dataclasses.replace(found, inference_only=inference_only)
 
 
 # Checks.

@@ -479,7 +479,7 @@ _STATE = _Record(
         "learner": _LEARNER,
         "env_runner": _ENV_RUNNER,
     },
-    {"metrics": _METRICS, "masking": _MASKING},
+    {"metrics": _METRICS, "masking": _MASKING, "num_episodes": _INDEX},
 )
 
 

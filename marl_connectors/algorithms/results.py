@@ -11,12 +11,25 @@ from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.metrics import by_pipeline, with_logged
 
 
+class EvaluationResults(dict[str, Any]):
+    """The results of an evaluation, which code for RLlib finds under the key ``"env_runners"`` too.
+
+    The key is not one of the dict's own, so nothing is in it twice.
+    """
+
+    def __missing__(self, key: str) -> Any:
+        if key == "env_runners":
+            return self
+        raise KeyError(key)
+
+
 def iteration_results(
     runners: EnvRunnerGroup,
     learners: LearnerGroup,
     recent: Collection[EpisodeSummary],
     learned: Mapping[str, Any],
     *,
+    num_episodes: int,
     sample_s: float,
     update_s: float,
 ) -> dict[str, Any]:
@@ -30,16 +43,21 @@ def iteration_results(
         learners: The learners that have updated the modules.
         recent: The newest episodes, over which returns are averaged.
         learned: The result of the learner's update.
+        num_episodes: The number of episodes that have ended so far.
         sample_s: The seconds of sampling.
         update_s: The seconds of updating.
     """
     counts, times = runners.take_counts(), runners.take_times()
     agent_steps = sum(counts["num_module_steps_sampled"].values())
+    lifetime = {
+        "num_episodes_lifetime": num_episodes,
+        "num_env_steps_sampled_lifetime": runners.num_env_steps,
+    }
     return {
         "num_env_steps_sampled_lifetime": runners.num_env_steps,
         "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
         "time_this_iter_s": sample_s + update_s,
-        "env_runners": with_logged(summarize(recent) | counts, runners.callback_metrics),
+        "env_runners": with_logged(summarize(recent) | counts | lifetime, runners.callback_metrics),
         "learners": learned,
         "timers": {
             "training_iteration": sample_s + update_s,

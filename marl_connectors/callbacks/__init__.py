@@ -3,5 +3,26 @@
 from marl_connectors.callbacks.callback_calls import CALLBACK_NAMES, CallbackCalls, Functions
 from marl_connectors.callbacks.callbacks import Callbacks, RLlibCallback
 from marl_connectors.callbacks.success import Success
+from marl_connectors.callbacks.trackers import (
+    TRACKERS,
+    MLflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+)
 
-__all__ = ["CALLBACK_NAMES", "CallbackCalls", "Callbacks", "Functions", "RLlibCallback", "Success"]
+__all__ = [
+    "CALLBACK_NAMES",
+    "TRACKERS",
+    "CallbackCalls",
+    "Callbacks",
+    "Functions",
+    "MLflowTracker",
+    "RLlibCallback",
+    "Success",
+    "TensorBoardTracker",
+    "Tracker",
+    "TrackioTracker",
+    "WandbTracker",
+]

@@ -88,6 +88,11 @@ class CallbackCalls:
                     add_note(f"Raised in the callback {label}{_episode_of(arguments)}.")
                 raise
 
+    def close(self) -> None:
+        """Closes the objects."""
+        for callbacks in self.objects:
+            callbacks.close()
+
 
 def _as_list(given: Functions) -> list[Any]:
     if given is None:

@@ -31,6 +31,9 @@ class Callbacks:
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Called at the end of an iteration. Values that are added to ``result`` are reported."""
 
+    def close(self) -> None:
+        """Called for the algorithm's object when the algorithm is stopped."""
+
     def on_evaluate_start(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
         """Called when an evaluation begins."""
 

@@ -8,8 +8,9 @@ import faulthandler
 import json
 import sys
 
-from marl_connectors.cli.values import jsonable, merged
+from marl_connectors.cli.values import merged
 from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.json_data import jsonable
 
 EXIT_ERRORS = 1
 _OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance", "action_mask_key")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.progress import PlayProgress
@@ -23,8 +28,9 @@ from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
-from marl_connectors.cli.video import check_video_can_be_made, record_video
+from marl_connectors.cli.video import check_video_can_be_made, is_mp4, record_video
 from marl_connectors.errors import ConfigError
+from marl_connectors.json_data import jsonable
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,40 +41,64 @@ def run(args: argparse.Namespace) -> int:
             f"seeds. Choose one: {Path(args.checkpoint) / seed_folder(read_seeds(Path(args.checkpoint))[1][0])}"
         )
     if args.video is not None:
-        require_extras("PIL")
+        require_extras("PIL", *(["imageio_ffmpeg"] if is_mp4(Path(args.video)) else []))
         check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
-    with reading(Path(args.checkpoint)):
-        checkpoint = find_checkpoint(args.checkpoint)
-    algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
-    try:
-        wanted, limit = args.episodes, float(args.baseline_seconds)
-        results = algo.evaluate(
-            num_episodes=wanted, explore=args.explore, seed=args.seed, on_progress=PlayProgress(wanted)
-        )
-        at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=PlayProgress(wanted))
-        random_play = module_returns(at_random)
-        rows = [
-            [module_id, spread(mean_and_std), extremes, spread(random_play.get(module_id))]
-            for (module_id, mean_and_std), extremes in zip(
-                module_returns(results).items(), _extremes(results), strict=True
-            )
-        ]
-        manner = "drawn from the policies" if args.explore else "the most likely ones"
-        print(f"{checkpoint}: {args.episodes} episodes, actions are {manner}.")
-        print("Return of an agent per episode:")
-        print(table(["module", "mean ± std", "min to max", "random play"], rows))
-        if (what := success_name(algo.config)) is not None and math.isfinite(success_of(results)):
-            random_success = percent(success_of(at_random))
-            print(f"Success ({what}): {percent(success_of(results))}, in random play {random_success}.")
-        if sentence := fewer_episodes("random play", at_random, wanted):
-            print(sentence)
-        print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
-        if args.video is not None:
-            print(record_video(algo, Path(args.video), seed=args.seed) or f"Video: {args.video}")
-    finally:
-        algo.stop()
+    # What an environment prints is not part of JSON data.
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        with reading(Path(args.checkpoint)):
+            checkpoint = find_checkpoint(args.checkpoint)
+        algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
+        try:
+            found = _measured(algo, checkpoint, args)
+        finally:
+            algo.stop()
+    print(json.dumps(jsonable(found), indent=2) if args.json else _as_text(found))
     return 0
+
+
+def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Plays episodes, and records a video if one is wanted. Returns everything that ``--json`` prints."""
+    wanted, limit = args.episodes, float(args.baseline_seconds)
+    explore = bool(args.explore or algo.config.get_evaluation_config().explore)
+    results = algo.evaluate(num_episodes=wanted, explore=explore, seed=args.seed, on_progress=PlayProgress(wanted))
+    at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=PlayProgress(wanted))
+    failed = None if args.video is None else record_video(algo, Path(args.video), seed=args.seed)
+    return {
+        "checkpoint": str(checkpoint),
+        "episodes": wanted,
+        "seed": args.seed,
+        "explore": explore,
+        "success": success_name(algo.config),
+        "results": results,
+        "random_play": at_random,
+        "video": args.video if failed == "" else None,
+        "no_video": failed or None,
+    }
+
+
+def _as_text(found: Mapping[str, Any]) -> str:
+    results, at_random = found["results"], found["random_play"]
+    random_play = module_returns(at_random)
+    rows = [
+        [module_id, spread(mean_and_std), extremes, spread(random_play.get(module_id))]
+        for (module_id, mean_and_std), extremes in zip(module_returns(results).items(), _extremes(results), strict=True)
+    ]
+    manner = "drawn from the policies" if found["explore"] else "the most likely ones"
+    lines = [
+        f"{found['checkpoint']}: {found['episodes']} episodes, actions are {manner}.",
+        "Return of an agent per episode:",
+        table(["module", "mean ± std", "min to max", "random play"], rows),
+    ]
+    if found["success"] is not None and math.isfinite(success_of(results)):
+        random_success = percent(success_of(at_random))
+        lines.append(f"Success ({found['success']}): {percent(success_of(results))}, in random play {random_success}.")
+    if sentence := fewer_episodes("random play", at_random, found["episodes"]):
+        lines.append(sentence)
+    lines.append(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
+    if found["video"] is not None or found["no_video"] is not None:
+        lines.append(found["no_video"] or f"Video: {found['video']}")
+    return "\n".join(lines)
 
 
 def _extremes(results: dict) -> list[str]:

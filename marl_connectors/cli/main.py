@@ -5,23 +5,29 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import select
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from marl_connectors.cli.search_space import search_option
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import (
     ACTIVATIONS,
+    TRACKER_NAMES,
+    VIDEO_FORMATS,
     count,
     key_value,
     layer_sizes,
     mask_key,
+    metric_name,
     names,
     number_or_auto,
     opponent,
     ray_address,
     seed_list,
+    tracker_names,
     whole_number,
 )
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
@@ -41,17 +47,31 @@ examples:
   marl-connectors train CartPole-v1 --steps 100000 --seeds 0-4 --parallel 2
   marl-connectors train pursuit_v5 --num-envs 16 --num-env-runners 4 --num-learners 2 --ray-address auto
   marl-connectors train my_package.my_env:make --wrap frame_skip_v0:4 --wrap resize_v1:x_size=42,y_size=42
+  marl-connectors train --config run.yaml --set training.lr=1e-4 --seed 3
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
 """
+_SWEEP_EXAMPLES = """\
+examples:
+  marl-connectors sweep CartPole-v1 --steps 50000 --search lr=1e-4..1e-2:log --search num_epochs=2..16 --parallel 2
+  marl-connectors sweep --config run.yaml --search "hidden=[32,32],[64,64]" --search activation=tanh,relu --trials 40
+  marl-connectors sweep --resume runs/CartPole-v1-shared-sweep --trials 80
+"""
+_SEARCH_HELP = "a setting to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A,B,C; repeatable"
 _EVALUATE_EXAMPLES = """\
 examples:
   marl-connectors evaluate runs/simple_spread_v3-shared-seed0
   marl-connectors evaluate runs/simple_spread_v3-shared-seed0/checkpoints/000020 --episodes 100 --video play.gif
 """
+_EXPORT_EXAMPLES = """\
+examples:
+  marl-connectors export runs/simple_spread_v3-shared-seed0
+  marl-connectors export runs/simple_spread_v3-shared-seed0/checkpoints/000020 --out robot --explore
+"""
 _EXPLAIN_EXAMPLES = """\
 examples:
   marl-connectors explain mpe2.simple_spread_v3
   marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
+  marl-connectors explain --config run.yaml
   marl-connectors explain --config my_config.py
   marl-connectors explain --config my_package.configs:tag --num-envs 2
 """
@@ -64,6 +84,18 @@ _ZOO_EXAMPLES = """\
 examples:
   marl-connectors zoo
   marl-connectors zoo simple_spread_v3
+"""
+
+
+_SCHEMA_EXAMPLES = """\
+examples:
+  marl-connectors schema > run.schema.json
+"""
+_COMPLETION_EXAMPLES = """\
+examples:
+  eval "$(marl-connectors completion bash)"
+  marl-connectors completion zsh > ~/.zfunc/_marl-connectors
+  marl-connectors completion fish > ~/.config/fish/completions/marl-connectors.fish
 """
 
 
@@ -131,12 +163,24 @@ def _can_print() -> bool:
     """Whether stdout has a reader. If not, stdout is discarded from now on, so that Python ends without an error."""
     try:
         sys.stdout.flush()
+        if not _reader_has_gone(sys.stdout):  # what could not be written may be gone already, so flush() says nothing
+            return True
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        pass
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return False
+
+
+def _reader_has_gone(stream: Any) -> bool:
+    """Whether a stream is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLERR)
+    except (AttributeError, OSError, ValueError):  # there is no poll on this system, or it is no real file
         return False
-    return True
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -159,7 +203,17 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         description="Train and evaluate policies on PettingZoo and Gymnasium environments.",
         epilog=_TRAIN_EXAMPLES
         + "".join(
-            text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES, _CHECK_EXAMPLES, _ZOO_EXAMPLES)
+            text.partition("\n")[2]
+            for text in (
+                _SWEEP_EXAMPLES,
+                _EVALUATE_EXAMPLES,
+                _EXPORT_EXAMPLES,
+                _EXPLAIN_EXAMPLES,
+                _CHECK_EXAMPLES,
+                _ZOO_EXAMPLES,
+                _SCHEMA_EXAMPLES,
+                _COMPLETION_EXAMPLES,
+            )
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -168,10 +222,14 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands = {
         "train": _add_train(subparsers),
+        "sweep": _add_sweep(subparsers),
         "evaluate": _add_evaluate(subparsers),
+        "export": _add_export(subparsers),
         "explain": _add_explain(subparsers),
         "check": _add_check(subparsers),
         "zoo": _add_zoo(subparsers),
+        "schema": _add_schema(subparsers),
+        "completion": _add_completion(subparsers),
     }
     return parser, commands
 
@@ -194,6 +252,31 @@ def _add_train(subparsers: Any) -> _Parser:
     return parser
 
 
+def _add_sweep(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "sweep",
+        help="search for good settings with Optuna, where each trial is a run",
+        description="Search for good settings with Optuna. Each trial is an ordinary run; bad ones are stopped early.",
+        epilog=_SWEEP_EXAMPLES,
+        **_ONLY_GIVEN,
+    )
+    add = parser.add_argument
+    add("--search", action="append", type=search_option, metavar="SETTING=VALUES", help=_SEARCH_HELP)
+    add("--trials", type=count, metavar="N", help="number of trials (default 20)")
+    add("--parallel", type=count, metavar="N", help="trials at a time, each in a process (default 1)")
+    add(
+        "--metric",
+        metavar="METRIC",
+        help="what to maximise, or min:METRIC to minimise (default env_runners/episode_return_mean, or with "
+        "evaluation_interval evaluation/episode_return_mean)",
+    )
+    add("--pruner", choices=("median", "none"), help="which trials are stopped early (default median)")
+    add("--resume", metavar="SWEEP", help="continue the sweep in this folder; more trials with --trials")
+    _add_run_options(parser)
+    parser.set_defaults(run=_run_sweep)
+    return parser
+
+
 def _add_evaluate(subparsers: Any) -> _Parser:
     parser = subparsers.add_parser(
         "evaluate",
@@ -204,6 +287,28 @@ def _add_evaluate(subparsers: Any) -> _Parser:
     )
     _add_evaluate_options(parser)
     parser.set_defaults(run=_run_evaluate)
+    return parser
+
+
+def _add_export(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "export",
+        help="write the policies of a checkpoint as ONNX programs, which run without torch",
+        description="Write the policies of a checkpoint, with their connector pieces, as ONNX programs.",
+        epilog=_EXPORT_EXAMPLES,
+        **_PLAIN,
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run for its latest")
+    add("--out", metavar="DIR", help="folder of the programs (default CHECKPOINT/export)")
+    add(
+        "--module", metavar="ID", help="the module for all agents (default: the module that each agent had in training)"
+    )
+    add("--explore", action="store_true", help="draw actions from random numbers, which are an input")
+    add("--opset", type=count, metavar="N", help="version of ONNX's operators (default: that of torch)")
+    add("--no-check", dest="check", action="store_false", help="do not compare the programs with the policies")
+    _add_untrusted_option(parser)
+    parser.set_defaults(run=_run_export)
     return parser
 
 
@@ -218,11 +323,7 @@ def _add_explain(subparsers: Any) -> _Parser:
     parser.add_argument(
         "env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id"
     )
-    parser.add_argument(
-        "--config",
-        metavar="SOURCE",
-        help="FILE.py or MODULE, and :NAME unless it is config: an AlgorithmConfig, or a function that returns one",
-    )
+    _add_config_option(parser)
     _add_building_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=_run_explain)
@@ -256,27 +357,65 @@ def _add_zoo(subparsers: Any) -> _Parser:
     return parser
 
 
+def _add_schema(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "schema",
+        help="print the JSON schema of files for --config",
+        description="Print the JSON schema of files for --config: all settings with their types and descriptions.",
+        epilog=_SCHEMA_EXAMPLES,
+        **_PLAIN,
+    )
+    parser.set_defaults(run=_run_schema)
+    return parser
+
+
+def _add_completion(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a script with which the shell completes commands and options",
+        description="Print a script with which the shell completes the commands and options of marl-connectors.",
+        epilog=_COMPLETION_EXAMPLES,
+        **_PLAIN,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that reads the script")
+    parser.set_defaults(run=_run_completion)
+    return parser
+
+
 def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
-    add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="continue the run in this folder from its latest checkpoint")
     _add_untrusted_option(parser)
+    add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
+    add("--seeds", type=seed_list, metavar="A-B", help="train once with each of these seeds: 0-4, or 0,3,7")
+    add("--parallel", type=count, metavar="N", help="with --seeds: train N seeds at a time (default 1)")
+    _add_run_options(parser)
+
+
+def _add_run_options(parser: _Parser) -> None:
+    """Adds the options of one new run."""
+    add = parser.add_argument
+    add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
+    _add_config_option(parser)
     add(
         "--no-preset",
         dest="preset",
         action="store_false",
         help="leave out the zoo's settings for ENV, and use the defaults",
     )
-    add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
-    add("--seeds", type=seed_list, metavar="A-B", help="train once with each of these seeds: 0-4, or 0,3,7")
-    add("--parallel", type=count, metavar="N", help="with --seeds: train N seeds at a time (default 1)")
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
         "--eval-opponent",
         type=opponent,
         metavar="WHO",
-        help="random: in evaluations, one agent plays with its policy and all others play at random (default none)",
+        help="random: in evaluations, one agent plays with its policy and all others play at random; "
+        "random:red*,blue*: one of these teams (default none)",
+    )
+    add(
+        "--eval-explore",
+        action=argparse.BooleanOptionalAction,
+        help="draw the actions of evaluations and videos, as in training, instead of taking the most likely",
     )
     add(
         "--anneal-lr",
@@ -323,7 +462,37 @@ def _add_train_options(parser: _Parser) -> None:
         metavar="N",
         help="seconds for measuring random play, and as many for the untrained policies (default 10)",
     )
-    add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
+    _add_output_options(parser)
+
+
+def _add_output_options(parser: _Parser) -> None:
+    add = parser.add_argument
+    add("--video", choices=VIDEO_FORMATS, help="format of the video at the end (default gif)")
+    add("--no-video", dest="video", action="store_const", const="none", help="the same as --video none")
+    add("--video-every", type=whole_number, metavar="N", help="iterations from video to video (default 0: at the end)")
+    add(
+        "--track",
+        type=tracker_names,
+        metavar="NAME,NAME",
+        help=f"write metrics to {', '.join(TRACKER_NAMES)}, or none (default tensorboard)",
+    )
+    add(
+        "--keep-best",
+        type=metric_name,
+        metavar="METRIC",
+        help="metric of the best checkpoint, as env_runners/episode_return_mean, min:METRIC for its lowest value, or "
+        "none (default auto: success or return of evaluations, or else of training)",
+    )
+    add("--keep-checkpoints", type=count, metavar="N", help="newest checkpoints to keep besides the best (default all)")
+
+
+def _add_config_option(parser: _Parser) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings in a YAML or JSON file, the config.json of a run, or FILE.py or MODULE, and :NAME unless it is "
+        "config or make_config: an AlgorithmConfig, or a function that returns one",
+    )
 
 
 def _add_untrusted_option(parser: _Parser) -> None:
@@ -362,7 +531,7 @@ def _add_building_options(parser: _Parser) -> None:
         action="append",
         type=key_value,
         metavar="KEY=VALUE",
-        help="a setting of PPO, such as lr, gamma, num_epochs, or of the run, such as sample_timeout_s; repeatable",
+        help="a setting of the config, such as lr, training.lr, or evaluation.evaluation_interval; repeatable",
     )
     _add_mask_option(parser)
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
@@ -403,8 +572,9 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("--seed", type=whole_number, default=0, metavar="N", help="seed of the environment and the actions (default 0)")
     _add_untrusted_option(parser)
     add("--baseline-seconds", type=count, default=10, metavar="N", help="seconds of random play (default 10)")
-    add("--video", metavar="FILE", help="write episodes as a GIF")
+    add("--video", metavar="FILE", help="write episodes as a GIF, or as an MP4 if FILE ends in .mp4")
     add("--threads", type=count, default=1, metavar="N", help="threads of torch (default 1)")
+    add("--json", action="store_true", help="print JSON instead of a table")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 
 
@@ -440,10 +610,22 @@ def _run_train(args: argparse.Namespace) -> int:
     return seeds.run(args) if seeds.is_for_seeds(args) else train.run(args)
 
 
+def _run_sweep(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import sweep
+
+    return sweep.run(args)
+
+
 def _run_evaluate(args: argparse.Namespace) -> int:
     from marl_connectors.cli import evaluate
 
     return evaluate.run(args)
+
+
+def _run_export(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import export
+
+    return export.run(args)
 
 
 def _run_explain(args: argparse.Namespace) -> int:
@@ -456,6 +638,19 @@ def _run_zoo(args: argparse.Namespace) -> int:
     from marl_connectors.cli import zoo
 
     return zoo.run(args)
+
+
+def _run_schema(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import schema
+
+    return schema.run(args)
+
+
+def _run_completion(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import completion
+
+    print(completion.script(_build_parser()[0], args.shell))
+    return 0
 
 
 def _run_check(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, BinaryIO
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart. Curves use it in turn."""
 _LEGEND_ROWS = 16
+_LOG_FROM = 30
+"""The ratio of the largest to the smallest value of a setting from which on its scale is logarithmic."""
 
 Series = Mapping[str, Sequence[tuple[float, float, float]]]
 """``{module_id: [(agent steps, mean return, standard deviation), ...]}``"""
@@ -62,6 +65,47 @@ def draw_seed_curves(
                 axes.plot(steps, returns, color=_COLOURS[index % len(_COLOURS)], alpha=0.35, linewidth=0.6)
             _draw_series(axes, index, module_id, points)
             _draw_level(axes, index, module_id, random_play)
+
+
+def draw_sweep(
+    file: Path | BinaryIO, results: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str, *, lowest: bool
+) -> None:
+    """Draws the metric of trials in their order, with the best one so far, and over each searched setting.
+
+    Args:
+        file: The PNG file to write, or a file that is open for writing.
+        results: The trials, each with its ``"value"`` and its ``"params"``.
+        names: The searched settings.
+        metric: The name of the metric.
+        lowest: Whether the lowest value is the best.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    values = [result["value"] for result in results]
+    columns = min(len(names) + 1, 3)
+    rows = -(-(len(names) + 1) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), dpi=120, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    best = list(itertools.accumulate(values, min if lowest else max))
+    axes[0].plot(best, color=_COLOURS[1], drawstyle="steps-post", label="best so far")
+    axes[0].plot(values, ".", color=_COLOURS[0], label="trial")
+    axes[0].set_xlabel("complete trials")
+    axes[0].legend(fontsize="small")
+    for panel, name in zip(axes[1:], names, strict=False):
+        given = [result["params"].get(name) for result in results]
+        numbers = [each for each in given if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        is_number = len(numbers) == len(given)
+        panel.plot(given if is_number else [str(each) for each in given], values, ".", color=_COLOURS[0])
+        if is_number and min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_FROM:
+            panel.set_xscale("log")
+        panel.set_xlabel(_as_text(name))
+    for panel in axes[: len(names) + 1]:
+        panel.set_ylabel(_as_text(metric), fontsize="small")
+        panel.grid(alpha=0.25)
+    for panel in axes[len(names) + 1 :]:
+        panel.set_visible(False)
+    FigureCanvasAgg(figure).print_png(file)
 
 
 @contextlib.contextmanager

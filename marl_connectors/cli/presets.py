@@ -6,27 +6,31 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from marl_connectors.cli.config_files import PAIRS, PER_ENV_RUNNER, layer
+from marl_connectors.cli.config_settings import batch_size_per_learner, check_model, load_config, settings_of
 from marl_connectors.cli.results import number, percent
-from marl_connectors.cli.run_settings import (
-    SHORT_FORMS,
-    TRAINING_DEFAULTS,
-    RunSettings,
-    batch_size_per_learner,
-    check_model,
-    training_settings,
-)
+from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
-from marl_connectors.errors import ConfigError
 from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 BATCH_SIZE = "train_batch_size_per_learner"
 _FIELDS = {field.name for field in dataclasses.fields(RunSettings)}
-_NOT_FROM_OPTIONS = {"env_config", "env_to_module", "learner_connector", "model", "training", "preset"}
 _OPTIONS = {"env_config": "--env-config", "wrappers": "--wrap", "training": "--set"}
 """Fields of RunSettings whose options have other names."""
 _LEARNING = (
-    *("policies", "mapping", "eval_opponent", "algo", "steps", "num_envs", "env_config", "wrappers", "hidden"),
+    *(
+        "policies",
+        "mapping",
+        "eval_opponent",
+        "eval_explore",
+        "algo",
+        "steps",
+        "num_envs",
+        "env_config",
+        "wrappers",
+        "hidden",
+    ),
     *("activation", "share_value_layers", "model", "env_to_module", "learner_connector", "anneal_lr"),
     *("action_mask_key", "training"),
 )
@@ -37,45 +41,53 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     """Returns the settings of a new run.
 
     Args:
-        given: The options of the user. An option replaces the preset's value, except that ``env_config``, ``model``
-            and ``set`` replace single values. With ``preset=False``, or where the zoo does not have the environment,
-            there are no values but the options and the defaults.
+        given: The layer of the user's options and file. A value replaces that of the base, except that ``env_config``,
+            ``model`` and ``set`` replace single values. The base is the ``config.json`` or Python file that the layer
+            names. Otherwise, it has the zoo's settings for the environment and the defaults, or with ``preset=False``
+            the defaults alone.
     """
+    given = layer(given)
+    base = _base(given)
+    values = {name: getattr(base, name) for name in _FIELDS}
+    changes = {name: given[name] for name in _FIELDS & given.keys() if name not in (*PAIRS, "preset", "config")}
+    training = merged(given.get("set", []))
+    if changes.get("env", base.env) != base.env:
+        values |= {"env_config": {}, "wrappers": [], "preset": None}
+    if {"policies", "mapping"} & changes.keys():
+        values |= {"policies": "shared", "mapping": None, "modules": None}
+        if "mapping" in changes:
+            changes.pop("policies", None)
+    for name in ("env_to_module", "learner_connector"):
+        if name in changes:
+            changes[name] = piece_names(changes[name])
+    if isinstance(training.get("lr"), list):
+        values["anneal_lr"] = False  # the user's schedule replaces the preset's
+    values |= changes
+    if PER_ENV_RUNNER in given:
+        values["num_envs"] = given[PER_ENV_RUNNER] * max(1, values["num_env_runners"])
+    model = merged(given.get("model", []))
+    if values["config"] is None:
+        check_model(model)
+    values["model"] = {**base.model, **model}
+    values["env_config"] = {**values["env_config"], **merged(given.get("env_config", []))}
+    total = base.training[BATCH_SIZE] * max(1, base.num_learners)
+    batch_size = batch_size_per_learner(total, values["num_learners"])
+    values["training"] = {**base.training, BATCH_SIZE: batch_size, **training}
+    return RunSettings(**values)
+
+
+def _base(given: Mapping[str, Any]) -> RunSettings:
+    """Returns the settings that a layer's values change."""
+    if "base" in given:
+        return settings_from_json(given["base"])
+    if given.get("config") is not None:
+        return RunSettings(**settings_of(load_config(given["config"])), config=given["config"])
     task = find_task(given["env"]) if given.get("preset", True) else None
     preset = dict(task.settings) if task is not None else {}
-    training, own = training_settings(given.get("set", []))
-    options = {key: value for key, value in given.items() if key in _FIELDS - _NOT_FROM_OPTIONS}
-    values = {**preset, **own, **options}
-    if "mapping" in options:
-        values.pop("policies", None)
-    elif "policies" in options:
-        values = {key: value for key, value in values.items() if key not in ("mapping", "modules") or key in options}
-    for name in ("env_to_module", "learner_connector"):
-        if name in given:
-            values[name] = piece_names(given[name])
-    of_preset = preset.get("training", {})
-    total = of_preset.get(BATCH_SIZE, TRAINING_DEFAULTS[BATCH_SIZE])
-    batch_size = batch_size_per_learner(total, values.get("num_learners", 0))
-    if "anneal_lr" not in given and isinstance(training.get("lr"), list):
-        values["anneal_lr"] = False  # the user's schedule replaces the preset's
-    values |= _model_settings(preset, given)
-    values["env_config"] = {**preset.get("env_config", {}), **merged(given.get("env_config", []))}
-    values["training"] = {**TRAINING_DEFAULTS, **of_preset, BATCH_SIZE: batch_size, **training}
-    return RunSettings(**values, preset=None if task is None else task.name)
-
-
-def _model_settings(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of ``--model`` in addition to those of the preset.
-
-    Settings that have an option of their own become the values of that option.
-    """
-    model = merged(given.get("model", []))
-    check_model(model)
-    short = {name: model.pop(key) for key, name in SHORT_FORMS.items() if key in model}
-    for key, name in SHORT_FORMS.items():
-        if name in short and name in given:
-            raise ConfigError(f"--model: {key!r} is the same as --{name.replace('_', '-')}. Use one of them.")
-    return {**short, "model": {**preset.get("model", {}), **model}}
+    training = {**TRAINING_DEFAULTS, **preset.get("training", {})}
+    return RunSettings(
+        **{**preset, "env": given["env"], "training": training}, preset=None if task is None else task.name
+    )
 
 
 def base_settings(settings: RunSettings) -> RunSettings:
@@ -83,6 +95,8 @@ def base_settings(settings: RunSettings) -> RunSettings:
 
     Train batches are divided among as many learners as these settings have.
     """
+    if settings.config is not None:
+        return new_settings({"config": settings.config, "num_learners": settings.num_learners})
     given = {"env": settings.env, "preset": settings.preset is not None}
     training = new_settings({**given, "num_learners": settings.num_learners}).training
     return dataclasses.replace(new_settings(given), training=training)
@@ -97,6 +111,9 @@ def changed_options(settings: RunSettings) -> list[str]:
     """Returns the options with which the user has changed what a run learns from the preset."""
     base = base_settings(settings)
     names = [name for name in _LEARNING if getattr(settings, name) != getattr(base, name)]
+    implied = {"policies"} if "mapping" in names else set()
+    implied |= {"anneal_lr"} if isinstance(settings.training.get("lr"), list) else set()
+    names = [name for name in names if name not in implied]
     return [_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in names]
 
 

@@ -5,12 +5,14 @@
     config.json          the settings of the run
     baselines.json       returns of random play and of the untrained modules
     metrics.jsonl        one JSON object per iteration
-    tensorboard/         the same numbers as TensorBoard events; for single agents, only those in the baselines
+    tensorboard/         the same numbers as TensorBoard events, unless --track leaves them out; for single agents, only
+                         those in the baselines
     curves.png           return per module over agent steps
-    checkpoints/000020/  one folder per checkpoint, and the file ``latest`` with the name of the newest
+    checkpoints/000020/  one folder per checkpoint, and the files ``latest`` and ``best`` with the names of these two
     untrained.gif        an episode of the untrained modules, for the beginning of the video
-    video.gif            episodes of the untrained and the trained modules
-    final.json           their returns, when the run has reached its end
+    video.gif            episodes of the untrained and the trained modules; video.mp4 with --video mp4
+    videos/000020.gif    episodes of the modules after an iteration, with --video-every
+    final.json           the returns of the trained modules, when the run has reached its end
 
 A run can be resumed from its folder after any end, even a ``kill -9`` or a power cut: files are replaced in one step,
 and metrics are on disk before the checkpoint of the same iteration.
@@ -29,36 +31,42 @@ import re
 import shlex
 import shutil
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_connectors.callbacks.success import SUCCESS
-from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
+from marl_connectors.callbacks.trackers import MAX_AGENT_SERIES, scalars
+from marl_connectors.checkpoints import BEST, LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
 from marl_connectors.cli.pictures import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
-from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.cli.values import brief, is_whole, parsed_json
+from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.json_data import jsonable
 
-CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
+CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, CHECKPOINTS, VIDEOS = (
     "config.json",
     "baselines.json",
     "metrics.jsonl",
     "curves.png",
     "untrained.gif",
-    "video.gif",
     "final.json",
     "tensorboard",
     RUN_CHECKPOINTS,
+    "videos",
 )
 
 _LOG = logging.getLogger(__name__)
 AGENT_RETURNS = "agent_episode_returns_mean"
-BY_AGENT = (AGENT_RETURNS, "agent_steps", "num_agent_steps_sampled")
 _TEMPORARY = ".tmp"
-MAX_AGENT_SERIES = 100
-"""The largest number of agents with TensorBoard series. An environment may invent new agent ids for ever."""
+AUTO = "auto"
+"""The setting ``keep_best`` that chooses the first of ``AUTO_METRICS`` that the results of the run have."""
+AUTO_METRICS = (
+    *(f"evaluation/{SUCCESS}", "evaluation/episode_return_mean"),
+    *(f"env_runners/{SUCCESS}", "env_runners/episode_return_mean"),
+)
+LOWEST = "min:"
+"""The beginning of ``keep_best`` if the lowest value of a metric is the best."""
 
 
 class RunFolder:
@@ -69,25 +77,35 @@ class RunFolder:
         config: The content of ``config.json``.
         baselines: The content of ``baselines.json``: ``{"random_play": ..., "at_start": ...}``.
         last_steps: Agent steps at the last iteration that was logged.
+        keep_best: The metric by which the best checkpoint is chosen, as in ``RunSettings``.
+        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], baselines: dict[str, Any], purge_step: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        baselines: dict[str, Any],
+        keep_best: str | None = AUTO,
+        keep_checkpoints: int | None = None,
+    ) -> None:
         self.path = path
         self.config = config
         self.baselines = baselines
         self.last_steps = 0
-        self._agents = _agents_of(baselines)
+        self.keep_best = keep_best
+        self.keep_checkpoints = keep_checkpoints
+        self._metrics = AUTO_METRICS if keep_best == AUTO else () if keep_best is None else (keep_best,)
+        self._scores: list[tuple[int, dict[str, float]]] = []
+        self._numbers: set[str] = set()
         self._in_between: Path | None = None
         self._series: dict[str, list[tuple[int, float, float]]] = {}
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
-        self._events = SummaryWriter(str(path / EVENTS), purge_step=purge_step)
 
     @classmethod
     def create(
-        cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool
+        cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool, **keep: Any
     ) -> RunFolder:
         """Makes the folder of a new run, or of a run that starts again because it had no checkpoint yet.
 
@@ -96,14 +114,16 @@ class RunFolder:
             config: The content of ``config.json``, as JSON data.
             baselines: Results of random play and of the untrained modules, as JSON data.
             numbered: Whether to use ``path-2``, ``path-3``, ... if ``path`` exists, instead of that folder.
+            **keep: ``keep_best`` and ``keep_checkpoints``, as in the class.
 
         Raises:
             CheckpointError: If the folder cannot be written.
         """
         with writing(path):
             path = make_folder(path, numbered)
-            shutil.rmtree(path / EVENTS, ignore_errors=True)
-            for name in (METRICS, BASELINES, UNTRAINED_VIDEO):
+            for name in (EVENTS, VIDEOS):
+                shutil.rmtree(path / name, ignore_errors=True)
+            for name in (METRICS, BASELINES, UNTRAINED_VIDEO, f"{CHECKPOINTS}/{BEST}"):
                 (path / name).unlink(missing_ok=True)
             _write_json(path / CONFIG, config)  # from now on, the run can be resumed
             _write_json(path / BASELINES, baselines)
@@ -111,15 +131,16 @@ class RunFolder:
             (path / CHECKPOINTS).mkdir(exist_ok=True)
             remove_leftovers(path)
             sync_directory(path)
-            return cls(path, dict(config), dict(baselines), None)
+            return cls(path, dict(config), dict(baselines), **keep)
 
     @classmethod
-    def reopen(cls, path: Path, checkpoint: Path) -> RunFolder:
+    def reopen(cls, path: Path, checkpoint: Path, **keep: Any) -> RunFolder:
         """Opens the folder of a run to resume. Everything that was logged after the checkpoint is dropped.
 
         Args:
             path: The folder.
             checkpoint: A checkpoint of the run.
+            **keep: ``keep_best`` and ``keep_checkpoints``, as in the class.
 
         Raises:
             CheckpointError: If the run does not exist, or if its files are damaged.
@@ -140,8 +161,10 @@ class RunFolder:
             remove_leftovers(path)
             replace_file(path / METRICS, text)
             replace_file(path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
+            if (best_iteration(path) or 0) > iteration:
+                (path / CHECKPOINTS / BEST).unlink()
             (path / FINAL).unlink(missing_ok=True)
-            return cls(path, config, baselines, agent_steps(rows[-1]) + 1 if rows else 0)
+            return cls(path, config, baselines, **keep)
 
     def change_config(self, changes: Mapping[str, Any]) -> None:
         """Replaces parts of ``config.json``.
@@ -154,16 +177,10 @@ class RunFolder:
             _write_json(self.path / CONFIG, self.config)
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Adds the result of an iteration to the metrics and the TensorBoard events.
-
-        Only agents that were in the baselines' episodes have series, and at most ``MAX_AGENT_SERIES`` agents.
-        """
+        """Adds the result of an iteration to the metrics."""
         row = jsonable(result)
-        with writing(self.path / METRICS):
-            with open(self.path / METRICS, "ab") as file:
-                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-            for name, value in _scalars(_with_known_agents(row, self._agents)):
-                self._events.add_scalar(name, value, agent_steps(result))
+        with writing(self.path / METRICS), open(self.path / METRICS, "ab") as file:
+            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._remember(row)
 
     def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
@@ -186,11 +203,64 @@ class RunFolder:
             former, self._in_between = self._in_between, checkpoint if in_between else None
             if former is not None and former != checkpoint:
                 _remove_checkpoint(former)
+            if not in_between:
+                self._choose_best(iteration)
+                self._prune(iteration)
         if not in_between:
-            with writing(self.path / EVENTS):
-                self._events.flush()
             self.draw_curves()
         return checkpoint
+
+    def _choose_best(self, iteration: int) -> None:
+        """Makes a new checkpoint the best one, unless the best one so far has a better metric."""
+        name = self.best_metric()
+        if name is None:
+            self._warn_of_metric()
+        if name is None:
+            return
+        former = best_iteration(self.path)
+        (measured, now), (before, best) = self._score(name, iteration), self._score(name, former or 0)
+        if former is None or (measured > before and not best > now):
+            replace_file(self.path / CHECKPOINTS / BEST, f"{iteration:06d}\n".encode())
+
+    def _warn_of_metric(self) -> None:
+        """Logs a warning, once, if results have no number of the name that the user has given."""
+        if self.keep_best not in (None, AUTO) and self._numbers:
+            name = str(self.keep_best).removeprefix(LOWEST)
+            hint = did_you_mean(name, sorted(self._numbers))
+            _LOG.warning("--keep-best: no result is called %r so far, so there is no best checkpoint. %s", name, hint)
+            self._numbers.clear()
+
+    def best_metric(self) -> str | None:
+        """Returns the metric by which the best checkpoint is chosen; None if there is none, or it has no values."""
+        found = {name for _, values in self._scores for name in values}
+        return next((name for name in self._metrics if name in found), None)
+
+    def best(self) -> tuple[Path, float] | None:
+        """Returns the best checkpoint and its metric; None if there is no such checkpoint."""
+        iteration, name = best_iteration(self.path), self.best_metric()
+        if iteration is None or name is None:
+            return None
+        score = self._score(name, iteration)[1]
+        return self.path / CHECKPOINTS / f"{iteration:06d}", -score if name.startswith(LOWEST) else score
+
+    def _score(self, name: str, iteration: int) -> tuple[int, float]:
+        """Returns the newest value of a metric until an iteration, with its own iteration, which is 0 for no value.
+
+        Values for ``min:`` are negative.
+        """
+        found = ((at, values[name]) for at, values in reversed(self._scores) if at <= iteration and name in values)
+        return next(found, (0, math.nan))
+
+    def _prune(self, iteration: int) -> None:
+        """Removes old checkpoints, but neither the best one nor the newest ones."""
+        if self.keep_checkpoints is None:
+            return
+        best = best_iteration(self.path)
+        found = [entry for entry in (self.path / CHECKPOINTS).iterdir() if _is_number(entry.name)]
+        old = sorted((entry for entry in found if int(entry.name) <= iteration), key=_iteration_of)
+        for entry in old[: -self.keep_checkpoints]:
+            if int(entry.name) != best and is_checkpoint(entry):
+                _remove_checkpoint(entry)
 
     def draw_curves(self) -> None:
         """Draws the returns so far.
@@ -215,12 +285,14 @@ class RunFolder:
         with writing(self.path / FINAL):
             _write_json(self.path / FINAL, results)
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # errors of writing were raised when the events were logged
-            self._events.close()
-
     def _remember(self, row: Mapping[str, Any]) -> None:
         self.last_steps = agent_steps(row)
+        if self._metrics:
+            numbers = dict(scalars(row))
+            self._numbers = set(numbers) if not self._scores else self._numbers
+            scores = {name: _score_of(name, numbers) for name in self._metrics}
+            known = {name: score for name, score in scores.items() if score is not None}
+            self._scores.append((row["training_iteration"], known))
         for module_id, (mean, std) in module_returns(from_json(row["env_runners"])).items():
             self._series.setdefault(module_id, []).append((agent_steps(row), mean, std))
 
@@ -308,6 +380,15 @@ def latest_checkpoint(path: Path) -> Path:
         CheckpointError: If the folder has no checkpoint.
     """
     return find_checkpoint(path)
+
+
+def best_iteration(path: Path) -> int | None:
+    """Returns the iteration of the best checkpoint of a run folder; None if it has none that can be read."""
+    try:
+        name = (path / CHECKPOINTS / BEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return int(name) if _is_number(name) and is_checkpoint(path / CHECKPOINTS / name) else None
 
 
 def checkpoint_to_resume(path: Path) -> Path | None:
@@ -490,23 +571,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def quiet_event_writers() -> Iterator[None]:
-    """Keeps TensorBoard's threads from printing that a disk is full: the next event or flush raises the error."""
-    former = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        is_writer = type(args.thread).__module__.startswith("tensorboard.")
-        if not (is_writer and isinstance(args.exc_value, OSError)):
-            former(args)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = former
-
-
 def replace_file(path: Path, data: bytes) -> None:
     """Replaces a file in one step, so that it is never half written. Afterwards the file is on disk."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
@@ -563,32 +627,19 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _score_of(name: str, numbers: Mapping[str, float]) -> float | None:
+    """Returns the score of an iteration's results, of which the highest one is the best; None if they have none."""
+    value = numbers.get(name.removeprefix(LOWEST))
+    return -value if value is not None and name.startswith(LOWEST) else value
+
+
 def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
     """Returns the agents that were in the episodes of any baseline."""
     return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
-def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
+def agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
     """Returns the agents that were in the episodes of all baselines, at most ``MAX_AGENT_SERIES``."""
     seen = [list(results.get(AGENT_RETURNS, {})) for results in baselines.values()]
     both = [agent_id for agent_id in seen[0] if all(agent_id in other for other in seen[1:])] if seen else []
     return frozenset(both[:MAX_AGENT_SERIES])
-
-
-def _with_known_agents(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
-    """Returns the results of an iteration, without the results of single agents that are not in ``agents``."""
-    results = row.get("env_runners", {})
-    known = {
-        name: {agent_id: value for agent_id, value in results[name].items() if agent_id in agents}
-        for name in BY_AGENT
-        if name in results
-    }
-    return {**row, "env_runners": {**results, **known}}
-
-
-def _scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, (int, float)):
-            yield f"{prefix}{key}", value

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
-from marl_connectors.cli.values import ACTIVATIONS, brief, is_whole, merged
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
+from marl_connectors.cli.config_settings import configured, is_remote, load_config, mapping_fn, same, settings_of
+from marl_connectors.cli.values import ACTIVATIONS, TRACKER_NAMES, VIDEO_FORMATS, brief
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
-from marl_connectors.names import import_function
-from marl_connectors.policy_mapping import (
-    OneAgainst,
-    PatternPolicies,
-    PolicyMappingFn,
-    check_patterns,
-    policy_mapping,
-)
+from marl_connectors.policy_mapping import OneAgainst, PatternPolicies, PolicyMappingFn, check_patterns
 from marl_connectors.spaces import describe
+from marl_connectors.validators import (
+    Unfit,
+    Validator,
+    any_of,
+    boolean,
+    dict_of,
+    either,
+    instance_of,
+    integer,
+    list_of,
+    number,
+    one_of,
+    optional,
+)
 from marl_connectors.zoo import find_task
 from marl_connectors.zoo.games import OPPONENT
 
@@ -47,6 +55,9 @@ multi-agent tasks without tuning.
 """
 
 
+INFINITY = "Infinity"
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """A training run.
@@ -61,7 +72,9 @@ class RunSettings:
         mapping: ``"module:function"``, or None.
         modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
         eval_opponent: ``"random"`` if one agent acts with its module in evaluations, a different one in each episode,
-            and all others act at random; None if evaluations are played as in training.
+            and all others act at random; ``"random:PATTERN,PATTERN"`` if the agents of one team do, whose ids match
+            its pattern; None if evaluations are played as in training.
+        eval_explore: Whether evaluations and videos draw the actions as in training; False for the most likely ones.
         steps: The agent steps at which the run ends.
         seed: The seed of all random streams.
         num_envs: The number of sub-environments of all env runners together.
@@ -82,10 +95,18 @@ class RunSettings:
         checkpoint_every: The number of iterations from one checkpoint to the next.
         eval_episodes: The number of episodes of each evaluation.
         baseline_seconds: The seconds for measuring random play, and again for the untrained policies.
-        video: Whether to write a GIF at the end.
+        video: The format of videos: ``"gif"``, ``"mp4"``, or ``"none"`` for no videos.
+        video_every: The number of iterations from one video to the next; 0 for a video at the end alone.
+        track: The names of the trackers to which metrics are written, such as ``"tensorboard"``.
+        keep_best: The metric by which the best checkpoint is chosen, such as ``"env_runners/episode_return_mean"``, or
+            ``"min:NAME"`` for the lowest value; ``"auto"`` for the success or return of evaluations or else of
+            training; None for no best checkpoint.
+        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
         action_mask_key: The key of action masks; ``"auto"`` for PettingZoo's convention, None to ignore masks.
         env_check: Whether the smoke test is run, and observations are checked against their space.
         preset: The name of the zoo's task whose settings the run began with; None for a run without a preset.
+        config: The Python file or module of the config that the run began with, as for ``load_config``; None for a
+            config that is made from these settings alone.
         threads: The number of threads of torch. With small networks, more than one costs more than it saves.
     """
 
@@ -97,6 +118,7 @@ class RunSettings:
     mapping: str | None = None
     modules: list[str] | None = None
     eval_opponent: str | None = None
+    eval_explore: bool = False
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
@@ -116,15 +138,20 @@ class RunSettings:
     checkpoint_every: int = 20
     eval_episodes: int = 20
     baseline_seconds: int = 10
-    video: bool = True
+    video: str = "gif"
+    video_every: int = 0
+    track: list[str] = field(default_factory=lambda: ["tensorboard"])
+    keep_best: str | None = "auto"
+    keep_checkpoints: int | None = None
     threads: int = 1
     env_check: bool = True
     action_mask_key: str | None = "auto"
     preset: str | None = None
+    config: str | None = None
 
     def default_folder_name(self) -> str:
         """Returns ``<env>-<policies>-seed<seed>``, with the algorithm's name after ``<env>`` if it is not PPO."""
-        mapping = self.mapping_fn()
+        mapping = None if self.config is not None and self.mapping is not None else self.mapping_fn()
         if self.mapping is not None:
             policies = self.mapping.rpartition(":")[2]
         elif isinstance(mapping, PatternPolicies):
@@ -141,79 +168,56 @@ class RunSettings:
         Raises:
             ConfigError: If it does not exist or is not a function.
         """
-        if self.mapping is None:
-            return policy_mapping(self.policies)
-        fn: Any = import_function(self.mapping)
-        if not callable(fn):
-            raise ConfigError(
-                f"--mapping: expected {self.mapping!r} to be a function of (agent_id, episode, **kwargs), "
-                f"but it is {fn!r}."
-            )
-        return cast(PolicyMappingFn, fn)
+        return mapping_fn(self.policies, self.mapping)
 
-    def build_algorithm(self) -> Any:
-        """Builds the run's ``Algorithm``, with the policies' patterns checked against the environment's agents."""
-        use_threads(self.threads)
-        mapping = self.mapping_fn()
-        agents: list[Any] = []
-        if isinstance(mapping, PatternPolicies) or self.eval_opponent is not None:
-            env = make_env(self.env, self.env_config, wrappers=self.wrappers)
-            agents = agent_ids(env)
-            check_patterns(mapping, agents)
-            if self.eval_opponent is not None:
-                self._check_opponent(env, agents)
-            close_env(env, env_name(self.env))
+    def make_config(self) -> Any:
+        """Returns the ``AlgorithmConfig``: that of ``config``, or a new one, with these settings.
 
-        from marl_connectors.algorithms.mappo import MAPPOConfig
-        from marl_connectors.algorithms.ppo import PPOConfig
+        Of a config from a Python file, only the settings that differ are changed.
+        """
+        if self.config is not None:
+            config = load_config(self.config)
+            values = changes_of(self, RunSettings(**settings_of(config)))
+        else:
+            from marl_connectors.algorithms.mappo import MAPPOConfig
+            from marl_connectors.algorithms.ppo import PPOConfig
+            from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
-        config = (
-            {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
-            .environment(
-                self.env,
-                env_config=self.env_config,
-                wrappers=self.wrappers,
-                disable_env_checking=not self.env_check,
-                action_mask_key=self.action_mask_key,
-            )
-            .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
-            .env_runners(
-                num_env_runners=self.num_env_runners,
-                num_envs_per_env_runner=envs_per_env_runner(self.num_envs, self.num_env_runners),
-                num_env_workers=self.num_env_workers,
-            )
-            .learners(num_learners=self.num_learners, num_gpus_per_learner=self.num_gpus_per_learner)
-            .resources(ray_address=self.ray_address)
-            .rl_module(model_config=self.model_config())
-            .debugging(seed=self.seed)
-        )
-        if self.eval_opponent is not None:
-            set_opponent(config, agents)
-        set_by_name(config, self.training)
-        if self.anneal_lr:
-            config.training(lr=annealed(self.training.get("lr", config.lr), self.steps))
-        set_pieces(config, env_to_module=self.env_to_module, learner_connector=self.learner_connector)
+            config = {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
+            config.multi_agent(count_steps_by="agent_steps").rl_module(model_config=DefaultModelConfig())
+            values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+            if not self.eval_explore:
+                del values["eval_explore"]  # unless evaluation_config says otherwise
+        configured(config, values)
+        self._check_agents(config)
         task = find_task(self.env)
         if task is not None and task.success is not None:
-            config.callbacks(on_episode_end=task.success)
+            config.callbacks(on_episode_end=_with(config.callbacks_on_episode_end, task.success))
         if config.ray_address is not None and not is_remote(config):
             raise ConfigError(
                 "--ray-address: nothing of this run would be on the cluster. Add --num-env-runners N or "
                 "--num-learners N, or leave it out."
             )
-        return config.build_algo()
+        return config
 
-    def model_config(self) -> Any:
-        """Returns the ``DefaultModelConfig`` of the modules.
+    def build_algorithm(self) -> Any:
+        """Builds the run's ``Algorithm``."""
+        use_threads(self.threads)
+        return self.make_config().build_algo()
 
-        Raises:
-            ConfigError: If ``model`` has an unknown key, or a setting has a wrong value.
-        """
-        from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-
-        check_model(self.model)
-        short = {key: getattr(self, name) for key, name in SHORT_FORMS.items()}
-        return DefaultModelConfig(**{**short, **self.model})
+    def _check_agents(self, config: Any) -> None:
+        """Checks patterns of policies against the environment's agents, and sets the opponent of evaluations."""
+        mapping = config.policy_mapping_fn
+        if not isinstance(mapping, PatternPolicies) and self.eval_opponent is None:
+            return
+        env = make_env(config.env, config.env_config, wrappers=config.wrappers)
+        agents = agent_ids(env)
+        check_patterns(mapping, agents)
+        if self.eval_opponent is not None:
+            self._check_opponent(env, agents)
+        close_env(env, env_name(config.env))
+        if self.eval_opponent is not None:
+            set_opponent(config, agents, teams_of(self.eval_opponent, agents))
 
     def _check_opponent(self, env: Any, agents: Sequence[Any]) -> None:
         """Checks that a random module can act for each of several agents."""
@@ -235,30 +239,31 @@ class RunSettings:
                     )
 
 
-SHORT_FORMS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation", "vf_share_layers": "share_value_layers"}
-"""Settings of ``--model`` that have options of their own, with the fields of RunSettings for them."""
-
-
-def check_model(model: Iterable[str]) -> None:
-    """Checks the keys of ``--model``.
+def teams_of(opponent: str, agents: Sequence[Any]) -> list[str]:
+    """Returns who plays against the opponent, one after another: each agent, or the pattern of each team's agents.
 
     Raises:
-        ConfigError: If the default modules have no such setting.
+        ConfigError: If a pattern matches no agent.
     """
-    from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+    _, colon, patterns = opponent.partition(":")
+    if not colon:
+        return [str(agent_id) for agent_id in agents]
+    teams = [pattern.strip() for pattern in patterns.split(",")]
+    for team in teams:
+        if not any(fnmatchcase(str(agent_id), team) for agent_id in agents):
+            raise ConfigError(
+                f"--eval-opponent: the team {team!r} matches no agent. The agents are: {', '.join(map(str, agents))}."
+            )
+    return teams
 
-    known = [field.name for field in dataclasses.fields(DefaultModelConfig)]
-    for key in model:
-        if key not in known:
-            raise ConfigError(f"--model: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
 
-
-def set_opponent(config: Any, agents: Sequence[Any]) -> None:
-    """Adds a module that acts at random, against which one agent plays in evaluations.
+def set_opponent(config: Any, agents: Sequence[Any], teams: Sequence[str]) -> None:
+    """Adds a module that acts at random, against which one agent or team plays in evaluations.
 
     Args:
         config: The config, with its mapping function and its ``policies``.
         agents: The agents of the environment.
+        teams: Who plays, one after another: an agent, or the pattern of a team's agents.
 
     Raises:
         ConfigError: If a module has that name already.
@@ -278,182 +283,36 @@ def set_opponent(config: Any, agents: Sequence[Any]) -> None:
         raise ConfigError(
             f"--eval-opponent: a module is called {OPPONENT!r}, which is the name of the opponent. Give it another one."
         )
-    config.multi_agent(policies={**dict.fromkeys(module_ids), OPPONENT: RLModuleSpec(RandomRLModule)})
-    against = OneAgainst(mapping, tuple(map(str, agents)), OPPONENT)
-    config.evaluation(evaluation_config={"policy_mapping_fn": against})
+    specs = module_ids if isinstance(module_ids, Mapping) else dict.fromkeys(module_ids)
+    config.multi_agent(policies={**specs, OPPONENT: RLModuleSpec(RandomRLModule)})
+    against = OneAgainst(mapping, tuple(teams), OPPONENT)
+    config.evaluation(evaluation_config={**(config.evaluation_config or {}), "policy_mapping_fn": against})
 
 
-def annealed(lr: Any, steps: int) -> list[list[float]]:
-    """Returns the schedule of a learning rate that falls linearly to 0 over a number of agent steps.
-
-    >>> annealed(0.1, 1000)
-    [[0, 0.1], [1000, 0.0]]
-
-    Raises:
-        ConfigError: If the learning rate is a schedule already.
-    """
-    if not isinstance(lr, (int, float)):
-        raise ConfigError(
-            f"--anneal-lr: expected lr to be the learning rate at the beginning, but it is the schedule {brief(lr)}. "
-            f"Leave out one of the two (--no-anneal-lr)."
-        )
-    return [[0, lr], [steps, 0.0]]
-
-
-_FLAGS_OF_PIECES = {ENV_TO_MODULE: "--env-to-module", LEARNER: "--learner-connector"}
-
-
-def set_pieces(
-    config: Any, *, env_to_module: Iterable[str] | None = None, learner_connector: Iterable[str] | None = None
-) -> None:
-    """Sets a config's connector pieces by name. Pieces with a ``gamma`` get the config's unless their names have one.
+def changes_of(settings: RunSettings, base: RunSettings) -> dict[str, Any]:
+    """Returns the values of a run's settings that differ from those of its config, and the seed.
 
     Args:
-        config: The config.
-        env_to_module: The names for the env-to-module pipeline; None to leave the config's pieces.
-        learner_connector: The names for the learner pipeline; None to leave the config's pieces.
-
-    Raises:
-        ConfigError: If there is no such piece, or if it does not accept its arguments. The message names the option.
+        settings: The settings of the run.
+        base: The settings that the config has.
     """
-    from marl_connectors.connectors.named_pieces import named_pieces
-
-    def pieces(names: Iterable[str], kind: str) -> Any:
-        flags, defaults = _FLAGS_OF_PIECES, {"gamma": config.gamma}
-        return named_pieces(names, who=flags[kind], kind=kind, others=flags, defaults=defaults)
-
-    if env_to_module is not None:
-        config.env_runners(env_to_module_connector=pieces(env_to_module, ENV_TO_MODULE))
-    if learner_connector is not None:
-        config.learners(learner_connector=pieces(learner_connector, LEARNER))
-
-
-def envs_per_env_runner(num_envs: int, num_env_runners: int) -> int:
-    """Returns the number of sub-environments of each env runner.
-
-    Raises:
-        ConfigError: If they cannot have the same number.
-    """
-    if num_envs % max(1, num_env_runners):
-        possible = [str(number) for number in range(1, num_envs + 1) if num_envs % number == 0]
-        raise ConfigError(
-            f"--num-env-runners: expected a number that divides the {num_envs} sub-environments (--num-envs) evenly, "
-            f"got {num_env_runners}. Use one of {', '.join(possible)}, or another number of sub-environments."
-        )
-    return num_envs // max(1, num_env_runners)
+    names = [field.name for field in dataclasses.fields(settings)]
+    changed = {name for name in names if not same(getattr(settings, name), getattr(base, name))}
+    changed |= {"seed"} | ({"policies", "mapping", "modules"} if {"policies", "mapping"} & changed else set())
+    changed |= {"steps"} if "anneal_lr" in changed else set()
+    values = {name: getattr(settings, name) for name in names if name in changed}
+    for name in {"training", "model"} & changed:
+        old = getattr(base, name)
+        own = {key: value for key, value in values[name].items() if key not in old or not same(value, old[key])}
+        values[name] = own
+    return values
 
 
-def batch_size_per_learner(total: int, num_learners: int) -> int:
-    """Returns the share of each learner in a train batch, rounded up."""
-    return -(-total // max(1, num_learners))
-
-
-def is_remote(config: Any) -> bool:
-    """Whether env runners or learners of a config are in Ray actors."""
-    return any((config.num_env_runners, config.evaluation_num_env_runners, config.num_learners))
-
-
-def in_this_process(config: Any) -> Any:
-    """Returns a config with the same sub-environments and train batches, whose env runners and learners are local."""
-    if not is_remote(config):
-        return config
-    local = config.copy()
-    local.env_runners(num_env_runners=0, num_envs_per_env_runner=config.num_envs)
-    local.learners(num_learners=0, num_gpus_per_learner="auto" if config.num_learners else config.num_gpus_per_learner)
-    local.training(train_batch_size_per_learner=config.total_train_batch_size)
-    local.evaluation(evaluation_num_env_runners=0, evaluation_parallel_to_training=False)
-    return local.resources(ray_address=None)
-
-
-_SECTIONS = (
-    "training",
-    "environment",
-    "env_runners",
-    "fault_tolerance",
-    "learners",
-    "evaluation",
-    "reporting",
-)
-_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
-"""Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
-_CHANGEABLE = (
-    "disable_env_checking",
-    "sample_timeout_s",
-    "num_cpus_per_env_runner",
-    "num_gpus_per_env_runner",
-    "custom_resources_per_env_runner",
-    "max_requests_in_flight_per_env_runner",
-    "num_cpus_per_learner",
-    "restart_failed_env_runners",
-    "ignore_env_runner_failures",
-    "max_num_env_runner_restarts",
-    "env_runner_health_probe_timeout_s",
-    "env_runner_restore_timeout_s",
-    "evaluation_num_env_runners",
-    "evaluation_parallel_to_training",
-    "rollout_fragment_length",
-    "batch_mode",
-    "explore",
-    "restart_failed_sub_environments",
-    "num_consecutive_env_failures_tolerance",
-    "stack_modules",
-    "autocast_dtype",
-    "evaluation_interval",
-    "evaluation_duration",
-    "metrics_num_episodes_for_smoothing",
-)
-"""Settings of other sections that can change when a run is resumed."""
-WITH_OPTIONS = {
-    "env": "ENV",
-    "env_config": "--env-config",
-    "wrappers": "--wrap",
-    "num_envs_per_env_runner": "--num-envs",
-    "num_env_runners": "--num-env-runners",
-    "num_learners": "--num-learners",
-    "ray_address": "--ray-address",
-    "num_env_workers": "--num-env-workers",
-    "num_gpus_per_learner": "--num-gpus-per-learner",
-}
-"""Settings of the config that ``--set`` does not take, with the options for them."""
-
-
-def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Sets the settings of ``--set``, in whichever section of the config they are. Returns the config.
-
-    Raises:
-        ConfigError: If a setting does not exist, or if the command line has a separate option for it.
-    """
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        if name in WITH_OPTIONS:
-            raise ConfigError(f"--set: {name!r} has a separate option. Use {WITH_OPTIONS[name]}.")
-        known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
-        sections.setdefault(next(known, "training"), {})[name] = value
-    for section, own in sections.items():
-        getattr(config, section)(**own)
-    return config
-
-
-def check_changeable(config: Any, settings: Iterable[str]) -> None:
-    """Checks that settings can change when a run is resumed.
-
-    Raises:
-        ConfigError: For the first setting that modules, pipelines or ongoing episodes of a checkpoint depend on.
-    """
-    training = inspect.signature(config.training).parameters
-    for name in settings:
-        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
-            raise ConfigError(
-                f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
-                f"the checkpoint depend on it. Start a new run with it."
-            )
-
-
-def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the values of ``--set``: settings of the config, and settings of the run (only ``action_mask_key``)."""
-    training = merged(pairs)
-    name = "action_mask_key"
-    return training, {name: training.pop(name) or None} if name in training else {}
+def _with(functions: Any, function: Any) -> Any:
+    """Returns the functions of a callback with another one."""
+    if functions is None:
+        return function
+    return [*functions, function] if isinstance(functions, (list, tuple)) else [functions, function]
 
 
 def use_threads(number: int) -> None:
@@ -463,30 +322,46 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+def _in_words(words: str, validator: Validator) -> Validator:
+    """Returns a validator with other words, which are those of JSON."""
+    return Validator(words, validator.keep, validator.schema)
 
 
-def _is_whole_or_auto(value: Any) -> bool:
-    return value == "auto" or is_whole(value)
+def _opponent(value: Any) -> Any:
+    if not isinstance(value, str) or value.partition(":")[0] != OPPONENT:
+        raise Unfit
+    return value
 
 
-_FLAG = ("true or false", lambda value: isinstance(value, bool))
-_TEXT = ("text", lambda value: isinstance(value, str))
-_SETTINGS = ("a JSON object", lambda value: isinstance(value, dict))
-_COUNT = ("a whole number of at least 1", lambda value: is_whole(value, 1))
-_WHOLE = ("a whole number of at least 0", is_whole)
-_TEXT_OR_NULL = ("text or null", lambda value: value is None or isinstance(value, str))
-_AUTO = ('a whole number of at least 0, or "auto"', _is_whole_or_auto)
-_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+def _video(value: Any) -> str:
+    if isinstance(value, bool):  # as earlier versions have it
+        return "gif" if value else "none"
+    return one_of(*VIDEO_FORMATS).keep(value)
+
+
+_FLAG = _in_words("true or false", boolean())
+_TEXT = Validator("text", instance_of(str, expected="text").keep, {"type": "string"})
+_TEXTS = list_of(_TEXT, "a list of texts")
+_SETTINGS = dict_of(expected="a JSON object")
+_COUNT = _in_words("a whole number of at least 1", integer(min=1))
+_WHOLE = _in_words("a whole number of at least 0", integer(min=0))
+_TEXT_OR_NULL = _in_words("text or null", optional(_TEXT))
+_AUTO = _in_words('a whole number of at least 0, or "auto"', either(one_of("auto"), _WHOLE))
+_VIDEO_SCHEMA = any_of(one_of(*VIDEO_FORMATS).schema, boolean().schema)
+_VIDEO = Validator(f"one of {', '.join(VIDEO_FORMATS)}", _video, _VIDEO_SCHEMA)
+EXPECTED: Mapping[str, Validator] = {
     "env": _TEXT,
     "env_config": _SETTINGS,
-    "wrappers": ("a list of texts", _are_texts),
-    "algo": ('"ppo" or "mappo"', lambda value: value in ("ppo", "mappo")),
+    "wrappers": _TEXTS,
+    "algo": _in_words('"ppo" or "mappo"', one_of("ppo", "mappo")),
     "policies": _TEXT,
     "mapping": _TEXT_OR_NULL,
-    "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
-    "eval_opponent": ('"random" or null', lambda value: value in (None, OPPONENT)),
+    "modules": _in_words("a list of texts, or null", optional(_TEXTS)),
+    "eval_opponent": Validator(
+        '"random", "random:TEAM,TEAM" or null',
+        optional(Validator("", _opponent)).keep,
+        any_of({"type": "string", "pattern": f"^{OPPONENT}(:|$)"}, {"type": "null"}),
+    ),
     "steps": _COUNT,
     "seed": _WHOLE,
     "num_envs": _COUNT,
@@ -494,28 +369,38 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_learners": _WHOLE,
     "ray_address": _TEXT_OR_NULL,
     "num_env_workers": _AUTO,
-    "num_gpus_per_learner": _AUTO,
+    "num_gpus_per_learner": _in_words('a number from 0 to 1, or "auto"', either(one_of("auto"), number(min=0, max=1))),
     "training": _SETTINGS,
-    "hidden": (
-        "a list of whole numbers of at least 1",
-        lambda value: isinstance(value, list) and all(is_whole(item, 1) for item in value),
-    ),
-    "activation": (f"one of {', '.join(ACTIVATIONS)}", lambda value: value in ACTIVATIONS),
+    "hidden": list_of(_COUNT, "a list of whole numbers of at least 1"),
+    "activation": _in_words(f"one of {', '.join(ACTIVATIONS)}", one_of(*ACTIVATIONS)),
     "share_value_layers": _FLAG,
     "model": _SETTINGS,
-    "env_to_module": ("a list of texts", _are_texts),
-    "learner_connector": ("a list of texts", _are_texts),
+    "env_to_module": _TEXTS,
+    "learner_connector": _TEXTS,
     "anneal_lr": _FLAG,
+    "eval_explore": _FLAG,
     "checkpoint_every": _COUNT,
     "eval_episodes": _COUNT,
     "baseline_seconds": _COUNT,
-    "video": _FLAG,
+    "video": _VIDEO,
+    "video_every": _WHOLE,
+    "track": list_of(one_of(*TRACKER_NAMES), f"a list of {', '.join(TRACKER_NAMES)}"),
+    "keep_best": _TEXT_OR_NULL,
+    "keep_checkpoints": _in_words("a whole number of at least 1, or null", optional(_COUNT)),
     "threads": _COUNT,
     "env_check": _FLAG,
     "action_mask_key": _TEXT_OR_NULL,
     "preset": _TEXT_OR_NULL,
+    "config": _TEXT_OR_NULL,
 }
-"""The expected type of each setting in a ``config.json``, in words and as a test."""
+"""The validator of each setting."""
+
+
+def settings_to_json(settings: RunSettings) -> dict[str, Any]:
+    """Returns settings as a run's ``config.json`` has them. ``"Infinity"`` stands for a number that JSON has not."""
+    data = dataclasses.asdict(settings)
+    training = {name: INFINITY if value == math.inf else value for name, value in settings.training.items()}
+    return {**data, "training": training}
 
 
 def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
@@ -533,11 +418,15 @@ def settings_from_json(data: Any, source: str = "config.json of the run") -> Run
             f"{source}: expected its settings under 'command', with an 'env', so the file is damaged. Start a new run."
         )
     for key, value in data.items():
-        if key not in _EXPECTED:
-            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, _EXPECTED)}")
-        kind, fits = _EXPECTED[key]
-        if not fits(value):
+        if key not in EXPECTED:
+            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, EXPECTED)}")
+        try:
+            EXPECTED[key].keep(value)
+        except Unfit as unfit:
             raise CheckpointError(
-                f"{source}: expected 'command' to have {key!r} as {kind}, but got {brief(value)}. Correct it there."
-            )
-    return RunSettings(**data)
+                f"{source}: expected 'command' to have {key!r} as {EXPECTED[key].expected}, but got {brief(value)}. "
+                f"Correct it there."
+            ) from unfit
+    settings = RunSettings(**{**data, "video": _video(data.get("video", "gif"))})
+    training = {name: math.inf if value == INFINITY else value for name, value in settings.training.items()}
+    return dataclasses.replace(settings, training=training)

@@ -15,9 +15,10 @@ import numpy as np
 
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.pictures import draw_seed_curves
-from marl_connectors.cli.results import agent_steps, module_returns, number, table
-from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
+from marl_connectors.cli.results import agent_steps, module_returns, number, percent, table
+from marl_connectors.cli.values import brief, is_whole, parsed_json
 from marl_connectors.errors import CheckpointError
+from marl_connectors.json_data import jsonable
 
 SEEDS = "seeds.json"
 LEARNING_CURVES = "learning_curves.png"
@@ -143,6 +144,8 @@ class SeedResult:
         at_start: The same of the untrained modules.
         random_play: The same of random actions.
         success: The mean success after training; None if the results have none.
+        success_at_start: The same of the untrained modules.
+        success_random_play: The same of random actions.
         error: The error that has stopped the run; ``""`` if there was none.
         curve: Module id to ``[(agent steps, mean return), ...]`` without NaN. It is not written to ``seeds.json``.
     """
@@ -155,6 +158,8 @@ class SeedResult:
     at_start: Mapping[str, float] = field(default_factory=dict)
     random_play: Mapping[str, float] = field(default_factory=dict)
     success: float | None = None
+    success_at_start: float | None = None
+    success_random_play: float | None = None
     error: str = ""
     curve: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
@@ -197,6 +202,8 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
         at_start=_means(baselines.get("at_start", {})),
         random_play=_means(baselines.get("random_play", {})),
         success=_success(final or {}),
+        success_at_start=_success(baselines.get("at_start", {})),
+        success_random_play=_success(baselines.get("random_play", {})),
         error=error,
         curve=curve,
     )
@@ -244,13 +251,12 @@ def summary_table(results: Sequence[SeedResult]) -> str:
     if "success" in summary and "success" not in shown:
         shown.append("success")
     rows = [[str(result.seed), *(_cell(result, name) for name in shown)] for result in results]
-    rows.append(["mean", *(number(summary[name].mean) for name in shown)])
-    rows.append(["standard deviation", *(number(summary[name].std) for name in shown)])
-    rows.append(["95 % interval", *(_interval(summary[name].interval) for name in shown)])
+    rows.append(["mean", *(_figure(name, summary[name].mean) for name in shown)])
+    rows.append(["standard deviation", *(_figure(name, summary[name].std) for name in shown)])
+    rows.append(["95 % interval", *(_interval(name, summary[name].interval) for name in shown)])
     if any(summary[name].interquartile_mean is not None for name in shown):
-        middles = [summary[name].interquartile_mean for name in shown]
-        rows.append(["interquartile mean", *(number(math.nan if value is None else value) for value in middles)])
-        rows.append(["its 95 % interval", *(_interval(summary[name].interquartile_interval) for name in shown)])
+        rows.append(["interquartile mean", *(_figure(name, summary[name].interquartile_mean) for name in shown)])
+        rows.append(["its 95 % interval", *(_interval(name, summary[name].interquartile_interval) for name in shown)])
     for label, key in (("untrained", "at_start"), ("random play", "random_play")):
         rows.append([label, *(_baseline(results, name, key) for name in shown)])
     text = table(["seed", *(name.removeprefix("return/") for name in shown)], rows)
@@ -261,22 +267,28 @@ def summary_table(results: Sequence[SeedResult]) -> str:
 def _cell(result: SeedResult, name: str) -> str:
     if result.status != FINISHED:
         return "failed" if result.error else result.status
-    value = result.success if name == "success" else result.returns.get(name.removeprefix("return/"))
-    return number(math.nan if value is None else value)
+    return _figure(name, result.success if name == "success" else result.returns.get(name.removeprefix("return/")))
 
 
-def _interval(interval: tuple[float, float] | None) -> str:
+def _figure(name: str, value: float | None) -> str:
+    """Formats a return, or a success in per cent."""
+    shown = math.nan if value is None else value
+    return percent(shown) if name == "success" else number(shown)
+
+
+def _interval(name: str, interval: tuple[float, float] | None) -> str:
     if interval is None or not math.isfinite(interval[0]):
         return "–"
-    return f"{number(interval[0])} to {number(interval[1])}"
+    return f"{_figure(name, interval[0])} to {_figure(name, interval[1])}"
 
 
 def _baseline(results: Sequence[SeedResult], name: str, key: str) -> str:
     if name == "success":
-        return "–"
-    values = [getattr(result, key).get(name.removeprefix("return/"), math.nan) for result in results]
-    finite = [value for value in values if math.isfinite(value)]
-    return number(float(np.mean(finite)) if finite else math.nan)
+        values = [getattr(result, f"success_{key}") for result in results]
+    else:
+        values = [getattr(result, key).get(name.removeprefix("return/")) for result in results]
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return _figure(name, float(np.mean(finite)) if finite else None)
 
 
 def about_intervals(results: Sequence[SeedResult]) -> str:

@@ -12,37 +12,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-import multiprocessing
-import os
-import re
 import shlex
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from marl_connectors.cli import run_folder, seed_summary, suggestions, train
+from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_folder import quiet_event_writers
+from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess, newest_progress
 from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
-from marl_connectors.cli.stop_signals import STOP_SIGNALS, InterruptGate, StopSignals, exit_status
-from marl_connectors.cli.values import jsonable, require_extras, seeds_text
+from marl_connectors.cli.stop_signals import InterruptGate, exit_status
+from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
+from marl_connectors.json_data import jsonable
 
-START_METHOD = "spawn"
-"""How processes for seeds are started. A forked one would share the threads' locks of this one."""
-FAILED = 2
 PROGRESS_S = 10.0
 """The seconds from one line of progress to the next, for seeds that are trained in other processes."""
-_POLL_S = 0.5
-_END_S = 10.0
 _OF_ALL_SEEDS = {"run", "resume", "seeds", "parallel", "out", "trusted", "new_episodes"}
 """Options that are not passed on to the runs of the seeds, or not in the same form."""
 
@@ -55,8 +47,8 @@ def is_for_seeds(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules with several seeds as the parsed options say. Returns the exit status."""
-    given = vars(args)
-    require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
+    given = resolved(vars(args))
+    require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     if "seed" in given:
         raise ConfigError("train: --seed and --seeds were both given. Use one of them.")
     runs = _resumed(given) if "resume" in given else _new(given)
@@ -141,8 +133,7 @@ class _SeedRuns:
             training = None
             try:
                 training = train.prepared(self._options_of(seed), suggests=False)
-                with quiet_event_writers():
-                    status = training.run()
+                status = training.run()
             except MarlConnectorsError as error:
                 if training is None and self.is_new and index == 0:
                     raise  # it is in the settings, which are those of all seeds
@@ -166,7 +157,7 @@ class _SeedRuns:
                 while running or (left and gate.requested is None):
                     while left and len(running) < self.parallel and gate.requested is None:
                         seed = left.pop(0)
-                        running[seed] = _SeedProcess(self._options_of(seed), self.path / _log_name(seed))
+                        running[seed] = RunProcess(self._options_of(seed), self.path / _log_name(seed))
                         print(
                             f"Seed {seed} is being trained. Its output goes to {self.path / _log_name(seed)}",
                             flush=True,
@@ -175,7 +166,7 @@ class _SeedRuns:
                         stopped = exit_status(gate.requested)
                         for process in running.values():
                             process.send_signal(gate.requested)
-                    connection.wait([process.sentinel for process in running.values()], timeout=_POLL_S)
+                    connection.wait([process.sentinel for process in running.values()], timeout=POLL_S)
                     for seed in [seed for seed, process in running.items() if process.has_ended()]:
                         stopped = self._ended(seed, *running.pop(seed).result()) or stopped
                     news.print_of(running)
@@ -240,7 +231,8 @@ class _SeedRuns:
         commands = [] if not self.errors else [self._resume_command()]
         if finished:
             commands.append(shlex.join([suggestions.PROGRAM, "evaluate", str(self.path / finished[0].folder)]))
-        commands.append(shlex.join(["tensorboard", "--logdir", str(self.path)]))
+        if any((self.path / result.folder / run_folder.EVENTS).is_dir() for result in results):
+            commands.append(shlex.join(["tensorboard", "--logdir", str(self.path)]))
         print("\n".join(["", "Next:", *(f"  {command}" for command in commands)]), flush=True)
 
     def _resume_hint(self) -> str:
@@ -267,7 +259,9 @@ def _new(given: Mapping[str, Any]) -> _SeedRuns:
     options = {name: value for name, value in given.items() if name not in _OF_ALL_SEEDS}
     if parallel > 1:
         options.setdefault("num_env_workers", 0)  # the processes of the seeds use the cores
-    name = new_settings({**options, "seed": seeds[0]}).default_folder_name()
+    settings = new_settings({**options, "seed": seeds[0]})
+    train.check_extras(settings)
+    name = settings.default_folder_name()
     numbered = "out" not in given
     path = Path(given.get("out", f"runs/{name.removesuffix(f'-seed{seeds[0]}')}-seeds{seeds_text(seeds)}"))
     run_folder.check_can_be_made(path, numbered=numbered)
@@ -307,115 +301,8 @@ def _merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return {**options, **changes, **({"set": settings} if settings else {})}
 
 
-# Processes -----------------------------------------------------------------------------------------------------------
-
-
 def _log_name(seed: int) -> str:
     return f"{seed_folder(seed)}.log"
-
-
-class _SeedProcess:
-    """A process that trains with one seed."""
-
-    def __init__(self, options: dict[str, Any], log: Path):
-        """Starts the process. Stop signals do not reach it before it can handle them.
-
-        Args:
-            options: The options of ``train``.
-            log: The file for its output.
-        """
-        context: Any = multiprocessing.get_context(START_METHOD)
-        self._results, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_train_in_process, args=(options, str(log), sender))
-        with _signals_blocked():
-            self._process.start()
-        sender.close()
-
-    @property
-    def sentinel(self) -> int:
-        return self._process.sentinel
-
-    def has_ended(self) -> bool:
-        return not self._process.is_alive()
-
-    def result(self) -> tuple[int, str, bool]:
-        """Returns the exit status, the error or ``""``, and whether it is unexpected, of a process that has ended."""
-        with contextlib.suppress(EOFError, OSError):
-            if self._results.poll():
-                return self._results.recv()
-        return FAILED, f"its process has ended with the exit code {self._process.exitcode}.", True
-
-    def send_signal(self, number: int) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(self._process.pid, number)
-
-    def end(self) -> None:
-        """Waits for the process, and kills it if it does not end."""
-        self._process.join(_END_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Has processes start with stop signals that wait until the process is ready for them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # it would unblock the signals
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-
-def _train_in_process(options: dict[str, Any], log: str, results: Any) -> None:
-    """Trains in a process of its own, and sends the exit status and an error."""
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # Ctrl-C reaches the parent process, which sends it on
-    _print_to(log)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
-    try:
-        with StopSignals():
-            if hasattr(signal, "pthread_sigmask"):
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            with quiet_event_writers():
-                _send(results, train.prepared(options, suggests=False).run(), "", False)
-    except KeyboardInterrupt as stop:
-        _send(results, exit_status(stop), "", False)
-    except MarlConnectorsError as error:
-        print(f"marl-connectors: error: {error}", file=sys.stderr)
-        _send(results, FAILED, str(error), False)
-    except Exception as error:
-        traceback.print_exc()
-        _send(results, FAILED, f"{describe_error(error)}.", True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-
-
-def _send(results: Any, status: int, error: str, is_unexpected: bool) -> None:
-    with contextlib.suppress(OSError):  # the parent process may be gone
-        results.send((status, error, is_unexpected))
-
-
-def _print_to(log: str) -> None:
-    """Sends everything that this process prints to a file, after what it has already."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-        os.dup2(file, number)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace", line_buffering=True)
-    os.close(file)
-
-
-def _stop_with_parent() -> None:
-    """Waits in a thread until the parent process is gone, and then ends this one as SIGTERM does."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _LogNews:
@@ -441,18 +328,3 @@ class _LogNews:
             if line and line != self._lines.get(seed):
                 self._lines[seed] = line
                 print(f"seed {seed}: {line}", flush=True)
-
-
-def newest_progress(log: Path) -> str:
-    """Returns the newest line of progress near the end of a run's output, such as ``"33%  32,832 agent steps ..."``.
-
-    Args:
-        log: The file with the output. It may be missing.
-    """
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(os.path.getsize(log) - 4096, 0))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if re.match(" *[0-9]+%  ", line)), "")

@@ -54,7 +54,7 @@ def after_a_run(
     settings: RunSettings,
     algo: Any,
     *,
-    events: Path,
+    events: Path | None,
     seen: Collection[str],
     steps_done: int,
     numbered: bool,
@@ -66,7 +66,7 @@ def after_a_run(
         path: The folder of the run.
         settings: The settings of the run.
         algo: The ``Algorithm``.
-        events: The folder of the run's TensorBoard events.
+        events: The folder of the run's TensorBoard events; None if it has none.
         seen: The agents that were in any episode.
         steps_done: The agent steps of the run.
         numbered: Whether the run is in the default folder, where another run gets a number.
@@ -82,7 +82,7 @@ def after_a_run(
         words += ["--out", str(_free(path.with_name(f"{path.name}-{what}")))]
     return [
         shlex.join([*evaluate, *_untrusted(trusted)]),
-        shlex.join(["tensorboard", "--logdir", str(events)]),
+        *([] if events is None else [shlex.join(["tensorboard", "--logdir", str(events)])]),
         shlex.join(words),
         resume(path, settings, settings.steps, done=max(steps_done, settings.steps), trusted=trusted),
     ]
@@ -102,21 +102,30 @@ def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunS
 
 def train_words(settings: RunSettings) -> list[str]:
     """Returns the words of the command for a run with these settings, without those of its preset and the defaults."""
-    return [PROGRAM, "train", settings.env, *(word for pair in _options(settings) for word in pair)]
+    if settings.config is None:
+        words = [settings.env]
+    else:
+        own = base_settings(settings).env
+        words = [*([] if settings.env == own else [settings.env]), "--config", settings.config]
+    return [PROGRAM, "train", *words, *(word for pair in _options(settings) for word in pair)]
 
 
 def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
     base = base_settings(settings)
-    if settings.preset is None and find_task(settings.env) is not None:
+    is_own = settings.config is None
+    if is_own and settings.preset is None and find_task(settings.env) is not None:
         yield ("--no-preset",)
     if settings.mapping is not None:
-        yield "--mapping", settings.mapping
-    elif settings.preset is None or settings.policies != base.policies:
+        if is_own or settings.mapping != base.mapping:
+            yield "--mapping", settings.mapping
+    elif (is_own and settings.preset is None) or settings.policies != base.policies:
         yield "--policies", settings.policies
-    if settings.modules is not None:
+    if settings.modules is not None and settings.modules != base.modules:
         yield "--modules", ",".join(settings.modules)
     if settings.eval_opponent != base.eval_opponent:
         yield "--eval-opponent", settings.eval_opponent or "none"
+    if settings.eval_explore != base.eval_explore:
+        yield ("--eval-explore" if settings.eval_explore else "--no-eval-explore",)
     for name in (
         *("algo", "steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
         *("num_env_workers", "num_gpus_per_learner"),
@@ -137,12 +146,18 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
     yield from _network_and_pieces(settings, base)
     if settings.action_mask_key != base.action_mask_key:
         yield "--action-mask-key", settings.action_mask_key or "none"
-    for name in ("threads", "checkpoint_every", "eval_episodes", "baseline_seconds"):
+    for name in (
+        *("threads", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every"),
+        "keep_checkpoints",
+    ):
         if getattr(settings, name) != getattr(base, name):
             yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
-    for flag, is_set in {"--no-video": not settings.video, "--no-env-check": not settings.env_check}.items():
-        if is_set:
-            yield (flag,)
+    if settings.track != base.track:
+        yield "--track", ",".join(settings.track) or "none"
+    if settings.keep_best != base.keep_best:
+        yield "--keep-best", settings.keep_best or "none"
+    if not settings.env_check:
+        yield ("--no-env-check",)
 
 
 def _network_and_pieces(settings: RunSettings, base: RunSettings) -> Iterator[tuple[str, ...]]:

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import platform
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.callbacks.trackers import TRACKERS, Tracker, new_run_id
 from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
+from marl_connectors.cli.config_files import resolved
+from marl_connectors.cli.config_settings import (
+    WITH_OPTIONS,
+    annealed,
+    batch_size_per_learner,
+    check_changeable,
+    envs_per_env_runner,
+    has_source,
+    in_this_process,
+    set_by_name,
+)
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
-from marl_connectors.cli.progress import PlayProgress, open_progress
+from marl_connectors.cli.progress import PlayProgress, Progress, open_progress
 from marl_connectors.cli.results import (
     agent_steps,
     fewer_episodes,
     module_returns,
+    number,
     percent,
     spread,
     success_measure,
@@ -30,29 +45,29 @@ from marl_connectors.cli.results import (
     table,
     time_shares,
 )
-from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
+from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
-    WITH_OPTIONS,
     RunSettings,
-    annealed,
-    batch_size_per_learner,
-    check_changeable,
-    envs_per_env_runner,
-    in_this_process,
-    set_by_name,
     settings_from_json,
+    settings_to_json,
     use_threads,
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli.values import brief, jsonable, merged, require_extras
+from marl_connectors.cli.values import brief, merged, require_extras
 from marl_connectors.cli.video import record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
+from marl_connectors.json_data import jsonable
 from marl_connectors.version import library_version
-from marl_connectors.zoo.games import games_won
+from marl_connectors.zoo import find_task
 
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
-CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
+CHANGEABLE_ON_RESUME = (
+    *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
+    *("keep_best", "keep_checkpoints"),
+)
+TRACKED_RUN = "tracked_run"
+"""The key in ``config.json`` of the id with which trackers continue the run."""
 SETTINGS_OF_CONFIG = {
     "set": "",
     "env_check": "disable_env_checking",
@@ -75,10 +90,8 @@ _SAVING_SHARE = 0.02
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules as the parsed options say. Returns the exit status."""
-    require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    training = prepared(vars(args))
-    with quiet_event_writers():
-        return training.run()
+    require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
+    return prepared(vars(args)).run()
 
 
 def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
@@ -88,6 +101,7 @@ def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
         given: The parsed options.
         suggests: Whether the run prints at its end which commands to try next.
     """
+    given = resolved(given)
     training = _resumed(given) if "resume" in given else _new(given)
     training.suggests = suggests
     return training
@@ -126,6 +140,9 @@ class _Training:
         trusted: As in ``Algorithm.from_checkpoint``.
         untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
         suggests: Whether commands to try next are printed at the end.
+        trackers: The trackers of the run, from its first iteration in this process on.
+        resumed_at: The agent steps of the checkpoint from which the run was resumed; None for other runs.
+        records: Whether videos can be recorded during training.
     """
 
     settings: RunSettings
@@ -144,6 +161,9 @@ class _Training:
     trusted: bool = True
     untrained_video: bytes = b""
     suggests: bool = True
+    trackers: list[Tracker] | None = None
+    resumed_at: int | None = None
+    records: bool = True
 
     def run(self) -> int:
         try:
@@ -151,7 +171,7 @@ class _Training:
                 print(f"Action masks: {self.algo.masking}", flush=True)
             if not self.baselines:
                 self.baselines = self._measure_baselines()
-                if self.settings.video:
+                if self.settings.video != "none":
                     self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
                 try:
@@ -214,8 +234,8 @@ class _Training:
             print(f"\nIteration {self.iteration} could not be saved: {describe_error(error)}.", file=sys.stderr)
 
     def close(self) -> None:
-        if self.folder is not None:
-            self.folder.close()
+        for tracker in self.trackers or ():
+            tracker.close()
         self.algo.stop()
 
     def _measure_baselines(self) -> dict[str, Any]:
@@ -229,7 +249,7 @@ class _Training:
             if name == "random_play":
                 found[name] = self.algo.random_play(**watch)
             else:
-                found[name] = self.algo.evaluate(explore=False, seed=settings.seed, **watch)
+                found[name] = self.algo.evaluate(seed=settings.seed, **watch)
             _say(fewer_episodes(what, found[name], wanted))
         _say(self._why_no_success(found["random_play"]))
         return jsonable(found)
@@ -239,7 +259,8 @@ class _Training:
         measure = success_measure(self.algo.config)
         if measure is None or not random_play["num_episodes"] or math.isfinite(success_of(random_play)):
             return ""
-        if measure.measure is games_won and self.settings.eval_opponent is None:
+        task = find_task(self.settings.env)
+        if task is not None and task.success_needs_opponent and self.settings.eval_opponent is None:
             return f"Success ({measure.name}) is only measured against an opponent: --eval-opponent random."
         said = f"Success ({measure.name}) is not measured, because the state of the environments at the end of episodes"
         if self.settings.num_env_workers in (0, "auto"):
@@ -258,6 +279,7 @@ class _Training:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
+                self._track(self.folder, result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update({name: s for name, s in result["timers"].items() if not isinstance(s, Mapping)})
                 age = time.monotonic() - self.saved_at
@@ -268,8 +290,28 @@ class _Training:
                 else:
                     self.last = LastState(self.algo)
                 progress.update(result)
+                if settings.video_every and settings.video != "none" and self.iteration % settings.video_every == 0:
+                    self._record_iteration(self.folder, progress)
         finally:
             progress.close()
+
+    def _track(self, folder: RunFolder, result: Mapping[str, Any]) -> None:
+        """Writes the results of an iteration to the trackers, which continue the run if it was resumed."""
+        if self.trackers is None:
+            self.trackers = _trackers(self.settings, folder)
+            if self.resumed_at is not None:
+                for tracker in self.trackers:
+                    tracker.continue_after(self.resumed_at)
+        for tracker in self.trackers:
+            tracker.log(self.algo, result)
+
+    def _record_iteration(self, folder: RunFolder, progress: Progress) -> None:
+        """Records a video of the modules as they are now. Training is not affected."""
+        path = folder.path / run_folder.VIDEOS / f"{self.iteration:06d}.{self.settings.video}"
+        label = f"after {self.steps_done:,} steps, "
+        if self.records and (failed := record_video(self.algo, path, seed=self.settings.seed, label=label)):
+            self.records = False  # the reason is the same for all videos, and printed once
+            progress.say(failed)
 
     def _save(self, folder: RunFolder, *, in_between: bool = False) -> None:
         began = time.monotonic()
@@ -280,11 +322,13 @@ class _Training:
     def _make_folder(self) -> RunFolder:
         config = {
             "format_version": 1,
-            "command": dataclasses.asdict(self.settings),
+            "command": settings_to_json(self.settings),
             "algorithm": self.algo.config.to_dict(),
             "versions": _versions(),
+            TRACKED_RUN: new_run_id(),
         }
-        folder = RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered)
+        keep = _kept(self.settings)
+        folder = RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered, **keep)
         if self.untrained_video:
             folder.write_untrained_video(self.untrained_video)
         return folder
@@ -304,13 +348,13 @@ class _Training:
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
         watch = PlayProgress(wanted)
-        results = self.algo.evaluate(num_episodes=wanted, explore=False, seed=self.settings.seed, on_progress=watch)
+        results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
         now = module_returns(results)
-        no_video = "No video, as asked."
-        if self.settings.video:
+        no_video, video = "No video, as asked.", folder.path / f"video.{self.settings.video}"
+        if self.settings.video != "none":
             no_video = record_video(
                 self.algo,
-                folder.path / run_folder.VIDEO,
+                video,
                 seed=self.settings.seed,
                 label="after training, ",
                 untrained=folder.path / run_folder.UNTRAINED_VIDEO,
@@ -332,13 +376,13 @@ class _Training:
             _say(fewer_episodes(what, self.baselines[name], wanted))
         if self.timers:
             print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
-        print(f"\n{_places(folder.path, no_video)}", flush=True)
+        print(f"\n{_places(folder, self.settings.track, no_video, video)}", flush=True)
         if self.suggests:
             print(f"\n{self._next_commands(folder.path)}", flush=True)
         folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
-        events = path / run_folder.EVENTS
+        events = path / run_folder.EVENTS if "tensorboard" in self.settings.track else None
         commands = suggestions.after_a_run(
             path,
             self.settings,
@@ -357,14 +401,45 @@ def _say(sentence: str) -> None:
         print(sentence, flush=True)
 
 
-def _places(path: Path, no_video: str) -> str:
-    latest = run_folder.latest_checkpoint(path)
+def _kept(settings: RunSettings) -> dict[str, Any]:
+    return {"keep_best": settings.keep_best, "keep_checkpoints": settings.keep_checkpoints}
+
+
+def _trackers(settings: RunSettings, folder: RunFolder) -> list[Tracker]:
+    """Returns the trackers of a run."""
+    run_id = folder.config.get(TRACKED_RUN)
+    if not (isinstance(run_id, str) and re.fullmatch(r"[\w-]+", run_id)):  # it is a run of an earlier version
+        run_id = new_run_id()
+        folder.change_config({TRACKED_RUN: run_id})
+    path = folder.path.absolute()
+    is_one_of_several = re.fullmatch(r"(seed|trial)\d+", path.name)
+    name = f"{path.parent.name}-{path.name}" if is_one_of_several else path.name
+    shared: dict[str, Any] = {"run_id": run_id, "name": name, "agents": run_folder.agents_of(folder.baselines)}
+    places = {"tensorboard": path / run_folder.EVENTS}
+    return [TRACKERS[tracker](folder=places.get(tracker, path), **shared) for tracker in settings.track]
+
+
+def check_extras(settings: RunSettings) -> None:
+    """Checks that the packages are installed that trackers and videos of a run need.
+
+    Raises:
+        MissingDependencyError: If one is missing.
+    """
+    video = ["imageio_ffmpeg"] if settings.video == "mp4" else []
+    require_extras(*(TRACKERS[name].package for name in settings.track), *video)
+
+
+def _places(folder: RunFolder, track: Collection[str], no_video: str, video: Path) -> str:
+    path = folder.path
+    latest, best = run_folder.latest_checkpoint(path), folder.best()
+    events = f", and as TensorBoard events in {path / run_folder.EVENTS}" if "tensorboard" in track else ""
+    is_best = f", the best is {best[0].name} ({folder.best_metric()} {number(best[1])})" if best is not None else ""
     rows = [
         ["config", str(path / run_folder.CONFIG)],
-        ["metrics", f"{path / run_folder.METRICS}, and as TensorBoard events in {path / run_folder.EVENTS}"],
+        ["metrics", f"{path / run_folder.METRICS}{events}"],
         ["curves", str(path / run_folder.CURVES)],
-        ["checkpoints", f"{latest.parent}, the latest is {latest.name}"],
-        ["video", no_video or str(path / run_folder.VIDEO)],
+        ["checkpoints", f"{latest.parent}, the latest is {latest.name}{is_best}"],
+        ["video", no_video or str(video)],
     ]
     return "Everything of this run:\n" + "\n".join(f"  {name:<12} {place}" for name, place in rows)
 
@@ -377,14 +452,18 @@ def _new(given: Mapping[str, Any]) -> _Training:
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
     run_folder.check_can_be_made(out, numbered=numbered)
+    check_extras(settings)
+    algo = settings.build_algorithm()
     _say(preset_sentence(settings))
-    return _Training(settings, settings.build_algorithm(), out, numbered, folder=None, baselines={})
+    return _Training(settings, algo, out, numbered, folder=None, baselines={})
 
 
 def check_options_of_new_run(given: Mapping[str, Any]) -> None:
     """Refuses options that only a resumed run accepts."""
-    if "env" not in given:
-        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
+    if not {"env", "base", "config"} & given.keys():
+        raise ConfigError(
+            f"train: expected an environment, --config FILE or --resume RUN. Try: {suggestions.first_run()}"
+        )
     if "new_episodes" in given:
         raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
@@ -403,6 +482,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     training = {**settings.training, **batch_size, **merged(given.get("set", []))}
     before, settings = settings, dataclasses.replace(settings, **changes, training=training)
     now |= _annealed_again(before, settings, given)
+    check_extras(settings)
     checkpoint = run_folder.checkpoint_to_resume(path)
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
@@ -420,9 +500,14 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
                 f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
-        folder = RunFolder.reopen(path, checkpoint)
+        folder = RunFolder.reopen(path, checkpoint, **_kept(settings))
         if changed != config.get(CHANGED, {}):
-            lasting = {name: getattr(settings, name) for name in ("training", *SETTINGS_OF_CONFIG) if name != "set"}
+            lasting = {
+                name: value
+                for name, value in settings_to_json(settings).items()
+                if name in ("training", *SETTINGS_OF_CONFIG)
+                if name != "set"
+            }
             command = {**config["command"], **lasting}
             folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
     except BaseException:
@@ -433,6 +518,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     for name, value in changed.items():
         print(f"  {name} is {value!r} from now on.", flush=True)
     done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "saved_iteration": iteration}
+    done["resumed_at"] = steps_done
     return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
 
 
@@ -444,7 +530,7 @@ def check_changeable_options(given: Mapping[str, Any]) -> None:
             f"train --resume: {option!r} cannot be changed, because the checkpoint's modules and episodes depend "
             f"on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
             f"--num-env-runners, --num-learners, --ray-address, --num-gpus-per-learner, --checkpoint-every, "
-            f"--eval-episodes, --baseline-seconds and --no-video."
+            f"--eval-episodes, --baseline-seconds, --video, --video-every, --track, --keep-best and --keep-checkpoints."
         )
 
 
@@ -464,10 +550,6 @@ def _changes(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     The number of all sub-environments and, unless ``--set`` says otherwise, the size of train batches stay the same.
     """
     by_set = merged(given.get("set", []))
-    for name in WITH_OPTIONS.keys() & by_set:
-        raise ConfigError(
-            f"train --resume: {name!r} cannot be changed with --set. Use {WITH_OPTIONS[name]}, if --resume accepts it."
-        )
     now = {name: given[option] for option, name in SETTINGS_OF_CONFIG.items() if name and option in given}
     if "disable_env_checking" in now:
         now["disable_env_checking"] = not now["disable_env_checking"]
@@ -512,13 +594,15 @@ def load_algorithm(
     from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 
-    if not changed and not local and trusted:
+    made = config_of_python_file(checkpoint) if trusted else None
+    if not changed and not local and trusted and made is None:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
     state, changed = algorithm_state(checkpoint), changed or {}
     check_state(state)
-    if not changed and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
+    own = {} if made is None else _without_names(made, state)
+    if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
-    config = restored_config(state, None, {}, Names(trusted))
+    config = restored_config(state, None, own, Names(trusted))
     check_changeable(config, changed.keys() - _OF_OPTIONS)
     for name, value in changed.items():
         if name in _OF_OPTIONS:
@@ -536,6 +620,28 @@ def load_algorithm(
                     f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
                 )
     return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
+
+
+def config_of_python_file(checkpoint: Path) -> Any:
+    """Returns the config of a run that began with one from a Python file; None for other runs.
+
+    Afterwards the module of this file can be found by its name.
+    """
+    run = checkpoint.parent.parent
+    if checkpoint.parent.name != run_folder.CHECKPOINTS or not (run / run_folder.CONFIG).is_file():
+        return None
+    command = run_folder.read_config(run).get("command")
+    source = command.get("config") if isinstance(command, dict) else None
+    if source is None or not has_source(source):
+        return None
+    return settings_from_json(command, str(run / run_folder.CONFIG)).make_config()
+
+
+def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
+    kept = state["config"]["settings"]
+    missing = [name for name in kept if re.search("not[ _]importable", json.dumps(kept[name]))]
+    return {name: getattr(config, name) for name in missing}
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

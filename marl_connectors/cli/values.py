@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import importlib.util
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
-from marl_connectors.errors import MissingDependencyError
-from marl_connectors.names import qualified_name
-from marl_connectors.policy_mapping import mapping_to_json
+from marl_connectors.errors import MissingDependencyError, did_you_mean
 
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")
 """The activations of the default modules' hidden layers."""
+TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
+"""The names of the trackers in ``marl_connectors.callbacks``."""
+VIDEO_FORMATS = ("gif", "mp4", "none")
+"""The formats of videos."""
+_DISTRIBUTIONS = {
+    "rich": ("rich", "cli"),
+    "matplotlib": ("matplotlib", "cli"),
+    "tensorboard": ("tensorboard", "cli"),
+    "PIL": ("pillow", "cli"),
+    "yaml": ("pyyaml", "cli"),
+    "shtab": ("shtab", "cli"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+    "trackio": ("trackio", "trackio"),
+    "imageio_ffmpeg": ("imageio-ffmpeg", "video"),
+    "optuna": ("optuna", "sweep"),
+}
+"""The distributions of optional modules, with the extras that install them."""
 
-_DISTRIBUTIONS = {"rich": "rich", "matplotlib": "matplotlib", "tensorboard": "tensorboard", "PIL": "pillow"}
+
+def _is_installed(name: str) -> bool:
+    """Whether a package can be imported. A folder of its name, without code, is not the package."""
+    spec = importlib.util.find_spec(name)
+    return getattr(spec, "origin", spec) is not None
 
 
 def require_extras(*modules: str) -> None:
@@ -27,11 +46,12 @@ def require_extras(*modules: str) -> None:
     Raises:
         MissingDependencyError: If a package is missing.
     """
-    missing = [_DISTRIBUTIONS[name] for name in modules if importlib.util.find_spec(name) is None]
+    missing = [_DISTRIBUTIONS[name] for name in modules if not _is_installed(name)]
     if missing:
+        names, extras = ([pair[i] for pair in missing] for i in (0, 1))
         raise MissingDependencyError(
-            f"the command line needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            f'installed. Install it with: pip install "marl-connectors[cli]"'
+            f"the command line needs {' and '.join(names)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f'installed. Install it with: pip install "marl-connectors[{",".join(dict.fromkeys(extras))}]"'
         )
 
 
@@ -93,14 +113,17 @@ def ray_address(text: str) -> str | None:
 
 
 def opponent(text: str) -> str | None:
-    """Reads who plays against an agent in evaluations; ``none`` stands for the policies of training.
+    """Reads who plays against an agent or a team in evaluations; ``none`` stands for the policies of training.
 
-    >>> opponent("random"), opponent("none")
-    ('random', None)
+    >>> opponent("random"), opponent("random:red_*,blue_*"), opponent("none")
+    ('random', 'random:red_*,blue_*', None)
     """
-    if text.lower() not in ("random", "none"):
-        raise argparse.ArgumentTypeError(f"expected random or none, but got {text!r}")
-    return "random" if text.lower() == "random" else None
+    who, _, teams = text.partition(":")
+    if text.lower() == "none":
+        return None
+    if who.lower() != "random" or (":" in text and not all(part.strip() for part in teams.split(","))):
+        raise argparse.ArgumentTypeError(f"expected random, random:TEAM,TEAM or none, but got {text!r}")
+    return "random" + text[len("random") :]
 
 
 def whole_number(text: str) -> int:
@@ -163,6 +186,29 @@ def names(text: str) -> list[str]:
     return found
 
 
+def tracker_names(text: str) -> list[str]:
+    """Reads names of trackers with commas between; ``none`` stands for no tracker.
+
+    >>> tracker_names("tensorboard,wandb"), tracker_names("none")
+    (['tensorboard', 'wandb'], [])
+    """
+    found = [] if text.lower() == "none" else names(text)
+    for name in found:
+        if name not in TRACKER_NAMES:
+            hint = did_you_mean(name, TRACKER_NAMES)
+            raise argparse.ArgumentTypeError(f"expected names of trackers, or none, but got {name!r}. {hint}")
+    return list(dict.fromkeys(found))
+
+
+def metric_name(text: str) -> str | None:
+    """Reads the name of a metric; ``none`` stands for no metric.
+
+    >>> metric_name("env_runners/episode_return_mean"), metric_name("none")
+    ('env_runners/episode_return_mean', None)
+    """
+    return None if text.lower() == "none" else text
+
+
 def piece_names(texts: Iterable[str]) -> list[str]:
     """Returns the names of connector pieces without ``none``, which stands for no pieces.
 
@@ -213,36 +259,3 @@ def brief(value: Any) -> str:
     if not text:
         return f"a {type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def jsonable(value: Any) -> Any:
-    """Returns strict JSON data for people: numbers that are not finite become None, and objects become names.
-
-    Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, 3 becomes ``"int(3)"``.
-    """
-    import numpy as np
-
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return jsonable(value.tolist())
-    if isinstance(value, Mapping):
-        return {_json_key(key, value): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(item) for item in value]
-    if callable(value) and not isinstance(value, type):
-        found = mapping_to_json(cast(Any, value))
-        if found["type"] != "not_importable" or not dataclasses.is_dataclass(value):
-            return found
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return qualified_name(value) or repr(value)
-
-
-def _json_key(key: Any, keys: Collection[Any]) -> str:
-    text = str(key)
-    return text if isinstance(key, str) or text not in keys else f"{type(key).__name__}({text})"

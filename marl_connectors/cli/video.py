@@ -1,4 +1,4 @@
-"""The video of a run: an animated GIF of single episodes, each with a caption that has its return."""
+"""The videos of a run: single episodes as a GIF or an MP4 file, each with a caption that has its return."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import os
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +88,11 @@ def record_untrained(algo: Any, *, seed: int) -> bytes:
 
 
 def record_video(algo: Any, path: Path, *, seed: int, label: str = "", untrained: Path | None = None) -> str:
-    """Plays episodes and writes them as a GIF, if the environment can be rendered.
+    """Plays episodes and writes them as a video, if the environment can be rendered.
 
     Args:
         algo: An ``Algorithm``.
-        path: The GIF file to write.
+        path: The file to write. Its name ends in ``.mp4`` for an MP4; any other file is a GIF.
         seed: As for ``record_clips``.
         label: The beginning of all captions, such as ``"after training, "``.
         untrained: A file with what ``record_untrained`` returned, for the beginning of the video. It may be missing.
@@ -106,7 +107,7 @@ def record_video(algo: Any, path: Path, *, seed: int, label: str = "", untrained
             return _NO_PICTURES
         if untrained is not None and untrained.exists():
             clips.insert(0, decoded(untrained.read_bytes()))
-        write_gif(clips, path)
+        write_video(clips, path)
     except MarlConnectorsError as error:
         return f"No video: {' '.join(str(error).split())}"
     except Exception as error:  # an error of the environment's render(), or of the disk
@@ -120,6 +121,8 @@ def check_video_can_be_made(path: Path) -> None:
     Raises:
         ConfigError: If the file cannot be written.
     """
+    if path.suffix.lower() not in (".gif", ".mp4") and not path.is_dir():
+        raise ConfigError(f"--video: expected a file that ends in .gif or .mp4, but got {str(path)!r}.")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -135,21 +138,49 @@ def check_video_can_be_made(path: Path) -> None:
         ) from error
 
 
-def write_gif(clips: Sequence[Clip], path: Path) -> None:
-    """Writes clips one after another as a GIF that loops. The last frame of each stays for a moment.
+def is_mp4(path: Path) -> bool:
+    """Whether ``write_video`` writes an MP4 to a path, which needs ``imageio_ffmpeg``."""
+    return path.suffix.lower() == ".mp4"
+
+
+def write_video(clips: Sequence[Clip], path: Path) -> None:
+    """Writes clips one after another as an MP4, or as a GIF that loops. The last frame of each stays for a moment.
 
     Args:
         clips: The clips.
-        path: The file to write. Its folder is made if it does not exist.
+        path: The file to write, an MP4 if its name ends in ``.mp4``. Its folder is made if it does not exist.
 
     Raises:
         EnvError: If a frame has another shape or type.
     """
-    film = encoded(clips)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(film)
+    if is_mp4(path):
+        _write_mp4(clips, temporary)
+    else:
+        temporary.write_bytes(encoded(clips))
     os.replace(temporary, path)  # a former file is kept until this one is complete
+
+
+def _write_mp4(clips: Sequence[Clip], path: Path) -> None:
+    """Writes an MP4 with H.264, which browsers play. Its width and height are even, as that needs."""
+    imageio_ffmpeg: Any = import_module("imageio_ffmpeg")
+    own = [[_scaled(_picture(frame), MAX_WIDTH) for frame in clip.frames] for clip in clips]
+    captioned = [_captioned(pictures, clip.caption) for pictures, clip in zip(own, clips, strict=True)]
+    pictures, durations = _film(captioned, multiple=2)
+    writer = imageio_ffmpeg.write_frames(
+        *(str(path), pictures[0].size),
+        fps=1000 / _FRAME_MS,
+        macro_block_size=2,
+        output_params=["-f", "mp4", "-movflags", "+faststart"],
+    )
+    writer.send(None)
+    try:
+        for picture, duration in zip(pictures, durations, strict=True):
+            for _ in range(duration // _FRAME_MS):
+                writer.send(np.ascontiguousarray(picture))
+    finally:
+        writer.close()
 
 
 def encoded(clips: Sequence[Clip], *, with_captions: bool = True) -> bytes:
@@ -182,17 +213,7 @@ def decoded(film: bytes) -> Clip:
 
 
 def _gif(clips: Sequence[Sequence[Image]], comment: str) -> bytes:
-    """Returns a GIF of clips, whose pictures are centred in as much room as the largest one needs."""
-    from PIL import Image
-
-    size = max(p.width for own in clips for p in own), max(p.height for own in clips for p in own)
-    pictures, durations = [], []
-    for own in clips:
-        for picture in own:
-            canvas = Image.new("RGB", size, "white")
-            canvas.paste(picture, ((size[0] - picture.width) // 2, size[1] - picture.height))
-            pictures.append(canvas)
-        durations += [_FRAME_MS] * (len(own) - 1) + [_LAST_FRAME_MS]
+    pictures, durations = _film(clips)
     film = io.BytesIO()
     pictures[0].save(
         film,
@@ -204,6 +225,27 @@ def _gif(clips: Sequence[Sequence[Image]], comment: str) -> bytes:
         comment=comment.encode()[:255],
     )
     return film.getvalue()
+
+
+def _film(clips: Sequence[Sequence[Image]], multiple: int = 1) -> tuple[list[Image], list[int]]:
+    """Returns the pictures of clips, centred in as much room as the largest one needs, and their milliseconds.
+
+    Args:
+        clips: The pictures of each clip.
+        multiple: The number by which width and height can be divided.
+    """
+    from PIL import Image
+
+    width, height = max(p.width for own in clips for p in own), max(p.height for own in clips for p in own)
+    size = (-(-width // multiple) * multiple, -(-height // multiple) * multiple)
+    pictures, durations = [], []
+    for own in clips:
+        for picture in own:
+            canvas = Image.new("RGB", size, "white")
+            canvas.paste(picture, ((size[0] - picture.width) // 2, size[1] - picture.height))
+            pictures.append(canvas)
+        durations += [_FRAME_MS] * (len(own) - 1) + [_LAST_FRAME_MS]
+    return pictures, durations
 
 
 def _picture(frame: Any) -> Image:

@@ -62,6 +62,7 @@ def _page(task: ZooTask) -> str:
     seeds = f"{expected.num_seeds} seed{'s' if expected.num_seeds > 1 else ''}"
     rows = [
         ("environment", task.env),
+        ("to install", f"pip install {' '.join(map(_quoted, task.needs.split()))}" if task.needs else "nothing more"),
         ("expected return", f"{expected_return(task)} ({seeds})"),
         ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
         ("random play", _number(task, expected.random_return)),
@@ -71,6 +72,10 @@ def _page(task: ZooTask) -> str:
     settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]
     lines = [f"{task.name}: {task.summary}", "", *_columns(rows), "", "Settings:", *_columns(settings), ""]
     return "\n".join([*lines, f"Train it with: {train_command(task)}"])
+
+
+def _quoted(requirement: str) -> str:
+    return f'"{requirement}"' if "[" in requirement else requirement
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:
@@ -100,6 +105,7 @@ def _described(task: ZooTask) -> dict[str, Any]:
         "name": task.name,
         "env": task.env,
         "summary": task.summary,
+        "needs": task.needs,
         "settings": {**task.settings, "training": _settings(task).training},
         "success": None if task.success is None else task.success.name,
         "expected": dataclasses.asdict(task.expected),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup, Phase
@@ -21,11 +22,45 @@ from marl_connectors.typing import AgentID, ItemKey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.connectors.tensor_step import TensorStep
+
 ENV_TO_MODULE, MODULE_TO_ENV, LEARNER = "env_to_module", "module_to_env", "learner"
 """The kinds of pipeline."""
 
+_ACTING_METHODS = (
+    "__call__",
+    "on_columns",
+    "before_columns",
+    "after_columns",
+    "transform",
+    "changed",
+    "given",
+    "give_back",
+    "plan",
+    "prepare",
+    "preprocess",
+    "preprocess_batch",
+)
+"""The methods that decide what a piece does. A class that overrides one of them must override ``on_tensors``, too."""
 
-class ConnectorV2:
+
+class Arguments:
+    """The arguments of a piece's constructor, for checkpoints. Copies of a piece share them; pickles leave them out."""
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, args: tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None):
+        self.args = args
+        self.kwargs = kwargs
+
+    def __deepcopy__(self, memo: Any) -> Arguments:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arguments, ()
+
+
+class ConnectorV2(Checkpointable):
     """A piece of a connector pipeline.
 
     A piece works on *items*, on *columns*, or on both with identical results:
@@ -40,6 +75,7 @@ class ConnectorV2:
     A piece that changes spaces overrides ``recompute_output_observation_space`` (or ``..._action_space``).
     """
 
+    _constructed_with = Arguments()
     phase_after: Phase | None = None
     """The phase of the batch after this piece; None if the piece does not change the phase."""
     nothing_on_columns = False
@@ -62,7 +98,9 @@ class ConnectorV2:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raises an error for an unknown argument, which names the closest one that the constructor accepts."""
         _check_arguments(cls, kwargs)
-        return super().__new__(cls)
+        piece = super().__new__(cls)
+        piece._constructed_with = Arguments(args, kwargs)
+        return piece
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
         self._input_observation_space = input_observation_space
@@ -88,7 +126,8 @@ class ConnectorV2:
         """Works on items. If the piece has ``on_columns`` only, the items are converted to columns and back.
 
         Args:
-            rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
+            rl_module: The module whose batch is made or whose output is translated: in env runners and policies the
+                RLModule of a single agent, else the MultiRLModule.
             batch: The batch that the pieces before made; the first piece gets ``{}``.
             episodes: SingleAgentEpisodes or MultiAgentEpisodes. Later pieces and the learner see what a piece writes
                 to them.
@@ -135,6 +174,20 @@ class ConnectorV2:
             **kwargs: Arguments that newer versions may add.
         """
         raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Does in torch what the piece does when agents act, so that it can be recorded into an exported program.
+
+        ``Policy.export_onnx`` calls it and records the operations. A piece that does not override it cannot be
+        exported. A subclass that overrides what a piece does must override this method, too.
+
+        Args:
+            columns: The batch of one step under construction, ``{name: [B, ...]}`` tensors or trees of them, to be
+                changed in place. ``"obs"`` is always present.
+            step: The agents and spaces of the rows, and what is not in the columns: rewards, random numbers, and
+                what the piece remembers from step to step.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: override on_tensors(columns, step).")
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Prepares a batch once for all groups. It is called before ``on_columns`` is called for each.
@@ -461,4 +514,17 @@ def works_on_columns(piece: ConnectorV2) -> bool:
         own = vars(cls)
         if "on_columns" in own or "__call__" in own:
             return ("on_columns" in own or own.get("nothing_on_columns", False)) and cls is not ConnectorV2
+    return False
+
+
+def has_tensor_form(piece: ConnectorV2) -> bool:
+    """Whether a piece's ``on_tensors`` was written for what the piece does, and not for what a parent class does."""
+    if any(name in vars(piece) for name in (*_ACTING_METHODS, "on_tensors")):
+        return False
+    for cls in type(piece).__mro__:
+        own = vars(cls)
+        if "on_tensors" in own:
+            return cls is not ConnectorV2
+        if any(name in own for name in _ACTING_METHODS):
+            return False
     return False

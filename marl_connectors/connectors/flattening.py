@@ -6,7 +6,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
+from torch import Tensor
 
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import byte_scale, describe, in_key_order
@@ -128,11 +130,37 @@ class Flattener:
         assert out is not None
         return out
 
+    def on_tensors(self, values: Tree) -> Tensor:
+        """Flattens a batch of tensors, ``[B, size]`` float32, as a call does with arrays."""
+        flat: list[Tensor] = []
+        for path, begin, end, sizes, levels, scale in self._segments:
+            part = values
+            for key in path:
+                part = part[key]
+            if sizes is None:
+                numbers = part.reshape(-1, end - begin).float()
+                flat.append(numbers if scale is None else numbers * scale)
+            else:
+                assert levels is not None
+                flat.append(_one_hot_tensors(part, sizes, levels))
+        return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+
 
 def one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: np.ndarray) -> np.ndarray:
     """Returns ``[B, n]`` float32 one-hot vectors of ``[B, ...]`` values; several components are concatenated."""
     sizes, levels = _levels(space, False)
     return (_spread(values, sizes) == levels).astype(np.float32)
+
+
+def one_hot_tensors(space: spaces.Discrete | spaces.MultiDiscrete, values: Tensor) -> Tensor:
+    """Returns what ``one_hot`` does, of a tensor."""
+    return _one_hot_tensors(values, *_levels(space, False))
+
+
+def _one_hot_tensors(values: Tensor, sizes: np.ndarray, levels: np.ndarray) -> Tensor:
+    component = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
+    spread = values.reshape(-1, len(sizes)).long()[:, component]
+    return (spread == torch.from_numpy(levels.astype(np.int64))).float()
 
 
 def one_hot_size(space: spaces.Discrete | spaces.MultiDiscrete) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -18,6 +18,9 @@ from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe, same
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 _REMEMBERED = 64
 
@@ -200,6 +203,10 @@ class ObservationTransform(InBothPipelines):
             f"override recompute_output_observation_space, change them for every agent at every step, and be placed "
             f"before NumpyToTensor."
         )
+
+    def plan_of(self, step: TensorStep) -> Plan:
+        """Returns the plan of the agents of a step that is recorded for export. It is the same for all of them."""
+        return self._plans[None] if None in self._plans else self._plans[step.agent_ids[0]]
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Changes the observations of all rows of a group at once."""

@@ -40,16 +40,23 @@ from marl_connectors.environments.vector.action_history import HISTORY_BYTES
 from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
-from marl_connectors.errors import CheckpointError, EnvError
+from marl_connectors.errors import CheckpointError, ConfigError, EnvError, listed
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
+from marl_connectors.names import import_attribute
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
 PolicyMappingFn = Callable[..., ModuleID]
 _NOISE_STEPS = 2**20
 """The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
+
+
+_OF_CONFIG: Any = object()
+"""Stands for arguments that follow from ``config``."""
 
 
 class EnvRunner:
@@ -59,6 +66,7 @@ class EnvRunner:
     class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium environments (SingleAgentEpisodes).
 
     Attributes:
+        config: The settings, if they were passed.
         vector_env: The sub-environments.
         rl_module: The modules.
         env_to_module: The pipeline that turns observations into a forward batch.
@@ -75,18 +83,21 @@ class EnvRunner:
         places: For each episode of the newest sample, its sub-environment and when it ended, for ``merged_order``.
     """
 
+    config: Any = None
+
     def __init__(
         self,
-        make_env: Callable[[], Any],
+        make_env: Callable[[], Any] = _OF_CONFIG,
         *,
-        num_envs: int,
-        seed: int,
-        single_agent: bool,
-        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
-        policy_mapping_fn: PolicyMappingFn,
-        rl_module: MultiRLModule,
-        env_to_module: EnvToModulePipeline,
-        module_to_env: ModuleToEnvPipeline,
+        config: Any = None,
+        num_envs: int = _OF_CONFIG,
+        seed: int = _OF_CONFIG,
+        single_agent: bool = _OF_CONFIG,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]] = _OF_CONFIG,
+        policy_mapping_fn: PolicyMappingFn = _OF_CONFIG,
+        rl_module: MultiRLModule = _OF_CONFIG,
+        env_to_module: EnvToModulePipeline = _OF_CONFIG,
+        module_to_env: ModuleToEnvPipeline = _OF_CONFIG,
         explore: bool = True,
         lookback: int = 1,
         rollout_fragment_length: int = 64,
@@ -104,10 +115,14 @@ class EnvRunner:
     ):
         """Creates the sub-environments. They are not reset before the first ``sample``.
 
+        ``EnvRunner(config=...)`` makes a runner that needs no algorithm, with modules and pipelines of its own. All
+        other arguments are parts of a run.
+
         Args:
             make_env: Returns one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
                 worker processes, the function must be picklable. A function for natively batched environments gets
                 the number of sub-environments as its argument.
+            config: The settings, an AlgorithmConfig. All other arguments follow from them if there is no ``make_env``.
             num_envs: The number of sub-environments.
             seed: The run's seed. It determines all random numbers of the runner.
             single_agent: Whether ``sample`` returns SingleAgentEpisodes.
@@ -140,6 +155,12 @@ class EnvRunner:
                 into what they apply. False if the caller merges the states of several runners:
                 ``merge_connector_states``, then ``set_connector_states`` of each runner.
         """
+        if make_env is _OF_CONFIG:
+            if config is None:
+                raise ConfigError("EnvRunner: expected config=..., but got nothing. Pass an AlgorithmConfig.")
+            self.__init__(**_arguments_of(config))
+            return
+        self.config = config
         self.vector_env = make_vector_env(
             make_env,
             num_envs=num_envs,
@@ -176,7 +197,7 @@ class EnvRunner:
         self._fragment = Fragment()
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._merges_connector_states = merges_connector_states
-        self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
+        self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes, single_agent=single_agent)
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
         self._continues_episodes = False  # whether the next sample continues the episodes of this one
@@ -206,6 +227,27 @@ class EnvRunner:
                 sync=self._episodes.sync,
             )
         self._call_environment_created(None)
+
+    @property
+    def env(self) -> VectorEnv:
+        """The sub-environments, under RLlib's name."""
+        return self.vector_env
+
+    @property
+    def num_envs(self) -> int:
+        """The number of sub-environments."""
+        return self.vector_env.num_envs
+
+    @property
+    def module(self) -> RLModule | MultiRLModule:
+        """The RLModule of a single agent, else the MultiRLModule."""
+        return self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} of {self.vector_env.num_envs} sub-environments with "
+            f"{listed(self.rl_module, 'module')}: {self.num_env_steps:,} env steps>"
+        )
 
     def sample(
         self,
@@ -534,7 +576,7 @@ class EnvRunner:
 
     def _place_noise(self) -> None:
         sub_envs = self.vector_env.sub_envs
-        if self._turn_based:  # only one agent acts at a time, so one stream for each sub-environment is enough
+        if self.vector_env.one_at_a_time:  # one stream for each sub-environment is enough
             self._place_turns(sub_envs)
             return
         numbers = np.array([sub_env.episode_number for sub_env in sub_envs])
@@ -633,6 +675,10 @@ class EnvRunner:
     def close(self) -> None:
         """Closes the sub-environments."""
         self.vector_env.close()
+
+    def stop(self) -> None:
+        """Does the same as ``close``, under RLlib's name."""
+        self.close()
 
     # Merging what connector pieces have learned.
 
@@ -780,6 +826,12 @@ class EnvRunner:
                 f"as if it had never stopped.",
                 stacklevel=2,
             )
+
+
+def _arguments_of(config: Any) -> dict[str, Any]:
+    # Configs are built on env runners, so what makes the parts of a run is found by name.
+    name = "marl_connectors.algorithms.build:arguments_of_env_runner"
+    return import_attribute(name, who="EnvRunner", error=ConfigError)(config)
 
 
 MultiAgentEnvRunner = EnvRunner

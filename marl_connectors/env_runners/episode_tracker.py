@@ -290,8 +290,11 @@ class EpisodeTracker:
         states = self._vector_env.states()
         items = result.observations
         for i, (group, pick) in enumerate(self.lanes.live):
-            own = items[i] if result.in_rows else items if pick is None else pick(items)
-            own = list(own) if type(own) is tuple else own
+            if result.in_rows:  # a tuple is a tree of arrays here
+                own = items[i]
+            else:
+                own = items if pick is None else pick(items)
+                own = list(own) if type(own) is tuple else own
             of_rows = None if states is None else take(states, group.env_indices)
             try:
                 group.rollout.observe(group.positions, own, group.t, of_rows)

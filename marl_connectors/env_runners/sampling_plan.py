@@ -39,7 +39,9 @@ from marl_connectors.rl_module.architecture import Structure, has_own_methods, i
 from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.trees import tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID
 
 _NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
@@ -132,6 +134,7 @@ class SamplingPlan:
         shared_data: dict[str, Any],
         episodes: Callable[[], Sequence[Any]],
         *,
+        single_agent: bool,
         checks_each_step: bool = False,
     ):
         """Creates a plan without pieces and rows.
@@ -140,12 +143,14 @@ class SamplingPlan:
             noise: The random numbers for sampled actions.
             shared_data: The data that pieces share. It must stay the same object.
             episodes: Returns the episodes whose agents act, for pieces that work on single items.
+            single_agent: Whether pieces get the one RLModule itself, instead of the MultiRLModule.
             checks_each_step: Whether ``act`` checks that observations and module outputs are finite. An env runner
                 checks all recorded steps at once instead, which is faster.
         """
         self._noise = noise
         self._shared_data = shared_data
         self._episodes = episodes
+        self._single_agent = single_agent
         self._checks_each_step = checks_each_step
         self.looks_ahead = False
         self._explore = False
@@ -198,6 +203,11 @@ class SamplingPlan:
         self._prepared = None
         return True
 
+    @property
+    def _module_of_pieces(self) -> RLModule | MultiRLModule:
+        """The module that pieces get: the RLModule itself of a single agent, else the MultiRLModule."""
+        return self._rl_module[DEFAULT_MODULE_ID] if self._single_agent else self._rl_module
+
     def _keep_bound(self) -> None:
         """Drops the bound layouts if pieces or modules have changed."""
         if not self.is_current:
@@ -248,7 +258,7 @@ class SamplingPlan:
 
     def _build(self) -> _Layout:
         given, made = ([ColumnGroup(rows) for rows in self._rows] for _ in range(2))
-        common = {"rl_module": self._rl_module, "explore": self._explore, "shared_data": self._shared_data}
+        common = {"rl_module": self._module_of_pieces, "explore": self._explore, "shared_data": self._shared_data}
         to_module = {**common, "metrics": self._metrics["env_to_module"]}
         to_env = {**common, "metrics": self._metrics["module_to_env"]}
         before, after = self._env_to_module, self._module_to_env
@@ -461,7 +471,7 @@ class SamplingPlan:
             to_tensors = list(self._env_to_module)[-1]
             to_tensors.before_columns(layout.given, self._rl_module)
             for columns in layout.given:
-                to_tensors.on_columns(columns=columns, rl_module=self._rl_module)
+                to_tensors.on_columns(columns=columns, rl_module=self._module_of_pieces)
         self._prepared = None
 
     def _run(self, calls: Sequence[_Call]) -> None:
@@ -508,7 +518,7 @@ class SamplingPlan:
             episodes: The episodes of these rows.
         """
         first = slice(None, -1 if self._joins_in else None)  # no tensors of them are needed
-        common = {"rl_module": self._rl_module, "explore": self._explore, "shared_data": self._shared_data}
+        common = {"rl_module": self._module_of_pieces, "explore": self._explore, "shared_data": self._shared_data}
         common["metrics"] = self._metrics["env_to_module"]
         self._run(_bound(self._env_to_module, ColumnBatch(groups), lambda: episodes, common, first))
 

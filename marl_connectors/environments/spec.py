@@ -12,6 +12,7 @@ from gymnasium import Space
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
@@ -139,7 +140,7 @@ class EnvSpec:
     @property
     def user_env(self) -> Any:
         """The sample environment without the library's adapter, as a user's functions get it."""
-        is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, TurnBasedEnv))
+        is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, MultiAgentEnvAdapter, TurnBasedEnv))
         return self.sample_env.env if is_wrapped else self.sample_env
 
     @property

@@ -12,7 +12,7 @@ from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
-from marl_connectors.errors import did_you_mean
+from marl_connectors.errors import did_you_mean, listed
 from marl_connectors.typing import ModuleID
 
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
@@ -90,6 +90,10 @@ class ColumnGroup(dict[str, Any]):
             f"columns.rows.get({name!r}).",
         )
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {_shape_text(column)}" for name, column in self.items())
+        return f"<{self.splits[-1]} rows of {listed(self.module_ids, 'module')}: {columns or 'no columns yet'}>"
+
     def like(self) -> ColumnGroup:
         """Returns a group for the same rows without columns."""
         group = ColumnGroup(self.rows)
@@ -133,6 +137,17 @@ class ColumnGroup(dict[str, Any]):
         rollout.record(positions, self)
         for name in self.holders:
             rollout.given[name][positions] = self.held_rows(name)
+
+
+def _shape_text(column: Any) -> str:
+    """Returns the shape and dtype of a column: ``[8, 6] float32``; of a tree, those of each leaf."""
+    if isinstance(column, Mapping):
+        return "{" + ", ".join(f"{key}: {_shape_text(part)}" for key, part in column.items()) + "}"
+    if isinstance(column, tuple):
+        return "(" + ", ".join(map(_shape_text, column)) + ")"
+    if not hasattr(column, "shape"):
+        return f"list of {len(column)}"
+    return f"{list(column.shape)} {str(column.dtype).removeprefix('torch.')}"
 
 
 class ColumnBatch:

@@ -22,7 +22,7 @@ the same row, the newest rows are one contiguous slice; otherwise they are one i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,23 @@ def fits(column: Tree, values: Tree) -> bool:
     if column.dtype.kind not in "iu":
         return True
     return np.array_equal(values.astype(column.dtype), values)
+
+
+def _can_be_mixed(layers: Sequence[Tree], *, of_pieces: bool) -> bool:
+    """Whether rows of several layers can be read as one array.
+
+    Args:
+        layers: The layers.
+        of_pieces: Whether pieces have written all of them, so that only their shapes must be the same. The dtype of the
+            environment's own layer must be the same, too.
+    """
+    first, others = layers[0], layers[1:]
+    if not of_pieces:
+        return all(alike(first, other) for other in others)
+    if not all(same_structure(first, other) for other in others):
+        return False
+    shapes = [[leaf.shape[1:] for leaf in leaves(layer)] for layer in layers]
+    return all(own == shapes[0] for own in shapes)
 
 
 class Rollout:
@@ -262,7 +279,7 @@ class Rollout:
         layers = [self._layers[name][i] for i in used.tolist()]
         if len(layers) < 2:
             return take(layers[0] if layers else self.columns[name], positions)
-        if not all(alike(layers[0], layer) for layer in layers[1:]):
+        if not _can_be_mixed(layers, of_pieces=bool(used[0])):
             raise EpisodeError(
                 f"Rollout: of {level.size} rows, {int((level > 0).sum())} have a {name!r} of another shape that a "
                 f"connector piece has written, and the others do not. A piece that changes "
@@ -271,7 +288,7 @@ class Rollout:
             )
 
         def mixed(*leaves: np.ndarray) -> np.ndarray:
-            values = leaves[0][positions].copy()
+            values = leaves[0][positions].astype(np.result_type(*leaves))
             for i, leaf in zip(used[1:], leaves[1:], strict=True):
                 values[level == i] = leaf[positions][level == i]
             return values
@@ -303,8 +320,9 @@ class Rollout:
         """Whether ``read`` can return these items as one array."""
         if name not in self.layered:
             return True
-        layers = [self._layers[name][i] for i in np.unique(self.layered[name][positions]).tolist()]
-        return all(alike(layers[0], layer) for layer in layers[1:])
+        used = np.unique(self.layered[name][positions]).tolist()
+        layers = [self._layers[name][i] for i in used]
+        return not layers or _can_be_mixed(layers, of_pieces=bool(used[0]))
 
     def write(self, name: str, positions: Positions, values: Tree) -> None:
         """Writes items back. Values of another shape or type than the column's are stored in a column of their own.
@@ -328,6 +346,9 @@ class Rollout:
         while level >= first and not fits(layers[level], values):
             level -= 1
         level = level if level >= first else len(layers)
+        # If a piece only changes the dtype, the values of the piece before it would fit its layer, too.
+        now = 0 if levels is None else int(levels[positions].max(initial=0))
+        level = next((i for i in range(max(first, now), level) if alike(layers[i], values)), level)
         if level == len(layers):
             size = self.num_rows * self.num_lanes
             layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.column_view import ColumnView
 from marl_connectors.episodes.episode_base import PLAIN, EpisodeBase, check_item, check_lookback, slice_bounds
 from marl_connectors.episodes.items import (
     count,
@@ -280,6 +282,41 @@ class SingleAgentEpisode(EpisodeBase):
     def is_reset(self) -> bool:
         """Whether the agent has observed anything."""
         return len(self.storage.column(T)) > 0
+
+    # Its columns, as RLlib shows them.
+
+    @property
+    def observations(self) -> ColumnView:
+        """The observations: ``episode.observations[-1]`` is ``episode.get_observations(-1)``."""
+        return ColumnView(self.storage, OBS, self.get_observations, self.set_observations)
+
+    @property
+    def infos(self) -> ColumnView:
+        """The infos, one for each observation."""
+        return ColumnView(self.storage, INFOS, self.get_infos)
+
+    @property
+    def actions(self) -> ColumnView:
+        """The actions."""
+        return ColumnView(self.storage, ACTIONS, self.get_actions, self.set_actions)
+
+    @property
+    def rewards(self) -> ColumnView:
+        """The rewards."""
+        return ColumnView(self.storage, REWARDS, self.get_rewards, self.set_rewards)
+
+    @property
+    def extra_model_outputs(self) -> dict[str, ColumnView]:
+        """The extra model outputs by name. ``set_extra_model_outputs`` adds another one; changing the dict does not."""
+        return {
+            key: ColumnView(
+                self.storage,
+                key,
+                partial(self.get_extra_model_outputs, key),
+                partial(self.set_extra_model_outputs, key=key),
+            )
+            for key in self.storage.extra_keys()
+        }
 
     def env_steps(self) -> int:
         """Returns the number of steps in this chunk."""

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.batch import RANKS, ColumnBatch
-from marl_connectors.errors import LearnerError
+from marl_connectors.errors import LearnerError, listed
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
@@ -47,7 +48,7 @@ from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
-class Learner(ABC):
+class Learner(Checkpointable, ABC):
     """Updates a MultiRLModule from episodes. Subclass it and override ``compute_loss_for_module``.
 
     Attributes:
@@ -85,6 +86,10 @@ class Learner(ABC):
         self._recorded: RecordingLogger | None = None
         self._buffers: dict[str, Tensor] = {}
         self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
+
+    def __repr__(self) -> str:
+        updates = f"{self.num_updates:,} update{'' if self.num_updates == 1 else 's'}"
+        return f"<{type(self).__name__} of {listed(self.module, 'module')} on {self.device}: {updates}>"
 
     def build(self) -> None:
         """Makes the optimizers. Called once before the first update."""
@@ -164,10 +169,10 @@ class Learner(ABC):
         """Registers the optimizers of a module: Adam for all its parameters, unless overridden."""
         self.optimizers.register_default(module_id)
 
-    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
+    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Called first in an update, before its train batch is made, so that changes to modules apply to all of it."""
 
-    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
+    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Called after the minibatches of an update."""
 
     def postprocess_gradients_for_module(
@@ -660,3 +665,7 @@ class Learner(ABC):
 def _own_sizes(step: Step) -> dict[ModuleID, int]:
     """Returns the number of rows of each module that this rank has in a step."""
     return {m: size for one in step.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}
+
+
+TorchLearner = Learner
+"""RLlib's name."""

@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 class PPOLoss(NamedTuple):
-    """The loss and its terms, each averaged over the batch axis: a scalar, or ``[M]`` for ``M`` modules."""
+    """The loss and its terms, each averaged over the batch axis: a scalar, or ``[M]`` for ``M`` modules.
+
+    The last one, the fraction of rows whose ratio is outside of the clip range, has no gradient.
+    """
 
     total: Tensor
     policy_loss: Tensor
@@ -18,6 +21,7 @@ class PPOLoss(NamedTuple):
     vf_loss_unclipped: Tensor
     entropy: Tensor
     kl: Tensor
+    clip_fraction: Tensor
 
 
 class PPOCoefficients(NamedTuple):
@@ -82,6 +86,8 @@ def ppo_loss(
     mean_entropy = mean(entropy)
     total = policy_loss - entropy_coeff * mean_entropy
     vf_loss = vf_loss_unclipped = mean_kl = torch.zeros_like(policy_loss)
+    with torch.no_grad():
+        clip_fraction = mean(((ratio < low) | (ratio > high)).to(ratio.dtype))
     if values is not None and value_targets is not None:
         error = (values - value_targets).square()
         vf_loss = vf_loss_unclipped = mean(error)
@@ -96,7 +102,7 @@ def ppo_loss(
     if kl is not None:
         mean_kl = mean(kl)
         total = total + kl_coeff * mean_kl
-    return PPOLoss(total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl)
+    return PPOLoss(total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl, clip_fraction)
 
 
 def _is_infinite(bound: float | Tensor) -> bool:
@@ -151,9 +157,11 @@ def ppo_loss_and_gradients(
         return np.add.reduce(of_rows * weights, -1)
 
     ratio = np.exp(logp - old_logp)
+    low, high = _with_row_axis(1.0 - clip_param), _with_row_axis(1.0 + clip_param)
+    clip_fraction = mean(((ratio < low) | (ratio > high)).astype(ratio.dtype))
     gain = advantages * ratio
-    np.maximum(ratio, _with_row_axis(1.0 - clip_param), out=ratio)
-    np.minimum(ratio, _with_row_axis(1.0 + clip_param), out=ratio)
+    np.maximum(ratio, low, out=ratio)
+    np.minimum(ratio, high, out=ratio)
     ratio *= advantages
     by_logp = (gain <= ratio) * gain  # the gradient is 0 where clipping makes the gain smaller
     by_logp *= -weight
@@ -184,5 +192,5 @@ def ppo_loss_and_gradients(
         total = total + kl_coeff * mean_kl
         by_kl = _of_each_row(_with_row_axis(kl_coeff) * weight, kl)
     by_entropy = _of_each_row(-_with_row_axis(entropy_coeff) * weight, entropy)
-    terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl]
+    terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl, clip_fraction]
     return [np.array(term, logp.dtype) for term in terms], PPOGradients(by_logp, by_entropy, by_kl, by_values)

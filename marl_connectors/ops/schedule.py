@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from marl_connectors.validators import Unfit, Validator, number
+from marl_connectors.validators import Unfit, Validator, any_of, number
 
 Schedule: TypeAlias = float | Sequence[Sequence[float]]
 """A number, or ``[[t, value], ...]``: linear between the points and constant outside, ``t`` in sampled steps."""
@@ -51,4 +51,6 @@ def schedule(min: float | None = None) -> Validator:
 
     bound = "" if min is None else f" and values from {min:g}"
     expected = f"a schedule [[0, value], [t, value], ...] with increasing times{bound}"
-    return Validator(f"{value.expected}, or {expected}", keep)
+    point = {"type": "array", "prefixItems": [time.schema, value.schema], "minItems": 2, "maxItems": 2}
+    schema = any_of(value.schema, {"type": "array", "items": point, "minItems": 1})
+    return Validator(f"{value.expected}, or {expected}", keep, schema)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
 from marl_connectors.errors import ModuleError
+
+TARGET_NETWORK_ACTION_DIST_INPUTS: Final = "target_network_action_dist_inputs"
+"""RLlib's name of the column for the ``action_dist_inputs`` of target networks."""
 
 
 class ValueFunctionAPI(ABC):
@@ -75,6 +79,11 @@ class SelfSupervisedLossAPI(ABC):
             batch: Columns of a minibatch, ``[B, ...]``.
             fwd_out: The outputs of ``forward_train`` for this minibatch.
         """
+
+
+def make_target_network(network: nn.Module) -> nn.Module:
+    """Returns a copy of a network that no optimizer updates, for ``TargetNetworkAPI.make_target_networks``."""
+    return copy.deepcopy(network).requires_grad_(False)
 
 
 def update_target_networks(rl_module: nn.Module, tau: float = 1.0) -> None:

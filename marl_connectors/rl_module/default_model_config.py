@@ -50,9 +50,12 @@ def _pair(sizes: Any) -> tuple[int, int]:
 
 _SIZE = integer(min=1)
 SIZES = list_of(_SIZE, "a list of whole numbers from 1")
-_SIZE_OR_PAIR = either(_SIZE, Validator("a pair of them", _pair))
+_PAIR = {"type": "array", "items": _SIZE.schema, "minItems": 2, "maxItems": 2}
+_SIZE_OR_PAIR = either(_SIZE, Validator("a pair of them", _pair, _PAIR))
+_FILTER = {"type": "array", "items": _SIZE_OR_PAIR.schema, "minItems": 3, "maxItems": 3}
 CONV_FILTERS = list_of(
-    Validator("a filter", _conv_filter), "a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
+    Validator("a filter", _conv_filter, _FILTER),
+    "a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]",
 )
 
 Size = Annotated[int, _SIZE]
@@ -60,7 +63,11 @@ Sizes = Annotated[Sequence[int], SIZES]
 Activation = Annotated[str, one_of("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")]
 Initializer = Annotated[
     str | Callable[..., Any] | None,
-    optional(either(Validator("a name in torch.nn.init", _initializer_name), function("a function of a tensor"))),
+    optional(
+        either(
+            Validator("a name in torch.nn.init", _initializer_name, text().schema), function("a function of a tensor")
+        )
+    ),
 ]
 InitializerKwargs = Annotated[Mapping[str, Any] | None, optional(dict_of(text()))]
 

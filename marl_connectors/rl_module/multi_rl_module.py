@@ -16,6 +16,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+from marl_connectors.checkpoints import Checkpointable, component_state
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
@@ -50,7 +51,7 @@ _SORTING = threading.RLock()
 """Held while parameters move into buckets, which only one thread at a time may do."""
 
 
-class MultiRLModule(nn.Module):
+class MultiRLModule(nn.Module, Checkpointable):
     """A dict of RLModules, which runs each module on its own batch.
 
     Modules of one architecture run as one batched computation; see ``stacking.py``. To run the modules in another way
@@ -83,6 +84,10 @@ class MultiRLModule(nn.Module):
         """Builds the modules from ``rl_module_specs``. An override that adds shared layers calls this one too."""
         for module_id, spec in self.rl_module_specs.items():
             self.add_module(module_id, spec.build())
+
+    def as_multi_rl_module(self) -> MultiRLModule:
+        """Returns this object, which is a MultiRLModule already."""
+        return self
 
     # A dict of modules.
 
@@ -408,7 +413,7 @@ def _module_ids(given: Any) -> Any:
     return make(map(text().keep, given))
 
 
-MODULE_IDS = Validator("a collection of module ids", _module_ids)
+MODULE_IDS = Validator("a collection of module ids", _module_ids, {"type": "array", "items": text().schema})
 _SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
 _SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLModuleSpec}"))
 
@@ -424,7 +429,8 @@ class MultiRLModuleSpec(ChecksFields):
         inference_only: If True, all modules are built for inference only, whatever their specs say.
         model_config: Passed to the class.
         rl_module_specs: One spec for each module id, or a single RLModuleSpec for all modules.
-        load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
+        load_state_path: A folder that ``MultiRLModule.save_to_path`` wrote, or its place in the checkpoint of an
+            algorithm (``CHECKPOINT/learner_group/learner/rl_module``), to start from.
         modules_to_load: The modules to load from this folder, together with the shared layers; None for all.
     """
 
@@ -450,6 +456,62 @@ class MultiRLModuleSpec(ChecksFields):
             module.model_config,
             {module_id: RLModuleSpec.from_module(member) for module_id, member in module.items()},
         )
+
+    def add_modules(self, module_specs: Mapping[ModuleID, RLModuleSpec], override: bool = True) -> None:
+        """Adds specs, or updates those that exist.
+
+        Args:
+            module_specs: The specs by module id.
+            override: Whether the specs that exist are replaced. If not, only their fields that are None are filled.
+
+        Raises:
+            ModuleError: If there is one spec for all modules.
+        """
+        own = self._by_id("add_modules")
+        for module_id, spec in module_specs.items():
+            if override or module_id not in own:
+                own[module_id] = spec
+            else:
+                own[module_id] = dataclasses.replace(own[module_id])
+                own[module_id].update(spec, override=False)
+        self.rl_module_specs = own
+
+    def remove_modules(self, module_ids: ModuleID | Collection[ModuleID]) -> None:
+        """Removes the specs of these modules, as far as they exist."""
+        gone = {module_ids} if isinstance(module_ids, str) else set(module_ids)
+        own = self._by_id("remove_modules")
+        self.rl_module_specs = {module_id: spec for module_id, spec in own.items() if module_id not in gone}
+
+    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
+        """Takes over the specs of another MultiRLModuleSpec, or the fields of one RLModuleSpec for every module.
+
+        Args:
+            other: The other spec.
+            override: As in ``add_modules`` and ``RLModuleSpec.update``.
+
+        Raises:
+            ModuleError: If one of the two MultiRLModuleSpecs has one spec for all modules, and the other has not.
+        """
+        if isinstance(other, RLModuleSpec):
+            for spec in self._by_id("update").values():
+                spec.update(other, override)
+            return
+        if override:
+            self.multi_rl_module_class = other.multi_rl_module_class or self.multi_rl_module_class
+            self.model_config = other.model_config or self.model_config
+        self.add_modules(other._by_id("update"), override)
+
+    def __contains__(self, module_id: ModuleID) -> bool:
+        """Whether there is a spec of this module."""
+        return not isinstance(self.rl_module_specs, RLModuleSpec) and module_id in self.rl_module_specs
+
+    def _by_id(self, method: str) -> dict[ModuleID, RLModuleSpec]:
+        if isinstance(self.rl_module_specs, RLModuleSpec):
+            raise ModuleError(
+                f"MultiRLModuleSpec.{method}: rl_module_specs is one RLModuleSpec for all modules. Name the modules: "
+                f"{{module_id: RLModuleSpec(...)}}."
+            )
+        return dict(self.rl_module_specs)
 
     def build(self) -> MultiRLModule:
         """Builds the module.
@@ -479,9 +541,7 @@ class MultiRLModuleSpec(ChecksFields):
         """Loads the state in ``load_state_path``, if it is set."""
         if self.load_state_path is None:
             return
-        from marl_connectors.checkpoints import load_state
-
-        state = load_state(self.load_state_path)
+        state = component_state(self.load_state_path)
         if self.modules_to_load is not None:
             wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
             state = {module_id: own for module_id, own in state.items() if module_id in wanted}

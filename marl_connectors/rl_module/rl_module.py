@@ -15,6 +15,7 @@ from gymnasium import Space
 from torch import nn
 
 import marl_connectors
+from marl_connectors.checkpoints import Checkpointable, component_state
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
-class RLModule(nn.Module):
+class RLModule(nn.Module, Checkpointable):
     """The base class of all modules: subclass it, build your layers in ``setup``, and override ``_forward``.
 
     A forward pass accepts a dict of columns (``{Columns.OBS: [B, ...], ...}``) and returns another one, which has
@@ -239,6 +240,10 @@ class RLModule(nn.Module):
         return self
 
 
+TorchRLModule = RLModule
+"""RLlib's name. All modules are torch modules."""
+
+
 def _delete_attributes(module: nn.Module, paths: Sequence[str]) -> None:
     """Deletes those of the layers and parameters that exist."""
     for path in paths:
@@ -283,7 +288,9 @@ def _model_config(given: Any) -> Any:
 
 
 SPACE = instance_of(Space, expected="a gymnasium space")
-MODEL_CONFIG = optional(Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config))
+MODEL_CONFIG = optional(
+    Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config, {"type": "object"})
+)
 FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
 
@@ -299,7 +306,8 @@ class RLModuleSpec(ChecksFields):
         learner_only: Whether no agent acts by the module, so that ``load_policy`` leaves it out.
         model_config: Settings for the module.
         catalog_class: A class that is passed to the module unchanged.
-        load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
+        load_state_path: A folder that ``module.save_to_path(path)`` wrote, or the module's place in the checkpoint of
+            an algorithm (``CHECKPOINT/learner_group/learner/rl_module/MODULE_ID``), to start from.
     """
 
     module_class: Annotated[type[RLModule] | None, optional(subclass_of(RLModule))] = None
@@ -323,6 +331,27 @@ class RLModuleSpec(ChecksFields):
             module.model_config,
             module.catalog_class,
         )
+
+    def as_multi_rl_module_spec(self) -> marl_connectors.MultiRLModuleSpec:
+        """Returns a MultiRLModuleSpec with this spec as its only one, under ``DEFAULT_MODULE_ID``."""
+        return marl_connectors.MultiRLModuleSpec(rl_module_specs={DEFAULT_MODULE_ID: self})
+
+    def update(self, other: RLModuleSpec, override: bool = True) -> None:
+        """Takes over the fields of another spec that are set there.
+
+        Args:
+            other: The other spec. Its fields that are None or False change nothing.
+            override: Whether fields that are set here are replaced. If not, only fields that are None are filled.
+
+        Raises:
+            ModuleError: If ``other`` is not an RLModuleSpec.
+        """
+        if not isinstance(other, RLModuleSpec):
+            raise ModuleError(f"RLModuleSpec.update: expected an RLModuleSpec, got {type(other).__name__}.")
+        for field in dataclasses.fields(RLModuleSpec):
+            given, own = getattr(other, field.name), getattr(self, field.name)
+            if given not in (None, False) and (own is None or override):
+                setattr(self, field.name, given)
 
     def build(self) -> RLModule:
         """Builds the module.
@@ -351,7 +380,5 @@ class RLModuleSpec(ChecksFields):
                     f"no values. Call to_empty(device='cpu') in setup, and initialise it."
                 )
         if self.load_state_path is not None:
-            from marl_connectors.checkpoints import load_state
-
-            module.set_state(load_state(self.load_state_path))
+            module.set_state(component_state(self.load_state_path))
         return module

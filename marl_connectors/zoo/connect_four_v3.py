@@ -10,6 +10,7 @@ TASK = ZooTask(
     name="connect_four_v3",
     env="pettingzoo.classic.connect_four_v3",
     summary="Two players drop discs until one of them has four in a row. Both learn with one policy, by self-play.",
+    needs="pettingzoo[classic]",
     settings={
         "policies": "shared",
         "eval_opponent": "random",
@@ -29,5 +30,6 @@ TASK = ZooTask(
         },
     },
     success=Success("games won against random", games_won),
+    success_needs_opponent=True,
     expected=Expected(mean_return=0.96, std=0.03, num_seeds=3, minutes=2.7, random_return=-0.12, success=0.98),
 )

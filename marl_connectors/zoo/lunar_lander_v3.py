@@ -17,6 +17,7 @@ TASK = ZooTask(
     name="LunarLander-v3",
     env="LunarLander-v3",
     summary="A lander comes to rest on the surface of the moon.",
+    needs="gymnasium[box2d]",
     settings={
         "steps": 1_500_000,
         "num_envs": 16,

@@ -26,6 +26,7 @@ TASK = ZooTask(
     name="simple_reference_v3",
     env="mpe2.simple_reference_v3",
     summary="Two agents tell each other which landmark to go to, in a language that both have to agree on.",
+    needs="mpe2",
     settings={
         "algo": "mappo",
         "policies": "shared",

@@ -22,6 +22,7 @@ TASK = ZooTask(
     name="simple_speaker_listener_v4",
     env="mpe2.simple_speaker_listener_v4",
     summary="A listener goes to the landmark that a speaker names, in a language that both have to agree on.",
+    needs="mpe2",
     settings={
         "algo": "mappo",
         "policies": "independent",

@@ -25,6 +25,7 @@ TASK = ZooTask(
     name="simple_spread_v3",
     env="mpe2.simple_spread_v3",
     summary="Three agents cover three landmarks, without bumping into one another.",
+    needs="mpe2",
     settings={
         "algo": "ppo",
         "policies": "shared",

@@ -8,6 +8,7 @@ TASK = ZooTask(
     name="simple_tag_v3",
     env="mpe2.simple_tag_v3",
     summary="Three slow chasers hunt one faster agent; each team learns against the other.",
+    needs="mpe2",
     settings={
         "algo": "ppo",
         "policies": "adversary*=chasers,agent*=runner",

@@ -10,6 +10,7 @@ TASK = ZooTask(
     name="tictactoe_v3",
     env="pettingzoo.classic.tictactoe_v3",
     summary="Two players draw crosses and circles. Both learn with one policy, by self-play.",
+    needs="pettingzoo[classic]",
     settings={
         "policies": "shared",
         "eval_opponent": "random",
@@ -29,6 +30,7 @@ TASK = ZooTask(
         },
     },
     success=Success("games won against random", games_won),
+    success_needs_opponent=True,
     expected=Expected(
         mean_return=0.91,
         std=0.05,

@@ -51,6 +51,9 @@ class ZooTask:
             ``training``. All others keep their defaults.
         expected: The results to expect.
         success: The measure of an episode's success; None if the return says enough.
+        success_needs_opponent: Whether the measure is only for episodes against an opponent (``eval_opponent``).
+        needs: The packages to install for the environment and its wrappers, as pip spells them; ``""`` for none but
+            those of the library.
     """
 
     name: str
@@ -59,3 +62,5 @@ class ZooTask:
     settings: Mapping[str, Any]
     expected: Expected
     success: Success | None = None
+    success_needs_opponent: bool = False
+    needs: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -73,3 +74,16 @@ def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch)
     monkeypatch.setattr(command.fake, "random_play", cut)
     assert command("evaluate", checkpoint, "--baseline-seconds", "3") == 0
     assert "Only 8 of 20 episodes of random play ended in time: its returns are of these.\n" in command.out
+
+
+def test_json_has_the_results_and_nothing_else_is_on_stdout(command, checkpoint):
+    words = ["--json", "--episodes", "3", "--seed", "5", "--video", "play.gif"]
+    assert command("evaluate", checkpoint, *words) == 0
+    found = json.loads(command.out)
+    assert found["results"]["module_episode_returns"]["red"]["mean"] == 12.0
+    assert found["random_play"]["module_episode_returns"]["red"]["mean"] == -7.0
+    options = {name: found[name] for name in ("checkpoint", "episodes", "seed", "explore", "success", "video")}
+    assert options == {
+        **{"checkpoint": "ckpt", "episodes": 3, "seed": 5, "explore": False, "success": None},
+        "video": "play.gif",
+    }

@@ -88,6 +88,18 @@ def test_a_reader_that_leaves_is_no_error(monkeypatch, capfd, words):
     assert capfd.readouterr().err == ""
 
 
+def test_a_reader_that_leaves_is_noticed_also_if_nothing_is_left_to_write(monkeypatch):
+    def breaks(*args, **kwargs):
+        raise BrokenPipeError  # as from a print() whose text is lost with the error
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("marl_connectors.cli.check.check_env", breaks)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["check", "marl_envs.match_v0"]) == 141
+
+
 def test_another_pipe_that_breaks_is_one(monkeypatch):
     def breaks(*args, **kwargs):
         raise BrokenPipeError("of the environment")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from marl_connectors import Algorithm
+from marl_connectors.cli.config_files import layer
 from marl_connectors.cli.main import main
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json, training_settings
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MappingError
 from marl_connectors.policy_mapping import OneAgainst, SharedPolicy
 
@@ -118,14 +119,15 @@ def test_the_first_lines_of_a_run_say_what_becomes_of_masks(tmp_path, monkeypatc
 
 
 def test_the_key_of_masks_can_be_set_as_a_training_setting():
-    assert training_settings([("lr", 0.1), ("action_mask_key", "legal")]) == ({"lr": 0.1}, {"action_mask_key": "legal"})
+    pairs = [("lr", 0.1), ("action_mask_key", "legal")]
+    assert layer({"set": pairs}) == {"set": [("lr", 0.1)], "action_mask_key": "legal"}
     for off in (None, False):
-        assert training_settings([("action_mask_key", off)]) == ({}, {"action_mask_key": None})
-    assert training_settings([]) == ({}, {})
+        assert layer({"set": [("action_mask_key", off)]}) == {"action_mask_key": None}
+    assert layer({"set": []}) == {}
 
 
 GAME = RunSettings(
-    "marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4], video=False
+    "marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4], video="none"
 )
 
 
@@ -182,6 +184,27 @@ def test_an_opponent_stays_in_checkpoints_and_is_not_imported_from_elsewhere(tmp
 def test_an_opponent_needs_other_agents_with_the_same_spaces(settings, message):
     with pytest.raises(ConfigError, match=f"^--eval-opponent: .*({message})"):
         dataclasses.replace(settings, eval_opponent="random").build_algorithm()
+
+
+@pytest.mark.parametrize("opponent", [None, "random"])
+def test_evaluations_draw_actions_where_the_settings_say_so(opponent):
+    greedy = dataclasses.replace(GAME, eval_opponent=opponent).build_algorithm()
+    drawn = dataclasses.replace(GAME, eval_opponent=opponent, eval_explore=True).build_algorithm()
+    assert [algo.config.get_evaluation_config().explore for algo in (greedy, drawn)] == [False, True]
+    returns = [algo.evaluate(num_episodes=16, seed=3)["module_episode_returns"] for algo in (greedy, drawn)]
+    assert returns[1] == greedy.evaluate(num_episodes=16, seed=3, explore=True)["module_episode_returns"]
+    assert returns[0] == drawn.evaluate(num_episodes=16, seed=3, explore=False)["module_episode_returns"]
+    assert ("random" in returns[1]) == (opponent is not None)
+
+
+def test_a_team_plays_against_the_opponent():
+    config = dataclasses.replace(GAME, eval_opponent="random:player_0,player_[1-9]").build_algorithm().config
+    assert config.evaluation_config["policy_mapping_fn"].agent_ids == ("player_0", "player_[1-9]")
+
+
+def test_a_team_without_agents_is_an_error():
+    with pytest.raises(ConfigError, match=r"^--eval-opponent: the team 'red' matches no agent.*: player_0, player_1"):
+        dataclasses.replace(GAME, eval_opponent="random:player*,red").build_algorithm()
 
 
 def test_train_evaluate_and_resume_play_against_the_opponent(tmp_path, monkeypatch, capsys):

@@ -85,9 +85,12 @@ def test_the_table_has_seeds_statistics_and_baselines():
 
 
 def test_the_table_has_success_where_results_have_it():
-    lines = summary_table([finished(0, 3.0, 0.5), finished(1, 13.0, 1.0)]).splitlines()
-    assert lines[0].split() == ["seed", "red", "success"]
-    assert lines[3].split() == ["mean", "8.00", "0.75"]
+    results = [finished(0, 3.0, 0.5, success_random_play=0.1), finished(1, 13.0, 1.0, success_random_play=0.2)]
+    lines = [line.split() for line in summary_table(results).splitlines()]
+    assert lines[0] == ["seed", "red", "success"]
+    assert lines[1] == ["0", "3.00", "50", "%"]
+    assert lines[3] == ["mean", "8.00", "75", "%"]
+    assert lines[-2:] == [["untrained", "-5.00", "–"], ["random", "play", "-7.00", "15", "%"]]
 
 
 def test_seeds_that_are_not_finished_do_not_count():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
-from marl_connectors.cli import seeds
+from marl_connectors.cli import run_processes, seeds
 from marl_connectors.errors import ConfigError
 
 FOLDER = Path("runs/fake_env-shared-seeds0-2")
@@ -215,8 +215,8 @@ quiet = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.fixture
 def forked(behaviour, monkeypatch):
     """Has forked processes, so that they have the fake Algorithm, too."""
-    monkeypatch.setattr(seeds, "START_METHOD", "fork")
-    monkeypatch.setattr(seeds, "_POLL_S", 0.05)
+    monkeypatch.setattr(run_processes, "START_METHOD", "fork")
+    monkeypatch.setattr(seeds, "POLL_S", 0.05)
 
 
 @fork
@@ -277,11 +277,11 @@ def test_ctrl_c_is_sent_on_to_the_processes_and_no_more_are_started(command, beh
 
 def test_the_newest_line_of_progress_is_found_in_a_log(tmp_path):
     log = tmp_path / "seed0.log"
-    assert seeds.newest_progress(log) == ""
+    assert run_processes.newest_progress(log) == ""
     log.write_text("Measuring ...\n  4%   4,096 agent steps\n 74%  73,728 agent steps\nCtrl-C\n")
-    assert seeds.newest_progress(log) == "74%  73,728 agent steps"
+    assert run_processes.newest_progress(log) == "74%  73,728 agent steps"
     log.write_text("74% of it\n" + "x" * 5000)
-    assert seeds.newest_progress(log) == ""
+    assert run_processes.newest_progress(log) == ""
 
 
 # For good ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def rows(run=RUN):
 
 
 def checkpoints(run=RUN):
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != "best")
 
 
 def raised(number):

@@ -43,7 +43,7 @@ def test_a_run_leaves_everything_in_one_folder(command):
         "untrained.gif",
         "video.gif",
     ]
-    assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["000002", "000003", "latest"]
+    assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["000002", "000003", "best", "latest"]
     assert (RUN / "checkpoints" / "latest").read_text() == "000003\n"
     assert (RUN / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((RUN / "tensorboard").iterdir())) == 1
@@ -176,7 +176,7 @@ def test_an_error_later_keeps_what_there_is(command, build):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train"], "expected an environment or --resume RUN"),
+        (["train"], "expected an environment, --config FILE or --resume RUN"),
         (["train", "fake_env", "--stepps", "5"], "unknown argument '--stepps'. Did you mean '--steps'?"),
         (["train", "fake_env", "two"], "unknown argument 'two'"),
         (["train", "fake_env", "--steps", "many"], "argument --steps: expected a whole number"),

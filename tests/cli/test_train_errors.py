@@ -13,8 +13,8 @@ import pytest
 
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, snapshot
+from marl_connectors.cli.config_settings import set_by_name
 from marl_connectors.cli.main import _formatted, main
-from marl_connectors.cli.run_settings import set_by_name
 from marl_connectors.cli.train import CHANGED, TRAINING_DEFAULTS, load_algorithm
 from marl_connectors.errors import ConfigError, EnvWarning
 

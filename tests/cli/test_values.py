@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from marl_connectors.cli.values import count, jsonable, key_value, layer_sizes, literal, merged, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, literal, merged, whole_number
+from marl_connectors.json_data import jsonable
 
 
 @pytest.mark.parametrize(

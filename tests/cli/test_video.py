@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image, ImageFont, ImageSequence
 
 from marl_connectors.algorithms.rendering import RenderedEpisode
 from marl_connectors.cli import video
-from marl_connectors.cli.video import Clip, encoded, record_clips, record_untrained, record_video, write_gif
+from marl_connectors.cli.video import Clip, encoded, record_clips, record_untrained, record_video, write_video
 from marl_connectors.errors import EnvError
 
 
@@ -51,7 +53,7 @@ def test_a_caption_says_that_an_episode_was_stopped():
 
 
 def test_a_gif_is_narrowed_and_each_last_frame_stays(tmp_path):
-    write_gif([Clip("one line", shades(3)), Clip("another", shades(2))], tmp_path / "new" / "v.gif")
+    write_video([Clip("one line", shades(3)), Clip("another", shades(2))], tmp_path / "new" / "v.gif")
     pictures = pictures_of(tmp_path / "new" / "v.gif")
     assert [duration for duration, _ in pictures] == [100, 100, 1200, 100, 1200]
     assert {pixels.shape for _, pixels in pictures} == {(150 + 24, 480, 3)}  # 18 pixels a line, and a margin of 6
@@ -59,7 +61,7 @@ def test_a_gif_is_narrowed_and_each_last_frame_stays(tmp_path):
 
 
 def test_the_caption_is_written_above_the_frame(tmp_path):
-    write_gif([Clip("before training: return -31.2", shades(1))], tmp_path / "v.gif")
+    write_video([Clip("before training: return -31.2", shades(1))], tmp_path / "v.gif")
     ((_, pixels),) = pictures_of(tmp_path / "v.gif")
     strip = pixels[:24]
     assert strip.max() == 255 and strip.min() < 50
@@ -67,7 +69,7 @@ def test_the_caption_is_written_above_the_frame(tmp_path):
 
 
 def test_a_small_picture_is_made_as_wide_as_a_caption_needs(tmp_path):
-    write_gif([Clip("x", [np.zeros((7, 9, 3), np.uint8)])], tmp_path / "v.gif")
+    write_video([Clip("x", [np.zeros((7, 9, 3), np.uint8)])], tmp_path / "v.gif")
     with Image.open(tmp_path / "v.gif") as gif:
         assert gif.size == (27 * 9, 27 * 7 + 24)  # 27 is the least factor for 240 pixels
 
@@ -112,7 +114,7 @@ def test_the_video_begins_with_the_untrained_modules(tmp_path):
 @pytest.mark.parametrize("frame", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3))])
 def test_what_is_no_picture_is_refused(tmp_path, frame):
     with pytest.raises(EnvError, match="expected pictures of"):
-        write_gif([Clip("x", [frame])], tmp_path / "v.gif")
+        write_video([Clip("x", [frame])], tmp_path / "v.gif")
     assert not (tmp_path / "v.gif").exists()
     assert record_untrained(Player({}, [frame]), seed=0) == b""
 
@@ -124,3 +126,31 @@ def test_an_environment_that_fails_to_render_costs_the_video_only(tmp_path):
 
     assert record_video(Blind(), tmp_path / "v.gif", seed=0) == "No video: env: render failed: no display"
     assert record_untrained(Blind(), seed=0) == b""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its reader leaves files open
+def test_an_mp4_has_the_same_frames_and_even_sides(tmp_path):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    write_video([Clip("one line", shades(3, 301, 479)), Clip("another", shades(2, 99, 99))], tmp_path / "v.mp4")
+    frames = imageio_ffmpeg.read_frames(str(tmp_path / "v.mp4"))
+    about = next(frames)
+    assert (about["size"], about["fps"], about["codec"]) == ((480, 326), 10.0, "h264")  # 301 + 24, and one more
+    assert len(list(frames)) == 2 + 12 + 1 + 12  # the last frame of each clip stays for 1.2 seconds
+    assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
+
+
+def test_videos_are_made_every_few_iterations(command):
+    words = ["--steps", "500", "--out", "run", "--video-every", "2"]
+    assert command("train", "fake_env", *words) == 0
+    run = Path("run")
+    assert sorted(path.name for path in (run / "videos").iterdir()) == ["000002.gif", "000004.gif"]
+    with Image.open(run / "videos" / "000004.gif") as gif:
+        assert gif.info["comment"] == b"after 400 steps, episode 1: return red 4.00, green 4.00"
+    assert (run / "video.gif").exists()
+
+
+def test_the_reason_for_missing_videos_is_printed_once_during_training(command):
+    command.algo.frames = []
+    assert command("train", "fake_env", "--steps", "500", "--out", "run", "--video-every", "1") == 0
+    assert command.out.count("No video: this environment returns no pictures") == 2  # and once at the end
+    assert not (Path("run") / "videos").exists()

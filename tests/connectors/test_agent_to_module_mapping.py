@@ -69,3 +69,14 @@ def test_too_few_rows_from_a_module_are_an_error():
 def test_unmapping_without_mapping_says_what_is_missing():
     with pytest.raises(ConnectorError, match="needs the shared_data that AgentToModuleMapping wrote"):
         back({"red": {"actions": np.zeros(1)}}, {})
+
+
+def test_rllibs_arguments_serve_calls_by_hand():
+    piece = AgentToModuleMapping(
+        rl_module_specs={"red": None, "green": None},
+        agent_to_module_mapping_fn=lambda agent_id, episode: "green" if agent_id == "a" else "red",
+        as_learner_connector=True,
+    )
+    batch = {"obs": {("e", "a", None): [1], ("e", "b", None): [2], ("f", "a", "red"): [3]}}
+    assert piece(rl_module=None, batch=batch, episodes=[]) == {"red": {"obs": [2, 3]}, "green": {"obs": [1]}}
+    assert piece.in_learner_pipeline

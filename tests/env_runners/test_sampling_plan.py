@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors import Columns, ConnectorV2, RLModuleSpec
+from marl_connectors import ColumnConnector, Columns, ConnectorV2, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.env_runners import sampling_plan
@@ -540,3 +540,46 @@ def test_updates_in_place_count_at_once(policies):
         for agent in chunk.agent_episodes.values():
             assert list(agent.get_actions(slice(4, None))) == [1] * (len(agent) - 4)
             assert set(agent.get_actions(slice(0, 4))) != {1}
+
+
+class AsksTheModule(ConnectorV2):
+    """Notes the module that it gets, on items."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __call__(self, *, rl_module, batch, **kwargs):
+        self.seen.append(rl_module)
+        return batch
+
+
+class AsksTheModuleOnColumns(ColumnConnector):
+    """Notes the module that it gets, on columns."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def transform(self, batch, *, rl_module, **kwargs):
+        self.seen.append(rl_module)
+        return {}
+
+
+@pytest.mark.parametrize("piece", [AsksTheModule, AsksTheModuleOnColumns])
+@pytest.mark.parametrize(("env", "is_single"), [("CartPole-v1", True), ("marl_envs.match_v0", False)])
+def test_pieces_get_the_module_of_a_single_agent_itself(piece, env, is_single, tmp_path):
+    seen = []
+    algo = (
+        PPOConfig()
+        .environment(env)
+        .env_runners(
+            env_to_module_connector=lambda env: piece(seen),
+            module_to_env_connector=lambda env: piece(seen),
+        )
+        .build_algo()
+    )
+    expected = algo.get_module() if is_single else algo.rl_module
+    algo.env_runner.sample(num_timesteps=3)
+    assert len(seen) >= 6 and all(module is expected for module in seen)
+    algo.stop()

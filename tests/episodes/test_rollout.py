@@ -206,6 +206,18 @@ def test_two_pieces_may_change_the_shape_one_after_the_other_at_every_step():
     assert rollout.read("obs", slice(1, 9, 3)).tolist() == [[10, 0.5, 0.25], [11, 0.5, 0.25], [12, 0.5, 0.25]]
 
 
+def test_a_piece_after_another_may_turn_integers_into_floats_at_every_step():
+    space = spaces.Dict({"board": spaces.Box(0, 9, (2,), np.int8), "mask": spaces.MultiBinary(2)})
+    rollout = Rollout(space, spaces.Discrete(2), num_rows=2, num_lanes=1)
+    for row in range(2):
+        here = slice(row, row + 1)
+        rollout.write("obs", here, np.array([[row, 4]], np.int8))
+        board = rollout.read("obs", here)
+        assert board.dtype == np.int8
+        rollout.write("obs", here, board / np.float32(8))
+        assert rollout.read("obs", here).tolist() == [[row / 8, 0.5]]
+
+
 def test_an_action_may_come_flat_but_not_in_another_size():
     rollout = Rollout(OBS, spaces.Box(-1.0, 1.0, (2, 2), np.float32), num_rows=1, num_lanes=1)
     rollout.record(slice(0, 1), {"actions": np.array([[1, 2, 3, 4]], np.float32)})
@@ -241,3 +253,10 @@ def test_whole_numbers_are_written_among_the_fractions_that_came_later():
     rollout.write("obs", everything, np.arange(6)[:, None] + 0.5)
     rollout.write("obs", slice(2, 4), np.array([[7], [8]]))
     assert rollout.read("obs", everything)[:, 0].tolist() == [0.5, 1.5, 7.0, 8.0, 4.5, 5.5]
+
+
+def test_whole_numbers_that_come_before_and_after_fractions_are_read_together_with_them():
+    rollout = filled()
+    for row, values in enumerate(([[1], [2]], [[0.5], [1.5]], [[3], [4]])):
+        rollout.write("obs", slice(2 * row, 2 * row + 2), np.array(values))
+    assert rollout.read("obs", slice(0, 6))[:, 0].tolist() == [1.0, 2.0, 0.5, 1.5, 3.0, 4.0]

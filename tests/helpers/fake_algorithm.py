@@ -24,6 +24,9 @@ class FakeConfig:
     def __init__(self, env):
         self.env = env
 
+    def get_evaluation_config(self):
+        return SimpleNamespace(explore=False)
+
     def to_dict(self):
         return {"env": self.env, "lr": 0.1, "policy_mapping_fn": lambda agent_id, episode: "x", "clip": math.inf}
 

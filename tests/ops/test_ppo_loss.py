@@ -114,3 +114,8 @@ def test_stacked_modules_have_losses_and_coefficients_of_their_own():
     # The second module's ratios are all 1, so its surrogate is the mean advantage, 1/4.
     torch.testing.assert_close(result.policy_loss, torch.tensor([-0.55, -0.25]))
     torch.testing.assert_close(result.total, torch.tensor([-0.55 - 0.2 + 0.5, -0.25 + 1.0]))
+
+
+def test_the_clip_fraction_is_that_of_the_ratios_outside_of_the_range():
+    assert float(loss().clip_fraction) == 0.75
+    assert float(loss(weights=torch.tensor([0.1, 0.2, 0.6, 0.1])).clip_fraction) == pytest.approx(0.4)

@@ -20,6 +20,7 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.apis import make_target_network
 
 
 class Followed(DefaultPPORLModule, TargetNetworkAPI):
@@ -95,3 +96,10 @@ def test_a_whole_copy_by_default_and_errors_say_what_is_wrong():
     module.slow = nn.Linear(1, 1)
     with pytest.raises(ModuleError, match="Followed: get_target_network_pairs returned networks with other parameters"):
         update_target_networks(module)
+
+
+def test_a_target_network_is_a_copy_that_is_not_trained():
+    network = nn.Linear(2, 2)
+    target = make_target_network(network)
+    assert torch.equal(target.weight, network.weight) and target.weight is not network.weight
+    assert network.weight.requires_grad and not any(p.requires_grad for p in target.parameters())

@@ -178,6 +178,45 @@ def test_the_other_forward_passes_can_be_exported_too(purpose):
     same_on_fresh_batches(exported(passes, batch_for(passes.module, 3)).module(), passes)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["mlp", "relu", "norms", "mappo"])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_module_that_is_traced_itself_without_gradients_is_no_constant(kind, mode):
+    module = make(kind)
+    names = ("forward", "forward_inference", "forward_exploration", "forward_train")
+    with mode():
+        trace = torch.jit.trace_module(module, {name: (batch_for(module, 3),) for name in names}, strict=False)
+        for name in names:
+            for seed, rows in enumerate((3, 5, 1), start=1):
+                batch = batch_for(module, rows, seed)
+                found, expected = (getattr(own, name)(batch)[Columns.ACTION_DIST_INPUTS] for own in (trace, module))
+                close([found], [expected])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_that_is_exported_itself_without_gradients_is_no_constant(mode, strict):
+    module = make("mlp")
+    with mode():
+        program = exported(module, batch_for(module, 3), strict=strict).module()
+        for seed, rows in enumerate((3, 5, 1), start=1):
+            batch = batch_for(module, rows, seed)
+            close(program(batch).values(), module(batch).values())
+
+
+@pytest.mark.parametrize("part", ["encoder", "pi", "vf"])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_layer_that_is_traced_itself_without_gradients_is_no_constant(part):
+    layer = getattr(make("mlp"), part)
+    rng = np.random.default_rng(0)
+    rows = [torch.from_numpy(rng.normal(size=(n, layer.input_dim)).astype(np.float32)) for n in (3, 5, 1)]
+    with torch.no_grad():
+        layer(rows[0])  # has been used before
+        trace = torch.jit.trace(layer, (rows[0],))
+        for x in rows:
+            close([trace(x)], [layer(x)])
+
+
 def test_masks_can_be_traced_and_exported():
     acts = Acts(make("mlp"))
 

@@ -314,3 +314,43 @@ def test_a_module_starts_from_the_state_that_its_spec_names(tmp_path):
     ):
         assert torch.equal(one, other), name
         assert not random.any() or not torch.equal(one, random), name
+
+
+def specs_of(multi):
+    return {module_id: spec.model_config for module_id, spec in multi.rl_module_specs.items()}
+
+
+def test_specs_are_added_and_removed():
+    multi = MultiRLModuleSpec(rl_module_specs={"a": RLModuleSpec(model_config={"x": 1})})
+    given = multi.rl_module_specs
+    multi.add_modules({"a": RLModuleSpec(model_config={"x": 2}), "b": RLModuleSpec(model_config={"x": 3})})
+    assert specs_of(multi) == {"a": {"x": 2}, "b": {"x": 3}}
+    assert list(given) == ["a"]
+    multi.remove_modules("a")
+    multi.remove_modules(["c"])
+    assert specs_of(multi) == {"b": {"x": 3}} and "b" in multi and "a" not in multi
+
+
+def test_specs_that_exist_are_only_filled_without_override():
+    own = RLModuleSpec(model_config={"x": 1})
+    multi = MultiRLModuleSpec(rl_module_specs={"a": own})
+    multi.add_modules({"a": RLModuleSpec(model_config={"x": 2}, learner_only=True)}, override=False)
+    assert specs_of(multi) == {"a": {"x": 1}}
+
+
+def test_a_multi_spec_is_updated_with_another_one_or_with_one_for_all():
+    multi = MultiRLModuleSpec(rl_module_specs={"a": RLModuleSpec(), "b": RLModuleSpec(model_config={"x": 1})})
+    multi.update(RLModuleSpec(model_config={"x": 5}), override=False)
+    assert specs_of(multi) == {"a": {"x": 5}, "b": {"x": 1}}
+    multi.update(MultiRLModuleSpec(rl_module_specs={"c": RLModuleSpec()}))
+    assert specs_of(multi) == {"a": {"x": 5}, "b": {"x": 1}, "c": None}
+
+
+def test_a_spec_for_all_modules_has_no_modules_to_add_to():
+    with pytest.raises(ModuleError, match=r"MultiRLModuleSpec.add_modules: rl_module_specs is one RLModuleSpec"):
+        MultiRLModuleSpec(rl_module_specs=RLModuleSpec()).add_modules({})
+
+
+def test_a_multi_rl_module_is_one_already():
+    multi = MultiRLModule()
+    assert multi.as_multi_rl_module() is multi and multi.unwrapped() is multi

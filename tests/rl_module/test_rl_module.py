@@ -1,4 +1,4 @@
-"""What the forward passes of an RLModule do to action masks."""
+"""What the forward passes of an RLModule do to action masks, and specs of modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from marl_connectors import RLModule
+from marl_connectors import RLModule, RLModuleSpec
+from marl_connectors.errors import ModuleError
 
 LOGITS = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
 BATCH = {
@@ -56,3 +57,26 @@ def test_the_mask_is_among_the_outputs_for_acting_so_that_it_is_recorded(cls):
     module = module_of(cls)
     for forward in PASSES[:2]:
         assert torch.equal(getattr(module, forward)(BATCH)["action_mask"], BATCH["action_mask"])
+
+
+BOX, TWO, THREE = spaces.Box(-1, 1, (2,)), spaces.Discrete(2), spaces.Discrete(3)
+
+
+@pytest.mark.parametrize(("override", "expected"), [(True, (BOX, THREE, {"b": 2})), (False, (BOX, TWO, {"a": 1}))])
+def test_a_spec_is_updated_with_what_another_one_sets(override, expected):
+    spec = RLModuleSpec(action_space=TWO, model_config={"a": 1})
+    spec.update(
+        RLModuleSpec(observation_space=BOX, action_space=THREE, model_config={"b": 2}, inference_only=True), override
+    )
+    assert (spec.observation_space, spec.action_space, spec.model_config) == expected
+    assert spec.inference_only is override and spec.module_class is None
+
+
+def test_a_spec_is_updated_with_a_spec_only():
+    with pytest.raises(ModuleError, match=r"RLModuleSpec.update: expected an RLModuleSpec, got dict"):
+        RLModuleSpec().update({"model_config": {}})
+
+
+def test_a_spec_becomes_the_spec_of_one_module():
+    spec = RLModuleSpec(action_space=TWO)
+    assert spec.as_multi_rl_module_spec().rl_module_specs == {"default_policy": spec}

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from marl_connectors.cli.run_settings import SHORT_FORMS, RunSettings, settings_from_json
+from marl_connectors.cli.config_settings import SHORT_FORMS
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.environments.making.factory import make_env
 from marl_connectors.errors import EnvError
 from marl_connectors.zoo import find_task, tasks

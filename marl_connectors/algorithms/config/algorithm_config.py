@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
 from gymnasium import VectorizeMode
 
+from marl_connectors.algorithms.config.former_settings import hint_at, unknown_attribute
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.algorithms.config.setting_types import (
     CALLBACKS,
@@ -30,9 +33,9 @@ from marl_connectors.algorithms.config.setting_types import (
 )
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls, Callbacks, Functions
 from marl_connectors.environments.making.wrappers import EnvWrapper
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError
 from marl_connectors.learner.learner import Learner
-from marl_connectors.names import import_attribute
+from marl_connectors.names import import_attribute, qualified_name
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.policy_mapping import SharedPolicy
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
@@ -55,6 +58,10 @@ from marl_connectors.validators import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+    from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+    from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 _OF_MODULES = ("gamma", "grad_clip", "grad_clip_by", "lr", "minibatch_size", "model_config", "num_epochs")
 """The settings of ``AlgorithmConfig`` in which modules can differ."""
 _IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")
@@ -75,6 +82,7 @@ class TrainingSettings(TypedDict, total=False):
         shuffle_batch_per_epoch: Whether the rows are shuffled for each epoch.
         learner_class: A learner class that replaces the algorithm's own, as in ``learners``.
         learner_connector: As in ``learners``.
+        learner_config_dict: As in ``learners``.
     """
 
     gamma: float
@@ -87,6 +95,7 @@ class TrainingSettings(TypedDict, total=False):
     shuffle_batch_per_epoch: bool
     learner_class: type[Learner]
     learner_connector: Callable[..., Any] | None
+    learner_config_dict: dict[str, Any]
 
 
 class AlgorithmConfig:
@@ -154,6 +163,7 @@ class AlgorithmConfig:
     learner_class: Annotated[type[Learner] | None, optional(subclass_of(Learner))] = None
     learner_connector: Annotated[Callable[..., Any] | None, builder("learner_connector", 2)] = None
     add_default_connectors_to_learner_pipeline: Switch = True
+    learner_config_dict: Annotated[dict[str, Any], or_empty(dict_of())] = {}
     stack_modules: Switch = True
     autocast_dtype: Annotated[str | None, optional(one_of("bfloat16"))] = None
     # rl_module
@@ -199,8 +209,16 @@ class AlgorithmConfig:
     seed: Annotated[int | None, optional(integer(min=0))] = None
 
     _is_frozen = False
+    _algo_class: Any = "marl_connectors.algorithms.algorithm:Algorithm"
 
-    def __init__(self) -> None:
+    def __init__(self, algo_class: Any = None) -> None:
+        """Sets all defaults.
+
+        Args:
+            algo_class: The subclass of Algorithm that ``build_algo`` makes; None for the config's own.
+        """
+        if algo_class is not None:
+            self._algo_class = algo_class
         self._module_configs: dict[ModuleID, Any] = {}
         cls = type(self)
         self._store({name: getattr(cls, name) for name in declared(cls) if hasattr(cls, name)}, cls.__name__)
@@ -389,6 +407,7 @@ class AlgorithmConfig:
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
         add_default_connectors_to_learner_pipeline: bool = UNSET,
+        learner_config_dict: Mapping[str, Any] | None = UNSET,
         stack_modules: bool = UNSET,
         autocast_dtype: str | None = UNSET,
     ) -> None:
@@ -407,6 +426,7 @@ class AlgorithmConfig:
             learner_connector: ``fn(observation_space, action_space)``, a function of one argument, or ``fn()`` that
                 returns a connector piece or a list of pieces. They come before the default pieces.
             add_default_connectors_to_learner_pipeline: False to use your own pieces only.
+            learner_config_dict: Settings for a learner class of your own, which reads them there.
             stack_modules: Whether modules of one architecture are updated in one computation, instead of one after
                 another.
             autocast_dtype: ``"bfloat16"`` to run the forward passes of updates in half precision; None for full.
@@ -547,6 +567,28 @@ class AlgorithmConfig:
         self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
         self._module_configs.clear()
 
+    def __repr__(self) -> str:
+        """Returns the settings that differ from the defaults: ``PPOConfig(env='CartPole-v1', lr=0.001)``."""
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        """Returns the same as a table, for notebooks."""
+        rows = "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td><code>{escape(text)}</code></td></tr>"
+            for name, text in self._changed().items()
+        )
+        return f"<table><caption>{type(self).__name__}, what differs from the defaults</caption>{rows}</table>"
+
+    def _changed(self) -> dict[str, str]:
+        """Returns the settings that differ from the defaults, as short text."""
+        changed = {}
+        for name in declared(type(self)):
+            value = getattr(self, name)
+            if not _is_same(value, getattr(type(self), name)):
+                function = qualified_name(value) if callable(value) else None
+                changed[name] = function or _SHORT.repr(value)
+        return changed
+
     def copy(self) -> Self:
         """Returns a copy that can be changed."""
         new = copy.copy(self)
@@ -558,6 +600,12 @@ class AlgorithmConfig:
     def freeze(self) -> None:
         """Makes any further change an error."""
         self._is_frozen = True
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an error for sections and settings that do not exist, which names what replaces RLlib's."""
+            raise unknown_attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -590,7 +638,81 @@ class AlgorithmConfig:
         known = self.to_dict()
         for name in settings:
             if name not in known:
-                raise ConfigError(f"{who}: unknown setting {name!r}. {did_you_mean(name, known)}")
+                raise ConfigError(f"{who}: unknown setting {name!r}. {hint_at(name, known)}")
+
+    # Parts of a run, for code that uses them without an algorithm.
+
+    def build_env_to_module_connector(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
+    ) -> EnvToModulePipeline:
+        """Builds the env-to-module pipeline.
+
+        Args:
+            env: An environment, which builders of pieces get; None to make the config's.
+            spaces: ``{"__env_single__": (observation space, action space)}``, with Dict spaces by agent if there are
+                several; None to read them from the environment.
+            device: The device of batches; None for the config's.
+        """
+        setup = _building("described_env")(self, env, spaces)
+        return _building("build_env_to_module")(self, setup, device=None if device is None else torch.device(device))[0]
+
+    def build_module_to_env_connector(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None
+    ) -> ModuleToEnvPipeline:
+        """Builds the module-to-env pipeline, for modules without a state.
+
+        Args:
+            env: As in ``build_env_to_module_connector``.
+            spaces: As in ``build_env_to_module_connector``.
+        """
+        return _building("build_module_to_env")(self, _building("described_env")(self, env, spaces), stateful=False)
+
+    def build_learner_connector(
+        self, input_observation_space: Any, input_action_space: Any, device: Any = None
+    ) -> LearnerConnectorPipeline:
+        """Builds the learner pipeline, for modules without a state and without the pieces that a Learner appends.
+
+        Args:
+            input_observation_space: The environment's observation space, or a Dict of those of all agents.
+            input_action_space: The environment's action space, or a Dict of those of all agents.
+            device: The device of batches; None for the config's.
+        """
+        setup = _building("GivenEnv")(None, input_observation_space, input_action_space)
+        return _building("build_learner_pipeline")(self, setup, device=device)
+
+    def get_multi_rl_module_spec(
+        self, *, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
+    ) -> MultiRLModuleSpec:
+        """Returns the complete spec of all modules.
+
+        Args:
+            env: As in ``build_env_to_module_connector``.
+            spaces: As in ``build_env_to_module_connector``.
+            inference_only: Whether to leave out what only training needs; None for what the config says.
+        """
+        return _building("multi_rl_module_spec")(self, _building("described_env")(self, env, spaces), inference_only)
+
+    def get_rl_module_spec(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool | None = None
+    ) -> RLModuleSpec:
+        """Returns the complete spec of the only module, for ``spec.build()``.
+
+        Args:
+            env: As in ``build_env_to_module_connector``.
+            spaces: As in ``build_env_to_module_connector``.
+            inference_only: As in ``get_multi_rl_module_spec``.
+
+        Raises:
+            ConfigError: If there are several modules.
+        """
+        multi = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=inference_only)
+        specs: Any = multi.rl_module_specs
+        if len(specs) != 1:
+            raise ConfigError(
+                f"get_rl_module_spec: there are the modules {', '.join(map(repr, specs))}. Use "
+                f"get_multi_rl_module_spec()."
+            )
+        return multi.completed(next(iter(specs.values())))
 
     # The config as a whole.
 
@@ -665,15 +787,25 @@ class AlgorithmConfig:
             except ConfigError as error:
                 raise ConfigError(f"the overrides of module {module_id!r}: {error}") from error
 
+    @property
+    def algo_class(self) -> Any:
+        """The class of the algorithm that ``build_algo`` makes."""
+        # Algorithms are built on configs, so a config finds their class by name.
+        given = self._algo_class
+        return import_attribute(given, who="algo_class", error=ConfigError) if isinstance(given, str) else given
+
     def build_algo(self) -> Any:
-        """Builds the ``Algorithm`` with these settings, ready to ``train()``."""
-        # Algorithms are built on configs, so a config finds the class by name. PPOConfig says its type.
-        algorithm = import_attribute("marl_connectors.algorithms.algorithm:Algorithm", who="build", error=ConfigError)
-        return algorithm(self)
+        """Builds the algorithm with these settings, ready to ``train()``."""
+        return self.algo_class(self)
 
     def build(self) -> Any:
         """Does the same as ``build_algo``."""
         return self.build_algo()
+
+
+def _building(name: str) -> Any:
+    # What builds the parts of a run depends on configs, so it is found by name.
+    return import_attribute(f"marl_connectors.algorithms.build:{name}", who="build", error=ConfigError)
 
 
 def evaluation_settings(config: AlgorithmConfig) -> dict[str, Any]:
@@ -747,6 +879,18 @@ def _check_vectorization(config: AlgorithmConfig) -> None:
             f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
             f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
         )
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Whether a setting has its default. Values that cannot be compared, such as arrays, differ."""
+    try:
+        return bool(value is default or (type(value) is type(default) and value == default))
+    except (TypeError, ValueError):
+        return False
 
 
 def _check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str], who: str) -> None:

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.algorithms.config.former_settings import hint_at
+from marl_connectors.errors import ConfigError
 
 
 class HasSettings(Protocol):
@@ -20,6 +21,8 @@ _Config = TypeVar("_Config", bound="HasSettings")
 _Settings = ParamSpec("_Settings")
 UNSET: Any = object()
 """The default of every setting in a section's signature: leaves the setting as it is."""
+NotProvided = UNSET
+"""RLlib's name."""
 
 
 def section(
@@ -55,6 +58,16 @@ def section_of(
     return lambda method: _section(method, signature)
 
 
+def sections(cls: type) -> dict[str, list[str]]:
+    """Returns the names of a class's sections, in the order of their definition, with those of their settings."""
+    found: dict[str, list[str]] = {}
+    for base in reversed(cls.__mro__):
+        for name, method in vars(base).items():
+            if hasattr(method, "is_section"):
+                found[name] = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+    return found
+
+
 def _section(
     method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None], signature: inspect.Signature
 ) -> Callable[Concatenate[_Config, _Settings], _Config]:
@@ -67,7 +80,7 @@ def _section(
         who = f"{type(self).__name__}.{method.__name__}"
         for name in given:
             if name not in names:
-                raise ConfigError(f"{who}: unknown setting {name!r}. {did_you_mean(name, names)}")
+                raise ConfigError(f"{who}: unknown setting {name!r}. {hint_at(name, names)}")
         if len(args) > len(positional) or any(name in given for name in positional[: len(args)]):
             first = f"only {positional[0]!r} may come without its name, and once" if positional else "all need a name"
             raise ConfigError(f"{who}: of its settings {first}. Write {method.__name__}({names[0]}=..., ...).")
@@ -77,4 +90,5 @@ def _section(
         return self
 
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    wrapper.is_section = True  # type: ignore[attr-defined]
     return wrapper

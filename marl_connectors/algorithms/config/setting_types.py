@@ -17,8 +17,10 @@ from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.rl_module.multi_rl_module import MODULE_IDS, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import SPACE, RLModule, RLModuleSpec
 from marl_connectors.validators import (
+    IMPORTABLE,
     Unfit,
     Validator,
+    any_of,
     dict_of,
     either,
     function,
@@ -40,7 +42,8 @@ ENVIRONMENT = optional(
         ),
     )
 )
-WRAPPERS = Validator("a list of names and callables", checked_wrappers)
+NAMES = {"type": "array", "items": text().schema}
+WRAPPERS = Validator("a list of names and callables", checked_wrappers, any_of(NAMES, {"type": "null"}))
 SPACES = optional(either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}")))
 LONGEST_WAIT_S = 2e6
 """About the longest time that an operating system can wait in one call: 23 days."""
@@ -48,14 +51,19 @@ LONGEST_WAIT_S = 2e6
 
 _OFF = one_of(False)
 MASK_KEY = optional(
-    either(one_of("auto"), text("a key"), Validator(_OFF.alternatives, lambda given: _OFF.keep(given) or None))
+    either(
+        one_of("auto"),
+        text("a key"),
+        Validator(_OFF.alternatives, lambda given: _OFF.keep(given) or None, _OFF.schema),
+    )
 )
 """``"auto"``, a key of observations or infos, or None; False stands for None."""
 
 
 def or_empty(validator: Validator) -> Validator:
     """Accepts what a validator of dicts accepts, and None, which stands for an empty dict."""
-    return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
+    schema = any_of(validator.schema, {"type": "null"})
+    return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given), schema)
 
 
 CUSTOM_RESOURCES = or_empty(dict_of(text(), number(above=0), expected="a dict {name of a resource: quantity}"))
@@ -67,7 +75,7 @@ def _vectorize_mode(given: Any) -> str:
 
 
 _VECTORIZE_MODES = one_of(*(mode.value for mode in VectorizeMode))
-VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode)
+VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode, _VECTORIZE_MODES.schema)
 
 
 def _policies(given: Any) -> Any:
@@ -77,7 +85,13 @@ def _policies(given: Any) -> Any:
 
 
 _SPECS_OR_NONE = dict_of(text(), optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
-POLICIES = optional(Validator("a collection of module ids, or a dict {module_id: RLModuleSpec or None}", _policies))
+POLICIES = optional(
+    Validator(
+        "a collection of module ids, or a dict {module_id: RLModuleSpec or None}",
+        _policies,
+        any_of(MODULE_IDS.schema, {"type": "object", "additionalProperties": {"type": "null"}}),
+    )
+)
 
 
 def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
@@ -101,7 +115,7 @@ def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
                 return given
         raise Unfit(f"The function accepts {signature}, but it is called with ({', '.join(arguments)}).")
 
-    return Validator(expected, keep)
+    return Validator(expected, keep, IMPORTABLE)
 
 
 POLICIES_TO_TRAIN = optional(
@@ -113,17 +127,21 @@ _MAPPING_FN = callable_with("agent_id", "episode", at_least=2, expected="fn(agen
 POLICY_MAPPING = Validator(
     ("'shared'", "'independent'", "'pattern=module,...'", _MAPPING_FN.expected),
     lambda given: _MAPPING_FN.keep(policy_mapping(given)),
+    any_of({"enum": ["shared", "independent"]}, {"type": "string", "pattern": "="}, IMPORTABLE),
 )
 
 
 def builder(setting: str, num_given: int) -> Validator:
-    """Accepts None, or a function of at most ``num_given`` arguments that makes connector pieces."""
+    """Accepts None, or a function of at most ``num_given`` arguments that makes connector pieces.
+
+    In data, a list of names of pieces stands for the function.
+    """
 
     def keep(given: Any) -> Any:
         num_arguments(setting, given, num_given)
         return given
 
-    return optional(Validator("a function that makes connector pieces", keep))
+    return optional(Validator("a function that makes connector pieces", keep, NAMES))
 
 
 def _module_spec(given: Any) -> Any:
@@ -134,7 +152,7 @@ def _module_spec(given: Any) -> Any:
     return given
 
 
-MODULE_SPEC = optional(Validator("an RLModuleSpec or a MultiRLModuleSpec", _module_spec))
+MODULE_SPEC = optional(Validator("an RLModuleSpec or a MultiRLModuleSpec", _module_spec, IMPORTABLE))
 
 
 def _callbacks_class(given: Any) -> Any:
@@ -149,8 +167,12 @@ def _callbacks_class(given: Any) -> Any:
 
 _CALLBACKS_CLASS = subclass_of(Callbacks)
 _CALLBACKS = either(
-    Validator(_CALLBACKS_CLASS.expected, _callbacks_class),
-    list_of(Validator(_CALLBACKS_CLASS.expected, _callbacks_class), "a list of them"),
+    Validator(_CALLBACKS_CLASS.expected, _callbacks_class, IMPORTABLE),
+    list_of(Validator(_CALLBACKS_CLASS.expected, _callbacks_class, IMPORTABLE), "a list of them"),
 )
-CALLBACKS = Validator(_CALLBACKS.alternatives, lambda given: Callbacks if given is None else _CALLBACKS.keep(given))
+CALLBACKS = Validator(
+    _CALLBACKS.alternatives,
+    lambda given: Callbacks if given is None else _CALLBACKS.keep(given),
+    any_of(_CALLBACKS.schema, {"type": "null"}),
+)
 FUNCTIONS = optional(either(function(), list_of(function(), "a list of functions")))

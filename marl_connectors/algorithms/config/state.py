@@ -136,6 +136,15 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
     return _Decoder(setting, names).decode(data, _EXPECTED.get(setting, _NOTHING))
 
 
+def arguments_from_state(data: Any, who: str, names: Names) -> Any:
+    """Returns arguments of a constructor that ``to_state`` described: plain values, spaces, your classes and functions.
+
+    Raises:
+        CheckpointError: If it is no such description, or names something that cannot be imported.
+    """
+    return _Decoder(who, names).decode(data, _VALUE)
+
+
 def spec_fields(data: Any, module_id: ModuleID, names: Names) -> dict[str, Callable[[], Any]]:
     """Returns functions that read the fields of a module's spec, which ``to_state`` described.
 
@@ -212,6 +221,7 @@ _EXPECTED: dict[str, Expected] = {
     "env_to_module_connector": _FUNCTION,
     "measure": Expected("a function of an environment and an episode", own=is_function, known=_is_measure_of_zoo),
     "learner_class": Expected("a subclass of Learner", bases=(Learner,)),
+    "learner_config_dict": _VALUE,
     "learner_connector": _FUNCTION,
     "model_config": _VALUE,
     "module_class": Expected("a subclass of RLModule", bases=(RLModule,)),

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from gymnasium import Space
 from marl_connectors.algorithms.inference.external_vector_env import ExternalVectorEnv
 from marl_connectors.algorithms.inference.joint_calls import JointCallCheck
 from marl_connectors.algorithms.inference.observation_batches import num_in_batch
+from marl_connectors.algorithms.inference.onnx_export import export_onnx
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
+from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.time_limit_encoding import TimeLimitEncoding
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, samples
@@ -27,7 +30,7 @@ from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.lane_group import LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, ModuleError, did_you_mean
+from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, ModuleError, did_you_mean, listed
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -138,6 +141,86 @@ class Policy:
         self._always_samples = any(map(_always_samples, rl_module.values()))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
 
+    def spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """Returns an agent's observation and action space in the environment."""
+        return self._spaces[agent_id]
+
+    @property
+    def single_agent(self) -> bool:
+        """Whether the environment is a Gymnasium environment."""
+        return self._single_agent
+
+    @property
+    def info_mask_key(self) -> str | None:
+        """The key of action masks in info dicts; None if no piece reads them there."""
+        for piece in self.env_to_module:
+            if isinstance(piece, ActionMasking) and piece.source != "observations":
+                return piece.action_mask_key
+        return None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether agents took turns in training."""
+        return self._built_with["takes_turns"]
+
+    @property
+    def default_agent_id(self) -> AgentID | None:
+        """The agent of calls without ``agent_id``; None if they must name one."""
+        return self._default_agent
+
+    @property
+    def unknown_agents_like(self) -> AgentID | None:
+        """The agent like which unknown agents are treated; None if they are an error."""
+        return self._like
+
+    # Programs for other machines.
+
+    def export_onnx(
+        self, path: str | Path, *, explore: bool | None = None, opset: int | None = None, check: bool = True
+    ) -> Path:
+        """Writes the policy as ONNX programs, which need neither this library nor torch.
+
+        The folder gets a program for each module, with everything that connector pieces do before and after it; a
+        ``contract.json``, which describes the agents, spaces, inputs and outputs; and ``onnx_policy.py``, which acts
+        with them and needs numpy and onnxruntime only. docs/deployment.md describes all three.
+
+        Args:
+            path: The folder. An earlier export there is replaced.
+            explore: Whether actions are sampled, from random numbers that are an input; None for the setting of this
+                policy.
+            opset: The version of ONNX's operators; None for torch's default.
+            check: Whether to compare the programs with this policy, on sampled observations.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConnectorError: If a connector piece does not say how it is computed in torch (``on_tensors``).
+            ModuleError: If torch cannot record a module, or a program differs from the policy.
+            MappingError: If an agent has different modules in different episodes.
+            MissingDependencyError: If onnx, onnxscript or onnxruntime is not installed.
+        """
+        with self._call:
+            return export_onnx(
+                self, path, explore=self._explore if explore is None else explore, opset=opset, check=check
+            )
+
+    def newest_outputs(self, column: str, *, explore: bool = False) -> dict[AgentID, np.ndarray]:
+        """Returns a column of the module outputs of the newest call.
+
+        Args:
+            column: The column, such as ``"action_dist_inputs"``.
+            explore: Whether the call sampled actions.
+
+        Returns:
+            ``[num_envs, ...]`` for each agent of the call that has the column.
+        """
+        found: dict[AgentID, np.ndarray] = {}
+        for own, columns in zip(self._vector_env.rows_of_agents(), self._plans[explore].outputs, strict=True):
+            if column in columns:
+                found.update({agent_id: np.asarray(columns[column])[rows] for agent_id, rows in own})
+        return found
+
     # Copies.
 
     def session(self, *, explore: bool | None = None, seed: int | None = None) -> Self:
@@ -214,6 +297,9 @@ class Policy:
             infos=None if info is None else {agent_id: info},
             explore=explore,
         )[agent_id]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {listed(self.agent_ids, 'agent')} with {listed(self.rl_module, 'module')}>"
 
     def actions(
         self,
@@ -433,7 +519,13 @@ class Policy:
         if plan is not None and plan.is_current:
             return plan
         if plan is None:
-            plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes, checks_each_step=True)
+            plan = SamplingPlan(
+                self._noise,
+                self._shared_data,
+                self._acting_episodes,
+                single_agent=self._single_agent,
+                checks_each_step=True,
+            )
             plan.bind(self._rows)
             self._plans[explore] = plan
         self._begin(explore)

@@ -49,6 +49,8 @@ class MAPPOConfig(PPOConfig):
 
     critic_obs: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
 
+    _algo_class = "marl_connectors.algorithms.mappo.mappo:MAPPO"
+
     @section_of(MAPPOTrainingSettings)
     def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
         """Sets how the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""

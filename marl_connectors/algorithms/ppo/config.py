@@ -86,15 +86,15 @@ class PPOConfig(AlgorithmConfig):
     normalize_values: Switch = False
     value_norm_beta: Annotated[float, number(min=0, max=1)] = 0.99999
 
+    _algo_class = "marl_connectors.algorithms.ppo.ppo:PPO"
+
     @section_of(PPOTrainingSettings)
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
 
     def build_algo(self) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        from marl_connectors.algorithms.algorithm import Algorithm
-
-        return Algorithm(self)
+        return super().build_algo()
 
     def build(self) -> Algorithm:
         """Does the same as ``build_algo``."""

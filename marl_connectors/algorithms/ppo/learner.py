@@ -26,8 +26,18 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
-_TERMS = ("total_loss", "policy_loss", "vf_loss", "vf_loss_unclipped", "entropy", "mean_kl_loss")
+_TERMS = (
+    "total_loss",
+    "policy_loss",
+    "vf_loss",
+    "vf_loss_unclipped",
+    "entropy",
+    "mean_kl_loss",
+    "clip_fraction",
+)
 """The names of the fields of a PPOLoss in the loss statistics."""
+_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
+"""Means in the loss statistics from which the explained variance follows, for any division of the rows."""
 
 
 class PPOLearner(Learner):
@@ -149,7 +159,7 @@ class PPOLearner(Learner):
             values = checked_values(module_ids[0], found, lead)
         picked = PPORows.of(config, in_full(inputs), values, batch, rows)
         loss = loss_of_rows(dist_cls, coefficients, picked)
-        self.log_terms(module_ids, dict(zip(_TERMS, loss, strict=True)))
+        self.log_terms(module_ids, dict(zip(_TERMS, loss, strict=True)) | _value_moments(picked))
         return loss.total
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
@@ -166,6 +176,17 @@ class PPOLearner(Learner):
                 self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 1.5
             elif kl < 0.5 * config.kl_target:
                 self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 0.5
+
+    def _results(self, trained: Mapping[ModuleID, int], rates: Mapping[ModuleID, float]) -> dict[ModuleID, Any]:
+        results = super()._results(trained, rates)
+        for module_id, own in results.items():
+            config = self.config.get_config_for_module(module_id)
+            own["curr_entropy_coeff"] = value_at(config.entropy_coeff, self.timestep)
+            if config.use_kl_loss:
+                own["curr_kl_coeff"] = self.kl_coeff(module_id)
+            if _MOMENTS[0] in own:
+                own["vf_explained_var"] = _explained_variance(*(own.pop(name) for name in _MOMENTS))
+        return results
 
     def get_state(self) -> dict[str, Any]:
         """Returns the learner's state, which includes the KL penalties."""
@@ -197,8 +218,29 @@ class _ClosedLoss:
         if closed is None:
             return None
         terms = [torch.from_numpy(term) for term in closed.terms]
-        self._learner.log_terms(self._module_ids, dict(zip(_TERMS, terms, strict=True)))
+        self._learner.log_terms(self._module_ids, dict(zip(_TERMS, terms, strict=True)) | _value_moments(rows))
         return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
+
+
+def _value_moments(rows: PPORows) -> dict[str, Tensor]:
+    """Returns float64 means of a minibatch, a scalar or ``[M]`` each; none without a critic."""
+    if rows.values is None or rows.value_targets is None:
+        return {}
+    targets = rows.value_targets.detach().double()
+    errors = targets - rows.values.detach()
+    found = (
+        x.mean(-1) if rows.weights is None else (x * rows.weights).sum(-1)
+        for x in (targets, targets.square(), errors, errors.square())
+    )
+    return dict(zip(_MOMENTS, found, strict=True))
+
+
+def _explained_variance(targets: float, squares: float, errors: float, squared_errors: float) -> float:
+    """Returns the fraction of the targets' variance that the values explain, at least -1."""
+    spread, rest = squares - targets**2, squared_errors - errors**2
+    if spread <= 1e-12 * squares:  # rounding is all that varies
+        return 0.0
+    return max(-1.0, 1.0 - rest / spread)
 
 
 def _advantage_settings(config: Any) -> dict[str, Any]:
@@ -344,3 +386,7 @@ def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) 
         and actions.is_cpu
         and are_plain(numbers)
     )
+
+
+PPOTorchLearner = PPOLearner
+"""RLlib's name."""

@@ -260,3 +260,7 @@ class LogStds:
             if run.is_log_std:
                 parts[i] = parts[i].clamp(-self._bound, self._bound)
         return torch.cat(parts, -1)
+
+
+DefaultPPOTorchRLModule = DefaultPPORLModule
+"""RLlib's name."""

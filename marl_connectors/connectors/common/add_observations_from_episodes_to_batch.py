@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.episodes.batch import ColumnGroup
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddObservationsFromEpisodesToBatch(InBothPipelines):
@@ -36,3 +39,6 @@ class AddObservationsFromEpisodesToBatch(InBothPipelines):
         """Reads the observations of the rows."""
         if Columns.OBS not in columns:
             columns[Columns.OBS] = columns.rows.get(Columns.OBS)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are, since the observations are among them."""

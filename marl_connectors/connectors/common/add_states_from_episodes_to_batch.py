@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from marl_connectors.rl_module.states import (
 )
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddStatesFromEpisodesToBatch(InBothPipelines):
@@ -104,6 +107,13 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
                     continue
                 chunk = chunk.episode()
             check_beginning(chunk, Columns.STATE_OUT, 1, -1, type(self).__name__)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Adds the states as inputs of the program, and the next states as its outputs."""
+        if step.rl_module.is_stateful() and Columns.STATE_IN not in columns:
+            memory = step.memory("state", initial_state(step.rl_module))
+            columns[Columns.STATE_IN] = memory.value
+            step.after_forward(lambda outputs: setattr(memory, "next", outputs[Columns.STATE_OUT]))
 
 
 def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:

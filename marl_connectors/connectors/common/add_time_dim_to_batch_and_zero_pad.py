@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.rl_module.states import are_stateful, max_seq_len, member
 from marl_connectors.trees import tree_map
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AddTimeDimToBatchAndZeroPad(InBothPipelines):
@@ -58,3 +61,8 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
             columns[Columns.LOSS_MASK] = np.ones(len(columns.rows), bool) if acted is None else acted.copy()
         lengths = tuple(max_seq_len(member(rl_module, m), m) for m in columns.module_ids)
         columns.sequences = Sequences.of_rows(columns.rows.counts, columns.splits, lengths)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Adds an axis of length 1."""
+        if step.rl_module.is_stateful():
+            columns.update({n: tree_map(lambda leaf: leaf.unsqueeze(1), column) for n, column in columns.items()})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
 from marl_connectors.connectors.item_adapter import MAPPING as MAPPING
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
-from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.typing import AgentID, EpisodeID, ItemKey, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentToModuleMapping(ConnectorV2):
@@ -26,6 +31,31 @@ class AgentToModuleMapping(ConnectorV2):
 
     phase_after = Phase.MODULE_ITEMS
     _checked: tuple[Any, Any] | None = None
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        rl_module_specs: Mapping[ModuleID, Any] | None = None,
+        agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None,
+        as_learner_connector: bool = False,
+    ):
+        """Builds the piece. Its own arguments are RLlib's, and only matter for calls by hand.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            rl_module_specs: The modules that exist, for calls with ``rl_module=None``.
+            agent_to_module_mapping_fn: ``fn(agent_id, episode)`` that returns the module of items whose key has none.
+                The episodes of env runners know the module of each agent.
+            as_learner_connector: Whether the piece makes train batches.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self._rl_module_specs = rl_module_specs
+        self._agent_to_module_mapping_fn = agent_to_module_mapping_fn
+        if as_learner_connector:
+            self.in_learner_pipeline = True
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """Checks that the modules exist, once for each set of rows."""
@@ -48,11 +78,15 @@ class AgentToModuleMapping(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Moves the items, and stores their order in ``shared_data`` for ModuleToAgentUnmapping."""
-        order = {module_id: i for i, module_id in enumerate(rl_module.keys())}
+        known: Any = self._rl_module_specs if rl_module is None else rl_module
+        order = {module_id: i for i, module_id in enumerate(known.keys())}
+        if self._agent_to_module_mapping_fn is not None:
+            by_id = {episode.id_: episode for episode in episodes}
+            batch = {c: {self._mapped(key, by_id): i for key, i in by_key.items()} for c, by_key in batch.items()}
         keys = list(dict.fromkeys(key for by_key in batch.values() for key in by_key))  # one order for all columns
         for _, agent_id, module_id in keys:
             if module_id not in order:
-                raise unknown_module(agent_id, module_id, rl_module)
+                raise unknown_module(agent_id, module_id, known)
         by_module: dict[ModuleID, dict[str, list]] = {}
         mapping: dict[ModuleID, list] = {}
         for key in sorted(keys, key=lambda key: order[key[2]]):
@@ -64,6 +98,16 @@ class AgentToModuleMapping(ConnectorV2):
         if shared_data is not None:
             shared_data[MAPPING] = mapping
         return by_module
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are, since all rows are of one module."""
+
+    def _mapped(self, key: ItemKey, episodes: Mapping[EpisodeID, Any]) -> ItemKey:
+        """Returns the key of items with a module id."""
+        episode_id, agent_id, module_id = key
+        if module_id is None and self._agent_to_module_mapping_fn is not None:
+            module_id = self._agent_to_module_mapping_fn(agent_id, episodes.get(episode_id))
+        return episode_id, agent_id, module_id
 
 
 def unknown_module(agent_id: AgentID, module_id: object, known: Any) -> MappingError:

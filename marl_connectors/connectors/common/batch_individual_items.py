@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2, item_key
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.episodes.items import InfoColumn
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class BatchIndividualItems(ConnectorV2):
     """Stacks lists of items to arrays with a batch axis. Does nothing for pieces on columns.
 
     In single-agent use there is no AgentToModuleMapping, so this piece also puts the columns under
-    ``DEFAULT_MODULE_ID``. Reads and writes all columns. Keeps no state.
+    ``DEFAULT_MODULE_ID``; or leaves them as they are, if it is called with a single RLModule outside of a learner
+    pipeline. Reads and writes all columns. Keeps no state.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
@@ -36,7 +41,9 @@ class BatchIndividualItems(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any] = (), **kwargs: Any) -> dict[str, Any]:
+    def __call__(
+        self, *, batch: dict[str, Any], episodes: Sequence[Any] = (), rl_module: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Stacks the items; in single-agent use, in the order of the episodes."""
         if self._multi_agent:
             return {module_id: _stacked(columns) for module_id, columns in batch.items()}
@@ -48,7 +55,12 @@ class BatchIndividualItems(ConnectorV2):
                 flat[column] = [item for key in in_order for item in by_key[key]]
             else:
                 flat[column] = by_key
-        return {DEFAULT_MODULE_ID: _stacked(flat)}
+        stacked = _stacked(flat)
+        is_of_one = isinstance(rl_module, RLModule) and not self.in_learner_pipeline
+        return stacked if is_of_one else {DEFAULT_MODULE_ID: stacked}
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are, since they are a batch."""
 
 
 def _stacked(columns: dict[str, Any]) -> dict[str, Any]:

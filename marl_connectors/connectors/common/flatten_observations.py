@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space, spaces
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class FlattenObservations(ObservationTransform):
@@ -107,3 +111,8 @@ class FlattenObservations(ObservationTransform):
                 f"Their observations share an array, so name both or none of them, or map them to different modules."
             )
         return bool(chosen)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Flattens the observations if the agents are in ``agent_ids``."""
+        if self._agent_ids is None or self._are_chosen(step.agent_ids):
+            columns[Columns.OBS] = self.plan_of(step).how.on_tensors(columns[Columns.OBS])

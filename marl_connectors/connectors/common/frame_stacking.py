@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
@@ -12,9 +13,12 @@ from marl_connectors.connectors.observation_transform import ObservationTransfor
 from marl_connectors.connectors.space_trees import map_space
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import describe, zeros
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class FrameStacking(ObservationTransform):
@@ -111,3 +115,19 @@ class FrameStacking(ObservationTransform):
                 "FrameStacking: 'obs' is in the batch already, without the earlier observations to stack. Put "
                 "FrameStacking before the piece that adds it (AddObservationsFromEpisodesToBatch, for example)."
             )
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Stacks the newest observations and the frames that are an input of the program."""
+        frames = columns[Columns.OBS]
+        if self.num_frames > 1:
+            memory = step.memory("frames", zeros(self.plan_of(step).before, self.num_frames - 1))
+            frames = tree_map(lambda old, new: torch.cat([old, new.unsqueeze(1)], 1), memory.value, frames)
+            memory.next = tree_map(lambda leaf: leaf[:, 1:], frames)
+        else:
+            frames = tree_map(lambda leaf: leaf.unsqueeze(1), frames)
+        columns[Columns.OBS] = tree_map(_in_one_axis, frames)
+
+
+def _in_one_axis(frames: torch.Tensor) -> torch.Tensor:
+    """Returns ``[B, ..., c * n]`` of ``[B, n, ..., c]``."""
+    return frames if frames.ndim <= 2 else frames.movedim(1, -2).flatten(-2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from marl_connectors.connectors.device_columns import columns_to_device, to_devi
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class NumpyToTensor(ConnectorV2):
@@ -27,18 +30,26 @@ class NumpyToTensor(ConnectorV2):
     phase_after = Phase.TENSORS
 
     def __init__(
-        self, input_observation_space=None, input_action_space=None, *, device: str | torch.device | None = None
+        self,
+        input_observation_space=None,
+        input_action_space=None,
+        *,
+        pin_memory: bool = False,
+        device: str | torch.device | None = None,
     ):
         """Builds the piece.
 
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
+            pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
+                pinned memory in any case.
             device: The device of the tensors; None for the CPU.
         """
         super().__init__(input_observation_space, input_action_space)
         self.device = torch.device(device or "cpu")
         self._on_cpu = self.device.type == "cpu"
+        self._pins = pin_memory and self._on_cpu and torch.cuda.is_available()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups at once, unless the device is the CPU."""
@@ -66,4 +77,13 @@ class NumpyToTensor(ConnectorV2):
             return moved(values, self.device)
         if values.dtype == np.float64:
             values = values.astype(np.float32)
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
+        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+        return tensor.pin_memory() if self._pins else tensor
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Converts float64 to float32."""
+
+        def in_float32(leaf: Any) -> Any:
+            return leaf.float() if leaf.dtype is torch.float64 else leaf
+
+        columns.update({name: tree_map(in_float32, column) for name, column in columns.items()})

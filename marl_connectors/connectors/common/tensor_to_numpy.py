@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +11,9 @@ from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host, to_host
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class TensorToNumpy(ConnectorV2):
@@ -36,6 +39,9 @@ class TensorToNumpy(ConnectorV2):
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every tensor of the batch."""
         return tree_map(_array, to_host(batch))
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are, since the program has tensors only."""
 
 
 def _array(values: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
+from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
@@ -21,8 +23,12 @@ from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros
+from marl_connectors.spaces import describe, in_key_order, parts_of, stack, values_per_choice, zeros
+from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 _SOURCES = ("auto", "observations", "infos")
 
@@ -206,7 +212,7 @@ class ActionMasking(ObservationTransform):
                 f"but they are {shape_of(observations)}. Put the piece before all others that change observations, and "
                 f"use it once."
             )
-        action_space = plan.how.action_space or steps.spaces[1]
+        action_space = steps.spaces[1] if plan.how.action_space is None else plan.how.action_space
         mask = flat_masks(action_space, observations[self.action_mask_key])
         if mask is None:
             raise ConnectorError(
@@ -214,6 +220,23 @@ class ActionMasking(ObservationTransform):
                 f"is {shape_of(observations[self.action_mask_key])}. Fix the environment."
             )
         return free_where_nothing_is_left(action_space, mask)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Adds the masks, which are parts of the observations or an input of the program."""
+        plan, observations = self.plan_of(step), columns[Columns.OBS]
+        action_space = step.action_space if plan.how.action_space is None else plan.how.action_space
+        lens = values_per_choice(action_space)
+        if Columns.ACTION_MASK not in columns and lens is not None:
+            if plan.how.in_observation:
+                mask = _flat_tensors(action_space, observations[self.action_mask_key])
+                columns[Columns.ACTION_MASK] = _free_tensors(lens, mask)
+            elif plan.how.in_info:
+                path = (self.action_mask_key,)
+                mask = step.input("action_mask", (sum(lens),), np.bool_, role="action_mask", path=path)
+                columns[Columns.ACTION_MASK] = _free_tensors(lens, mask)
+        if plan.how.in_observation and not self.keep_in_observations:
+            rest = {key: part for key, part in observations.items() if key != self.action_mask_key}
+            columns[Columns.OBS] = rest if plan.how.kept is None else rest[plan.how.kept]
 
     def _from_infos(
         self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, steps: Steps
@@ -227,7 +250,7 @@ class ActionMasking(ObservationTransform):
                 f"source='infos'."
             )
         found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
-        action_space = plan.how.action_space or steps.spaces[1]
+        action_space = steps.spaces[1] if plan.how.action_space is None else plan.how.action_space
         lens = values_per_choice(action_space)
         if lens is None or action_space is None:
             if not found:
@@ -254,6 +277,30 @@ class ActionMasking(ObservationTransform):
             f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {_shape(mask)}, but its "
             f"actions are {describe(action_space)}, so the mask needs {wanted_mask(action_space)}. Fix the environment."
         )
+
+
+def _flat_tensors(space: Space | None, masks: Tree) -> Tensor:
+    """Returns what ``flat_masks`` does, of tensors that fit the space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        rows = leaves(masks)[0].shape[0]
+        found: list[Tensor] = []
+        for key, part in parts_of(space):
+            own = masks.get(key) if isinstance(masks, dict) else masks[key]
+            numbers = sum(values_per_choice(part) or ())
+            is_free = own is None or not leaves(own) or not all(leaf.shape[-1] for leaf in leaves(own))
+            found.append(torch.ones(rows, numbers, dtype=torch.bool) if is_free else _flat_tensors(part, own))
+        return torch.cat(found, 1)
+    if isinstance(masks, tuple):
+        masks = torch.cat(leaves(masks), 1)
+    if isinstance(space, spaces.MultiBinary) and tuple(masks.shape[1:]) == space.shape:
+        bits = masks.flatten(1)
+        return torch.stack([bits != 1, bits != 0], -1).flatten(1)
+    return masks != 0
+
+
+def _free_tensors(lens: list[int], masks: Tensor) -> Tensor:
+    """Returns what ``free_where_nothing_is_left`` does, of a tensor and the number of values of each choice."""
+    return torch.cat([part | ~part.any(-1, keepdim=True) for part in masks.split(lens, 1)], 1)
 
 
 def _stacked(masks: Sequence[Any], action_space: Space) -> np.ndarray | None:

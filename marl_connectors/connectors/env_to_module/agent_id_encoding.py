@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentIdEncoding(ObservationTransform):
@@ -100,6 +106,13 @@ class AgentIdEncoding(ObservationTransform):
         longer[:, : plan.how] = observations
         longer[np.arange(len(longer)), plan.how + numbers[index]] = 1.0
         return longer
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Appends the one-hot vectors."""
+        numbers = [self._number_of(agent_id, ConnectorError) for agent_id in step.agent_ids]
+        one_hot = step.of_agents(np.eye(len(self._number), dtype=np.float32)[numbers])
+        flat = columns[Columns.OBS].float()
+        columns[Columns.OBS] = torch.cat([flat, one_hot.expand(flat.shape[0], -1)], 1)
 
 
 def _numbered(agent_ids: Sequence[AgentID | None]) -> dict[AgentID | None, int]:

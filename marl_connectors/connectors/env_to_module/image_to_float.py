@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class ImageToFloat(ObservationTransform):
@@ -84,6 +88,18 @@ class ImageToFloat(ObservationTransform):
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Converts the images."""
         return map_values(self._changed, plan.before, observations) if plan.how else observations
+
+    def _changed_tensor(self, space: Space, values: Any) -> Any:
+        if not _is_image(space):
+            return values
+        values = values.float() / 255.0
+        if values.ndim == 3:
+            values = values.unsqueeze(-1)
+        return values.movedim(-1, 1) if self._channels_first else values
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Converts the images."""
+        columns[Columns.OBS] = map_values(self._changed_tensor, self.plan_of(step).before, columns[Columns.OBS])
 
 
 def _is_image(space: Space) -> bool:

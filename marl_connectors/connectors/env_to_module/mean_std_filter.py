@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, with_total_base
@@ -16,6 +19,9 @@ from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 _REMEMBERED = 16
 
@@ -177,15 +183,23 @@ class MeanStdFilter(ObservationTransform):
         table = self._tables[features]
 
         def find(ids: tuple[AgentID | None, ...]) -> np.ndarray:
-            own = None in self._plans
-            keys = [
-                None if own else shared_key if self._share or agent_id not in self._plans else agent_id
-                for agent_id in ids
-            ]
-            return np.array([table.stream_of(key) for key in keys], np.int64)
+            return np.array([table.stream_of(self._key_of(agent_id, shared_key)) for agent_id in ids], np.int64)
 
         index = self.remembered(agents.ids, find)[agents.index]
         return _Streams(table, index)
+
+    def _key_of(self, agent_id: AgentID | None, shared_key: str) -> Any:
+        if None in self._plans:
+            return None
+        return shared_key if self._share or agent_id not in self._plans else agent_id
+
+    def _applied_to(self, agent_ids: Sequence[AgentID | None], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the means and standard deviations that apply to agents, ``[number of agents, F]`` each."""
+        features, shared_key = plan.how
+        table = self._tables.setdefault(features, StatsTable(features))
+        streams = [table.stream_of(self._key_of(agent_id, shared_key)) for agent_id in agent_ids]
+        mean, std = table.applied()
+        return mean[streams], std[streams]
 
     def _count(self, observations: Tree, steps: Steps, fragment: Fragment | None) -> None:
         plan = self._plan_for(steps)
@@ -227,6 +241,26 @@ class MeanStdFilter(ObservationTransform):
             return part.reshape(leaf.shape).astype(_dtype(space))
 
         return map_values(filtered, plan.before, observations)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Standardises the observations with the statistics that apply now."""
+        plan = self.plan_of(step)
+        mean, std = map(step.of_agents, self._applied_to(step.agent_ids, plan))
+        begin = 0
+
+        def filtered(space: Space, leaf: Any) -> Any:
+            nonlocal begin
+            if not isinstance(space, spaces.Box):
+                return leaf
+            begin, part = begin + int(np.prod(space.shape)), slice(begin, begin + int(np.prod(space.shape)))
+            values = leaf.flatten(1).double() if space.shape else leaf.double().unsqueeze(1)
+            values = values - mean[:, part] if self.de_mean_to_zero else values
+            values = values / std[:, part] if self.de_std_to_one else values
+            if self.clip_by_value is not None:
+                values = values.clamp(-self.clip_by_value, self.clip_by_value)
+            return values.reshape(leaf.shape).to(torch.from_numpy(np.zeros(0, _dtype(space))).dtype)
+
+        columns[Columns.OBS] = map_values(filtered, plan.before, columns[Columns.OBS])
 
     # State.
 

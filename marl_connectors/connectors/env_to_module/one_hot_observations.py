@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.flattening import one_hot, one_hot_size
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.flattening import one_hot, one_hot_size, one_hot_tensors
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
@@ -35,6 +39,15 @@ class OneHotObservations(ObservationTransform):
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Converts the discrete parts."""
         return map_values(_changed, plan.before, observations) if plan.how else observations
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Converts the discrete parts."""
+        plan = self.plan_of(step)
+        columns[Columns.OBS] = map_values(
+            lambda space, leaf: one_hot_tensors(space, leaf) if isinstance(space, _DISCRETE) else leaf,
+            plan.before,
+            columns[Columns.OBS],
+        )
 
 
 def _changed(space: Space, values: Any) -> Any:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
+from torch.nn import functional
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class PadObservations(ObservationTransform):
@@ -53,6 +60,14 @@ class PadObservations(ObservationTransform):
         padded = np.zeros((len(observations), *after.shape), after.dtype)
         padded[:, : plan.how] = observations
         return padded
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Pads the observations."""
+        plan = self.plan_of(step)
+        assert isinstance(plan.after, spaces.Box)
+        size = plan.after.shape[0]
+        dtype = torch.from_numpy(np.zeros(0, plan.after.dtype)).dtype
+        columns[Columns.OBS] = functional.pad(columns[Columns.OBS].to(dtype), (0, size - plan.how))
 
 
 def _flat(agent_id: AgentID | None, space: Space) -> spaces.Box:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
@@ -13,6 +14,9 @@ from marl_connectors.connectors.observation_transform import ObservationTransfor
 from marl_connectors.errors import ConfigError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class _How(NamedTuple):
@@ -138,3 +142,29 @@ class PrevActionsPrevRewards(ObservationTransform):
         if not recent.reached.all():
             flat = flat * recent.reached[:, :, None]
         return flat.reshape(size, how.width)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Adds the history. Actions are remembered in the program, and rewards are an input of it."""
+        how: _How = self.plan_of(step).how
+        own: list[tuple[str, Any]] = []
+        if how.actions is not None:
+            actions = step.memory("prev_actions", np.zeros((self.n_prev_actions, how.actions.size), np.float32))
+            flatten = how.actions.on_tensors
+
+            def remember(newest: Any) -> None:
+                actions.next = torch.cat([actions.value[:, 1:], flatten(newest).unsqueeze(1)], 1)
+
+            step.after_actions(remember)
+            own.append((self.PREV_ACTIONS_KEY, actions.value.flatten(1)))
+        if self.n_prev_rewards:
+            rewards = step.reward().unsqueeze(1)
+            if self.n_prev_rewards > 1:
+                older = step.memory("prev_rewards", np.zeros(self.n_prev_rewards - 1, np.float32))
+                rewards = torch.cat([older.value, rewards], 1)
+                older.next = rewards[:, 1:]
+            own.append((self.PREV_REWARDS_KEY, rewards))
+        if how.observations is None:
+            columns[Columns.OBS] = {self.ORIG_OBS_KEY: columns[Columns.OBS], **dict(own)}
+        else:
+            flat = how.observations.on_tensors(columns[Columns.OBS])
+            columns[Columns.OBS] = torch.cat([flat, *(part for _, part in own)], 1)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class TimeLimitEncoding(ObservationTransform):
@@ -73,3 +80,10 @@ class TimeLimitEncoding(ObservationTransform):
         longer[:, : plan.how] = observations
         longer[:, plan.how] = np.minimum(steps.rows.own_steps() / self.max_steps, 1.0)
         return longer
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Appends the time. The number of steps is an input and an output of the program."""
+        memory = step.memory("steps", np.zeros((), np.int64))
+        memory.next = memory.value + 1
+        share = (memory.value.double() / self.max_steps).clamp(max=1.0).float()
+        columns[Columns.OBS] = torch.cat([columns[Columns.OBS].float(), share.unsqueeze(1)], 1)

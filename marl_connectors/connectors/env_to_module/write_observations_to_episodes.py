@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class WriteObservationsToEpisodes(ConnectorV2):
@@ -47,6 +50,9 @@ class WriteObservationsToEpisodes(ConnectorV2):
                 "WriteObservationsToEpisodes: expected arrays in 'obs', got tensors. Put it before NumpyToTensor."
             )
         columns.rows.set(Columns.OBS, observations)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are, since a program has no episodes."""
 
 
 def _nothing() -> ConnectorError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from marl_connectors.rl_module.module_columns import put_together, unlike_output
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 ACTION_NOISE = "action_noise"
 """Key in ``shared_data`` of the runner's ActionNoise, from which actions are sampled with the run's seed."""
@@ -163,6 +166,27 @@ class GetActions(ConnectorV2):
             put_together(columns, list(found.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(found, error) from error
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Chooses the most likely actions, or samples actions from random numbers that are an input of the program."""
+        if Columns.ACTIONS in columns:
+            return
+        dist_cls = _dist_cls(step.module_id, step.rl_module, step.explore)
+        inputs = _inputs(step.module_id, columns)
+        distribution = dist_cls.from_logits(inputs)
+        if not samples(dist_cls, step.explore):
+            columns[Columns.ACTIONS] = distribution.to_deterministic()
+            return
+        number = inputs.shape[-1]
+        example = dist_cls.noise(np.random.default_rng(0), (0,), number) if issubclass(dist_cls, Distribution) else None
+        if example is None:
+            raise ModuleError(
+                f"GetActions: {dist_cls.__name__}, the distribution of module {step.module_id!r}, draws from torch's "
+                f"generator, which an exported program does not have. Override its noise(), and sample from the noise "
+                f"that sample() gets; or export with explore=False."
+            )
+        noise = step.noise(example.shape[-1], dist_cls.noise_parts(number))
+        columns[Columns.ACTIONS] = distribution.sample(noise.unsqueeze(1) if inputs.ndim > noise.ndim else noise)
 
 
 def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:

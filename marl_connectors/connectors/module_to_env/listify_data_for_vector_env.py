@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
@@ -33,6 +36,9 @@ class ListifyDataForVectorEnv(ConnectorV2):
                 else:
                     listed[column].append(by_key[item_key(episode)][0])
         return listed
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are."""
 
 
 def env_action_array(columns: dict[str, Any]) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
@@ -13,6 +14,9 @@ from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.spaces import describe, from_start, zeros
 from marl_connectors.trees import in_parts_of, tree_map
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 _REMEMBERED = 100
 """The largest number of spaces whose ranges are cached."""
@@ -110,6 +114,37 @@ class NormalizeAndClipActions(ConnectorV2):
             actions = inside * known.half
             actions += known.middle
         return np.minimum(np.maximum(actions, known.low), known.high).astype(space.dtype)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Converts the actions of all rows."""
+        if Columns.ACTIONS_FOR_ENV not in columns:
+            columns[Columns.ACTIONS_FOR_ENV] = self._tensors_for_env(columns[Columns.ACTIONS], step.action_space)
+
+    def _tensors_for_env(self, actions: Any, space: Space) -> Any:
+        """Returns ``[B, ...]`` actions for the environment."""
+        if isinstance(space, spaces.Dict):
+            return {key: self._tensors_for_env(actions[key], part) for key, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple([self._tensors_for_env(actions[i], part) for i, part in enumerate(space.spaces)])
+        if isinstance(space, spaces.Discrete):
+            return actions + int(space.start) if space.start else actions
+        dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+            shaped = actions.reshape(-1, *space.shape)
+            if isinstance(space, spaces.MultiDiscrete) and space.start.any():
+                shaped = shaped + torch.from_numpy(space.start)
+            return shaped.to(dtype)
+        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+            return actions
+        actions = actions.reshape(-1, *space.shape)
+        if not (self.normalize_actions or self.clip_actions):
+            return actions.to(dtype)
+        known, actions = _Range.of(space), actions.double()
+        if self.normalize_actions:
+            inside = torch.where(torch.from_numpy(known.bounded), actions.clamp(-1.0, 1.0), actions)
+            actions = inside * torch.from_numpy(known.half) + torch.from_numpy(known.middle)
+        low, high = torch.from_numpy(known.low), torch.from_numpy(known.high)
+        return torch.minimum(torch.maximum(actions, low), high).to(dtype)
 
 
 class _Range(NamedTuple):

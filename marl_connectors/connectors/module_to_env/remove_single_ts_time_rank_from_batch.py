@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
@@ -12,6 +12,9 @@ from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import are_stateful, check_state_out, member
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
@@ -46,6 +49,13 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                     if leaf.ndim < 2 or leaf.shape[1] != 1:
                         raise _no_time_axis(name, columns.module_ids[0], tuple(leaf.shape))
                 columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Drops the second axis."""
+        if step.rl_module.is_stateful():
+            for name, column in columns.items():
+                if name != Columns.STATE_OUT:
+                    columns[name] = tree_map(lambda leaf: leaf.squeeze(1), column)
 
 
 def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) -> ConnectorError:

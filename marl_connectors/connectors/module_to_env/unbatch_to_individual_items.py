@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
 from marl_connectors.episodes.batch import Phase
-from marl_connectors.typing import DEFAULT_MODULE_ID
+from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class UnBatchToIndividualItems(ConnectorV2):
@@ -39,7 +42,15 @@ class UnBatchToIndividualItems(ConnectorV2):
         if self._multi_agent:
             return {m: {name: unstack(column) for name, column in columns.items()} for m, columns in batch.items()}
         keys = [item_key(episode) for episode in self.single_agent_episode_iterator(episodes)]
-        return {
-            name: {key: [item] for key, item in zip(keys, unstack(column), strict=True)}
-            for name, column in batch[DEFAULT_MODULE_ID].items()
-        }
+        columns = batch.get(DEFAULT_MODULE_ID, batch)  # the outputs of a single RLModule are not sorted by module
+        return {name: _by_key(column, keys) for name, column in columns.items()}
+
+    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
+        """Leaves the columns as they are."""
+
+
+def _by_key(column: Any, keys: list[ItemKey]) -> dict[ItemKey, list]:
+    """Returns a column's items under their keys, where GetActions may have put them already."""
+    if isinstance(column, dict) and column.keys() == set(keys):
+        return column
+    return {key: [item] for key, item in zip(keys, unstack(column), strict=True)}

@@ -71,6 +71,11 @@ class TurnBasedEnv:
         return self.env.possible_agents
 
     @property
+    def acting(self) -> list[AgentID]:
+        """The agent that acts next, if there is one."""
+        return [] if self.agent_selection is None else [self.agent_selection]
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The environment's metadata."""
         return self.env.metadata

@@ -21,6 +21,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
@@ -82,8 +83,8 @@ def make_env(
             ``num_envs``, in its dict if it gets one.
 
     Returns:
-        A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv``, or a
-        ``BatchedEnv``.
+        A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, a ``MultiAgentEnv``, a
+        ``gymnasium.vector.VectorEnv``, or a ``BatchedEnv``.
 
     Raises:
         EnvError: If there is no such environment, if a package is missing, or if the class or function that makes it
@@ -112,7 +113,7 @@ def make_env(
             f"a gymnasium.vector.VectorEnv of num_envs sub-environments, but it returned a {type(made).__name__}. Use "
             f"the mode 'sync' or 'async', which call the maker for each sub-environment."
         )
-    if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
+    if not (isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)) or is_multi_agent_env(made)):
         if missing_parts(made):
             raise EnvError(
                 f"environment {maker.name!r}: it has num_envs and possible_agents, as natively batched environments "
@@ -124,10 +125,17 @@ def make_env(
                 f"Gymnasium has replaced. {ADVICE_ON_OLD_GYM}"
             )
         raise EnvError(
-            f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
-            f"maker returned a {type(made).__name__}. Return the environment, or derive its class from one of these."
+            f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv, a gymnasium.Env or a "
+            f"MultiAgentEnv, but its maker returned a {type(made).__name__}. Return the environment, or derive its "
+            f"class from one of these."
         )
-    return wrap_env(made, wrappers, name=maker.name)
+    wrapped = wrap_env(made, wrappers, name=maker.name)
+    if is_multi_agent_env(made) and not is_multi_agent_env(wrapped):
+        raise ConfigError(
+            f"wrappers: {maker.name!r} is a MultiAgentEnv, but a wrapper made a {type(wrapped).__name__} of it. Derive "
+            f"the wrapper from MultiAgentEnv, or wrap the environment in the function that makes it."
+        )
+    return wrapped
 
 
 def _check_batched(
@@ -208,6 +216,8 @@ class EnvFactory:
         name = env_name(self.env)
         if isinstance(env, VectorEnv):
             return GymnasiumBatch(env, name, self.reset_options)
+        if is_multi_agent_env(env):
+            return MultiAgentEnvAdapter(env, self.reset_options)
         if self.reset_options is not None:
             env = with_reset_options(env, self.reset_options, name)
         if isinstance(env, gymnasium.Env):

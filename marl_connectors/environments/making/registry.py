@@ -320,11 +320,15 @@ def importable_name(env: str) -> str:
 
     An environment of a suite can be named by its module alone or by its suite and module, with ``/`` instead of dots
     and ``-v3`` instead of ``_v3``, as in PettingZoo's ids. A module that can be imported under the given name has
-    precedence. A name that belongs to no suite is returned unchanged.
+    precedence. A name that belongs to no suite is returned unchanged, and so is that of a VMAS scenario.
 
     >>> importable_name("marl_envs/match-v0:parallel_env")
     'marl_envs.match_v0:parallel_env'
+    >>> importable_name("vmas/balance")
+    'vmas/balance'
     """
+    if env.startswith(VMAS):
+        return env
     module_name, colon, attribute = env.partition(":")
     dotted = re.sub(r"-(v\d+)$", r"_\1", module_name.replace("/", "."))
     if not all(part.isidentifier() for part in dotted.split(".")):

@@ -14,6 +14,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
 from marl_connectors.environments.adapters.batched import BatchedParallelEnv, is_batched
+from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
@@ -27,6 +28,7 @@ from marl_connectors.environments.validation.calls import (
 from marl_connectors.environments.validation.checked_episodes import (
     CheckedAECEnv,
     CheckedEnv,
+    CheckedMultiAgentEnv,
     CheckedParallelEnv,
     GivenData,
     Outcome,
@@ -125,7 +127,7 @@ class _Check:
     ):
         self._given = env
         self._config = env_config
-        self.can_make = not isinstance(env, (ParallelEnv, AECEnv, gym.Env))
+        self.can_make = not (isinstance(env, (ParallelEnv, AECEnv, gym.Env)) or is_multi_agent_env(env))
         if is_batched(env):
             raise ConfigError(
                 "check_env: a natively batched environment is checked with one sub-environment and with several. Pass "
@@ -160,11 +162,15 @@ class _Check:
 
     def _make(self, render_mode: str | None = None) -> Any:
         env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
+        if is_multi_agent_env(env):
+            return MultiAgentEnvAdapter(env)
         return BatchedParallelEnv(env, self._name()) if is_batched(env) else env
 
     def _checked_env(self, env: Any) -> CheckedEnv:
         if isinstance(env, AECEnv):
             return CheckedAECEnv(env, self.session)
+        if isinstance(env, MultiAgentEnvAdapter):
+            return CheckedMultiAgentEnv(env, self.session)
         return CheckedParallelEnv(SingleAgentEnv(env) if isinstance(env, gym.Env) else env, self.session)
 
     @contextlib.contextmanager
@@ -210,7 +216,7 @@ class _Check:
                 self._play_by_turns(seed, max_steps)
         with self._part("rendering"):
             self._check_rendering(seed)
-        if conformance and played:
+        if conformance and played and not isinstance(self.env, MultiAgentEnvAdapter):
             with self._part("conformance"):
                 run_conformance_tests(self._make, self.session, can_make=self.can_make, seed=seed)
 
@@ -324,7 +330,7 @@ def check_metadata(env: Any, session: Session) -> None:
 
 def check_state(env: Any, session: Session) -> None:
     """Checks that ``state()`` works right after a reset."""
-    if isinstance(env, gym.Env):
+    if isinstance(env, (gym.Env, MultiAgentEnvAdapter)):
         return
     state = session.calls("state()", lambda: _state(env), kind="state-raises", step=0)
     if state is NotImplemented:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child
@@ -374,6 +375,26 @@ class CheckedParallelEnv(CheckedEnv):
         if came := outcome_in_child(lambda: self.env.step({})):
             level = "warning" if came.startswith("killed") else "note"
             self.session.findings.note("step-after-end", f"step({{}}) after the end of an episode {came}", level=level)
+
+
+class CheckedMultiAgentEnv(CheckedParallelEnv):
+    """Plays a MultiAgentEnv, in which agents may wait."""
+
+    env: MultiAgentEnvAdapter
+
+    def step(self, actions: dict[AgentID, Any]) -> Outcome:
+        acted = list(actions)
+        given = self.call_step("actions", dict(actions), len(actions))
+        flags = {agent: self.ends(agent, given[2][agent], given[3][agent]) for agent in given[2]}
+        ended = [agent for agent, both in flags.items() if any(both)]
+        to_act = self.env.acting
+        self.welcome([agent for agent in to_act if agent not in self._acted])
+        self._acted.update(to_act)
+        self._gone.update(ended)
+        return self._outcome([*acted, *ended], to_act, given, flags)
+
+    def step_after_the_end(self) -> None:
+        """Does nothing, because RLlib's API does not say what such a step does."""
 
 
 class CheckedAECEnv(CheckedEnv):

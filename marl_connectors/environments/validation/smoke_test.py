@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from marl_connectors import spaces as space_tools
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK, mask_of
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -68,7 +68,7 @@ class SmokeTest:
         self._num_steps = num_steps
 
     def play(self, env: Any) -> None:
-        """Plays a parallel environment or a TurnBasedEnv.
+        """Plays a parallel environment, a TurnBasedEnv or a MultiAgentEnvAdapter.
 
         Raises:
             EnvError: For the first violation. The message names the agent and the step.
@@ -80,7 +80,7 @@ class SmokeTest:
         given = (given[0], {}, {}, {}, given[1])
         acting = self._judged(env, [], given, 0)
         for t in range(1, self._num_steps + 1):
-            if not acting and not (isinstance(env, TurnBasedEnv) and env.agents):
+            if not acting and not (agents_wait(env) and env.agents):
                 return
             observations, infos = given[0], given[4] or {}
             actions = {
@@ -97,9 +97,9 @@ class SmokeTest:
         """Returns the agents that act next, or raises an EnvError for the first violation in a reset or step."""
         who = f"{self.name}, step {t}"
         terminations, truncations, infos = given[2:]
-        if isinstance(env, TurnBasedEnv):  # it checks itself which agents leave
+        if agents_wait(env):  # the adapter checks which agents leave
             acted, alive = [agent for agent in terminations if agent != "__all__"], []
-            acting = [] if env.agent_selection is None else [env.agent_selection]
+            acting = env.acting
         else:
             ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if np.any(flag)}
             alive = [agent for agent in acted if agent not in ended]

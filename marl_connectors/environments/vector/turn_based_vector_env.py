@@ -6,6 +6,7 @@ import copy as copying
 from collections.abc import Sequence
 from typing import Any
 
+from marl_connectors.environments.adapters.multi_agent_env import AgentsWait
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.environments.vector.step_result import Event, StepResult
@@ -16,13 +17,14 @@ from marl_connectors.typing import AgentID
 
 
 class TurnBasedVectorEnv(VectorEnv):
-    """Turn-based sub-environments. Their ``agents`` are a list of the one agent that acts next, or an empty list."""
+    """Sub-environments in which agents wait. Their ``agents`` are those that act next, which may be none."""
 
     turn_based = True
 
-    def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
+    def __init__(self, envs: Sequence[AgentsWait], **settings: Any):
         """Creates the sub-environments' records; see VectorEnv."""
         super().__init__(envs, **settings)
+        self.one_at_a_time = isinstance(envs[0], TurnBasedEnv)
         self._reset_rewards: dict[int, dict[AgentID, float]] = {}
         self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 

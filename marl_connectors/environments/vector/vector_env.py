@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
@@ -70,7 +71,8 @@ class VectorEnv:
             being called, the index of the one that was reset last, the number of its episode, and the call as an
             ``EnvCall``. The first one is -1 once all sub-environments are closed.
         failures: The failures of sub-environments that continued with another episode, since ``take_failures``.
-        turn_based: Whether agents act one after another: an agent that has acted waits for its next turn.
+        turn_based: Whether an agent that has acted may have to wait before it observes again.
+        one_at_a_time: Whether at most one agent of a sub-environment acts in a step.
         is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
         has_reset_steps: Whether there are steps in which some sub-environments do not act.
         close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
@@ -78,6 +80,7 @@ class VectorEnv:
     """
 
     turn_based = False
+    one_at_a_time = False
     is_batched = False
     has_reset_steps = False
     resets_late = False
@@ -128,7 +131,7 @@ class VectorEnv:
     @property
     def envs(self) -> list[Any]:
         """The sub-environments' environments, as the user made them."""
-        ours = (SingleAgentEnv, TurnBasedEnv)
+        ours = (SingleAgentEnv, MultiAgentEnvAdapter, TurnBasedEnv)
         return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
 
     @property

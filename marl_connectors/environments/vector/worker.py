@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
@@ -140,7 +140,7 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     server = None
     try:
         server = EnvServer(task)
-        channel.send(pickle.dumps(server.turn_based))
+        channel.send(pickle.dumps((server.turn_based, server.vector_env.one_at_a_time)))
         message = channel.receive()
         _be_killed_with_parent()
         while message != b"":
@@ -242,7 +242,7 @@ class EnvServer:
             current_call[CALLED_ENV] = index
             envs.append(make_env())
         current_call[CALLED_ENV], current_call[CALL] = task.first_index, EnvCall.STEP
-        self.turn_based = isinstance(envs[0], TurnBasedEnv)
+        self.turn_based = agents_wait(envs[0])
         restarts = None
         if task.tolerance is not None:
             restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)

@@ -183,8 +183,8 @@ class WorkerProcess:
         finally:
             other.close()
 
-    def finish_start(self) -> bool:
-        """Waits until the sub-environments are made, and returns whether they are turn-based.
+    def finish_start(self) -> tuple[bool, bool]:
+        """Waits until the sub-environments are made; returns ``turn_based`` and ``one_at_a_time`` of VectorEnv.
 
         The limit is 300 s, or ``timeout_s`` if that is more.
 

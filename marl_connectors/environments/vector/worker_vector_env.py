@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
 from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
@@ -83,7 +83,7 @@ def make_vector_env(
         env = make_env(num_envs)
         make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
         return make(env, seed=seed, first_number=first_number)
-    kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
+    kind = TurnBasedVectorEnv if agents_wait(first) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
     return kind(envs, seed=seed, first_number=first_number, restarts=restarts, state_space=state_space)
 
@@ -174,7 +174,7 @@ class WorkerVectorEnv(VectorEnv):
             worker.start()
         for worker in self.workers:
             try:
-                self.turn_based = worker.finish_start()
+                self.turn_based, self.one_at_a_time = worker.finish_start()
             except WorkerLost as loss:
                 raise EnvError(
                     f"num_env_workers: a worker process {loss}. Its output may say why. A script that defines its "

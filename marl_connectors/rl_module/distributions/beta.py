@@ -55,6 +55,12 @@ class TorchBeta(Distribution):
             [rng.standard_normal(size, dtype=np.float32), rng.standard_exponential(size, dtype=np.float32)], -1
         )
 
+    @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        if not cls._computes_as(TorchBeta, "noise"):
+            return None
+        return [("normal", num_inputs * _PROPOSALS), ("exponential", num_inputs * _PROPOSALS)]
+
     def sample(self, noise: Tensor | None = None) -> Tensor:
         concentration = torch.cat([self.alpha, self.beta], -1)
         if noise is None:

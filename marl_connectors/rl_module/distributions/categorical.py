@@ -51,6 +51,10 @@ class TorchCategorical(Distribution):
         np.log(noise, out=noise)
         return np.negative(noise, out=noise)
 
+    @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        return [("gumbel", num_inputs)] if cls._computes_as(TorchCategorical, "noise") else None
+
     @property
     def log_probs(self) -> Tensor:
         """``[..., n]`` normalised logits."""
@@ -170,6 +174,10 @@ class TorchMultiCategorical(Distribution):
         return TorchCategorical.noise(rng, shape, num_inputs)
 
     @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        return [("gumbel", num_inputs)] if cls._computes_as(TorchMultiCategorical, "noise") else None
+
+    @classmethod
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Applies a mask to each choice. The mask of a choice whose values are all forbidden is ignored."""
         mask = fitting_mask(inputs, mask)
@@ -249,6 +257,10 @@ class TorchBernoulli(Distribution):
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         """Draws logistic noise. Its sum with a logit is above 0 with the probability of the bit."""
         return rng.logistic(size=(*shape, num_inputs)).astype(np.float32)
+
+    @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        return [("logistic", num_inputs)] if cls._computes_as(TorchBernoulli, "noise") else None
 
     @classmethod
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:

@@ -119,6 +119,20 @@ class Distribution(metaclass=_DistributionKind):
         return None
 
     @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        """Returns the kinds and numbers of what ``noise`` draws for a row, one after another; None if unknown.
+
+        The kinds are ``"normal"``, ``"exponential"``, ``"uniform"`` (in [0, 1)), ``"gumbel"`` and ``"logistic"``. So a
+        program that was exported with ``Policy.export_onnx`` can draw the numbers without this class. A subclass that
+        overrides ``noise`` must override this method, too.
+
+        Args:
+            num_inputs: The number of ``action_dist_inputs`` of each row.
+        """
+        del num_inputs
+        return None
+
+    @classmethod
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``apply_action_mask``."""
         return apply_action_mask(inputs, mask)

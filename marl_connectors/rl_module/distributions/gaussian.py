@@ -47,6 +47,10 @@ class TorchDiagGaussian(Distribution):
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         return rng.standard_normal((*shape, num_inputs // 2), dtype=np.float32)
 
+    @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        return [("normal", num_inputs // 2)] if cls._computes_as(TorchDiagGaussian, "noise") else None
+
     def sample(self, noise: Tensor | None = None) -> Tensor:
         if noise is None:
             noise = torch.randn_like(self.mean)

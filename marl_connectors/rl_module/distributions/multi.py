@@ -94,6 +94,13 @@ class TorchMultiDistribution(Distribution):
         return np.concatenate(known, -1) if len(known) == len(found) else None
 
     @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        found = [part.dist_cls.noise_parts(part.num_inputs) for part in cls.parts]
+        if None in found or not cls._computes_as(TorchMultiDistribution, "noise"):
+            return None
+        return [part for own in found for part in own or ()]
+
+    @classmethod
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Applies the masks of the parts, which stand one after another. Parts without choices have none."""
         lens = [part.num_mask for part in cls.parts]

@@ -41,6 +41,10 @@ class TorchUniform(Distribution):
         """Draws the position between the bounds, from 0 to 1."""
         return rng.random((*shape, num_inputs // 2), dtype=np.float32)
 
+    @classmethod
+    def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        return [("uniform", num_inputs // 2)] if cls._computes_as(TorchUniform, "noise") else None
+
     def sample(self, noise: Tensor | None = None) -> Tensor:
         noise = torch.rand_like(self.low) if noise is None else noise
         return self.low + (self.high - self.low) * noise

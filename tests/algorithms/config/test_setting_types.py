@@ -350,7 +350,7 @@ def test_a_subclass_declares_settings_of_its_own_or_simply_has_them():
 def test_arguments_of_a_run_that_goes_on_are_checked_alike():
     algo = small_config(LifeEnv).multi_agent(policies="independent").build_algo()
     for call, words in (
-        (lambda: algo.evaluate(num_episodes="2"), "Algorithm: num_episodes: expected a whole number from 1, got '2'"),
+        (lambda: algo.evaluate(num_episodes="2"), "PPO: num_episodes: expected a whole number from 1, got '2'"),
         (lambda: algo.evaluate(seed=-1), "seed: expected a whole number from 0, got -1"),
         (lambda: algo.evaluate(explore="yes"), "explore: expected True or False, got 'yes'"),
         (lambda: algo.evaluate(policy_mapping_fn=lambda agent: "a"), "policy_mapping_fn: .* accepts .agent."),

@@ -9,10 +9,13 @@ import weakref
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from helpers.envs.scripted_envs import small_config
+from helpers.modules.policies_by_hand import give_statistics, make_policy
 from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
+    ActionMasking,
     AgentIdEncoding,
     FrameStacking,
     MeanStdFilter,
@@ -188,3 +191,28 @@ def test_an_agent_that_is_named_twice_acts_once(tmp_path):
     for _ in range(20):
         expected = once.actions(seen, agent_ids=AGENTS[:1])
         assert twice.actions(seen, agent_ids=AGENTS[:1] * 2) == expected
+
+
+def test_observations_of_a_tuple_space_may_be_single_ones_or_a_batch():
+    rng = np.random.default_rng(0)
+    space = spaces.Tuple([spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)])
+    policy = make_policy((space, spaces.Box(-1.0, 1.0, (2,))))
+    batch = rng.uniform(-1.0, 1.0, (3, 2)).astype(np.float32), np.array([0, 2, 1])
+    alone = []
+    for item in zip(*batch, strict=True):
+        policy.reset()
+        alone.append(policy(item))
+    policy.reset()
+    np.testing.assert_allclose(policy(batch), alone, atol=1e-6)
+
+
+def test_a_filter_after_masks_standardises_whole_numbers_in_every_step():
+    board = spaces.Dict({"observation": spaces.Box(0, 9, (4,), np.uint8), "action_mask": spaces.MultiBinary(3)})
+    policy = give_statistics(make_policy((board, spaces.Discrete(3)), [ActionMasking(), MeanStdFilter()]))
+    observation = {"observation": np.array([1, 5, 0, 9], np.uint8), "action_mask": np.ones(3, np.int8)}
+    inputs = []
+    for _ in range(3):
+        policy(observation)
+        inputs.append(policy.newest_outputs("action_dist_inputs")["default_agent"])
+    np.testing.assert_array_equal(inputs[1], inputs[0])
+    np.testing.assert_array_equal(inputs[2], inputs[0])

@@ -1,0 +1,113 @@
+"""RLlib's settings that have another name or place here, or that do not exist, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from marl_connectors.errors import ConfigError, did_you_mean
+
+_NUM_ENVS = ".env_runners(num_envs_per_env_runner=...)"
+_NUM_RUNNERS = ".env_runners(num_env_runners=...)"
+_RESTART = ".fault_tolerance(restart_failed_env_runners=...)"
+_TOLERANCE = ".fault_tolerance(num_consecutive_env_failures_tolerance=...)"
+
+RENAMED: Final[dict[str, str]] = {
+    "algorithm_config_overrides_per_module": ".rl_module(algorithm_config_overrides_per_module=...)",
+    "entropy_coeff_schedule": ".training(entropy_coeff=[[env_step, value], ...])",
+    "evaluation_num_workers": ".evaluation(evaluation_num_env_runners=...)",
+    "evaluation_sample_timeout_s": ".env_runners(sample_timeout_s=...)",
+    "explore": ".env_runners(explore=...)",
+    "exploration_config": ".env_runners(explore=...)",
+    "ignore_worker_failures": ".fault_tolerance(ignore_env_runner_failures=...)",
+    "lambda": ".training(lambda_=...)",
+    "lr_schedule": ".training(lr=[[env_step, value], ...])",
+    "max_num_worker_restarts": ".fault_tolerance(max_num_env_runner_restarts=...)",
+    "model": ".rl_module(model_config=...), with a dict or DefaultModelConfig(...)",
+    "num_consecutive_env_runner_failures_tolerance": _TOLERANCE,
+    "num_consecutive_worker_failures_tolerance": _TOLERANCE,
+    "num_cpus_per_learner_worker": ".learners(num_cpus_per_learner=...)",
+    "num_cpus_per_worker": ".env_runners(num_cpus_per_env_runner=...)",
+    "num_envs_per_worker": _NUM_ENVS,
+    "num_gpus": ".learners(num_gpus_per_learner=...)",
+    "num_gpus_per_learner_worker": ".learners(num_gpus_per_learner=...)",
+    "num_gpus_per_worker": ".env_runners(num_gpus_per_env_runner=...)",
+    "num_learner_workers": ".learners(num_learners=...)",
+    "num_rollout_workers": _NUM_RUNNERS,
+    "num_sgd_iter": ".training(num_epochs=...)",
+    "num_workers": _NUM_RUNNERS,
+    "observation_filter": ".env_runners(env_to_module_connector=lambda env: MeanStdFilter())",
+    "optimizer": "a Learner with configure_optimizers_for_module, and .learners(learner_class=...)",
+    "preprocessor_pref": ".env_runners(env_to_module_connector=...), with pieces such as FlattenObservations",
+    "recreate_failed_env_runners": _RESTART,
+    "recreate_failed_workers": _RESTART,
+    "remote_worker_envs": ".env_runners(num_env_workers=...)",
+    "sgd_minibatch_size": ".training(minibatch_size=...)",
+    "train_batch_size": ".training(train_batch_size_per_learner=...), the steps of each learner",
+    "vf_share_layers": ".rl_module(model_config={'vf_share_layers': ...})",
+    "worker_health_probe_timeout_s": ".fault_tolerance(env_runner_health_probe_timeout_s=...)",
+    "worker_restore_timeout_s": ".fault_tolerance(env_runner_restore_timeout_s=...)",
+}
+"""Settings of RLlib that have another name or are in another section here, and what to use."""
+
+_CHANGE_RUNNERS = "Callbacks and connector pieces change what env runners do, so leave it out."
+_EPISODES = "An evaluation has evaluation_duration episodes, so leave it out."
+_LOGGING = 'Use logging.getLogger("marl_connectors").setLevel(...).'
+
+NOT_HERE: Final[dict[str, str]] = {
+    "compress_observations": "Observations are not compressed, so leave it out.",
+    "enable_connectors": "Connector pieces are always on, so leave it out.",
+    "env_runner_cls": _CHANGE_RUNNERS,
+    "env_task_fn": "Give the environment get_task and set_task instead (docs/checkpoints.md).",
+    "evaluation_duration_unit": _EPISODES,
+    "is_atari": "Use wrappers or connector pieces for images (docs/wrappers.md).",
+    "log_level": _LOGGING,
+    "min_sample_timesteps_per_iteration": "An iteration has one train batch, so leave it out.",
+    "min_time_s_per_iteration": "An iteration has one train batch, so leave it out.",
+    "min_train_timesteps_per_iteration": "An iteration has one train batch, so leave it out.",
+    "observation_fn": "Use an env-to-module connector piece instead.",
+    "policy_map_capacity": "All modules stay in memory, so leave it out.",
+    "validate_env_runners_after_construction": "Env runners are always checked, so leave it out.",
+}
+"""Settings of RLlib that do not exist here, and what to do."""
+
+SECTIONS: Final[dict[str, str]] = {
+    "api_stack": "There is one API stack here, which is RLlib's new one. Leave the section out.",
+    "checkpointing": "Checkpoints have no settings. Leave the section out.",
+    "experimental": "There are no experimental settings. Leave the section out.",
+    "offline_data": "This library does not train on recorded data.",
+    "python_environment": "There are no settings of Ray's runtime environments. Leave the section out.",
+    "rollouts": "Its name is .env_runners(...): num_rollout_workers is num_env_runners there, and num_envs_per_worker "
+    "is num_envs_per_env_runner.",
+}
+"""RLlib's sections that do not exist here, and what to do."""
+
+
+class UnknownSectionError(ConfigError, AttributeError):
+    """A config has no attribute, setting or section of this name."""
+
+
+def hint_at(name: str, known: Iterable[str]) -> str:
+    """Returns a closing sentence about a setting that is not known where it was given.
+
+    >>> hint_at("num_sgd_iter", ["num_epochs", "gamma"])
+    'Use .training(num_epochs=...).'
+    >>> hint_at("gama", ["num_epochs", "gamma"])
+    "Did you mean 'gamma'?"
+
+    Args:
+        name: The unknown name.
+        known: The settings that are known there.
+    """
+    if name in RENAMED:
+        return f"Use {RENAMED[name]}."
+    return NOT_HERE[name] if name in NOT_HERE else did_you_mean(name, known)
+
+
+def unknown_attribute(config: object, name: str) -> UnknownSectionError:
+    """Returns the error for an attribute that a config does not have."""
+    who = type(config).__name__
+    if name in SECTIONS:
+        return UnknownSectionError(f"{who}: there is no section .{name}(...). {SECTIONS[name]}")
+    known = [known for known in dir(type(config)) if not known.startswith("_")]
+    return UnknownSectionError(f"{who}: there is no {name!r}. {hint_at(name, known)}")

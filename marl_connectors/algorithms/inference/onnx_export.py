@@ -1,0 +1,410 @@
+"""Writes a policy as ONNX programs with everything that its connector pieces do, and a contract about them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import json
+import logging
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor, nn
+
+from marl_connectors import spaces
+from marl_connectors.algorithms.inference import export_check, onnx_policy
+from marl_connectors.algorithms.inference.onnx_policy import OnnxPolicy
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2, has_tensor_form
+from marl_connectors.connectors.tensor_step import TensorSpec, TensorStep, map_paths, paths_in
+from marl_connectors.errors import (
+    ConfigError,
+    ConnectorError,
+    MappingError,
+    MarlConnectorsError,
+    MissingDependencyError,
+    ModuleError,
+    describe_error,
+)
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.version import library_version
+
+RUNNER = Path(onnx_policy.__file__)
+"""The file that acts with an export, which is copied beside it."""
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+_NUM_ROWS = 3
+"""The number of rows of the examples. With 1 row, torch would take the batch size for a constant."""
+
+
+class _Group(NamedTuple):
+    """Agents that have one module and like spaces, so that one program acts for all of them."""
+
+    module_id: ModuleID
+    agent_ids: list[AgentID]
+    spaces: tuple[Space, Space]
+
+
+def export_onnx(policy: Any, path: str | Path, *, explore: bool, opset: int | None, check: bool) -> Path:
+    """Writes a policy to a folder; see ``Policy.export_onnx``."""
+    require_onnx()
+    folder = Path(path)
+    _check_folder(folder)
+    programs = make_programs(policy, explore)
+    new = folder.absolute().with_name(f"{folder.absolute().name}.new")
+    if new.exists():
+        shutil.rmtree(new)
+    new.mkdir(parents=True)
+    try:
+        files = [_write(program, new / name, opset) for name, program in programs.items()]
+        contract = make_contract(policy, programs, files, explore)
+        (new / "contract.json").write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
+        shutil.copyfile(RUNNER, new / RUNNER.name)
+        if check:
+            check_programs(policy, OnnxPolicy(new), programs, explore)
+        if folder.exists():
+            shutil.rmtree(folder)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def check_programs(policy: Any, theirs: OnnxPolicy, programs: Mapping[str, Program], explore: bool) -> None:
+    """Compares an export with the policy.
+
+    Where sampled actions, which differ, are remembered, only the first step can be compared.
+
+    Raises:
+        ModuleError: If a program differs.
+    """
+    is_sampled = any(role == "noise" for program in programs.values() for role in program.roles)
+    is_remembered = any(program.example.remembers_actions for program in programs.values())
+    num_steps = 1 if is_sampled and is_remembered else 5
+    export_check.check_export(policy, theirs, explore=explore, num_steps=num_steps)
+
+
+def require_onnx() -> None:
+    """Checks that the packages for an export are installed.
+
+    Raises:
+        MissingDependencyError: If one is missing.
+    """
+    missing = [name for name in _NEEDED if getattr(importlib.util.find_spec(name), "origin", None) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"export_onnx: it needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f'installed. Install it with: pip install "marl-connectors[onnx]"'
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "contract.json").exists())):
+        raise ConfigError(
+            f"export_onnx: {folder} exists and is no earlier export, so it is not replaced. Choose another folder."
+        )
+
+
+def _check_pieces(policy: Any) -> None:
+    """Checks that all pieces have a form in torch.
+
+    Raises:
+        ConnectorError: If one has none.
+    """
+    for name, pipeline in (("env-to-module", policy.env_to_module), ("module-to-env", policy.module_to_env)):
+        for place, piece in enumerate(_flat(pipeline)):
+            if has_tensor_form(piece):
+                continue
+            cls = type(piece).__name__
+            if piece.looks_at_other_agents:
+                raise ConnectorError(
+                    f"export_onnx: {cls}, piece {place} of the {name} pipeline, looks at several agents, but an "
+                    f"exported program computes each agent alone. Do its work in the environment, or train without it."
+                )
+            raise ConnectorError(
+                f"export_onnx: {cls}, piece {place} of the {name} pipeline, does not say how it is computed in torch. "
+                f"Override its on_tensors(columns, step); docs/deployment.md has an example."
+            )
+
+
+def _flat(pipeline: ConnectorPipelineV2) -> Iterator[ConnectorV2]:
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            yield from _flat(piece)
+        else:
+            yield piece
+
+
+# Agents and programs.
+
+
+def make_programs(policy: Any, explore: bool) -> dict[str, Program]:
+    """Returns the programs of a policy's modules by the names of their files.
+
+    Raises:
+        ConnectorError: If a piece does not say how it is computed in torch.
+        MappingError: If an agent has different modules in different episodes.
+    """
+    own = policy._new(explore, 0)
+    own.rl_module = copy.deepcopy(policy.rl_module).cpu().requires_grad_(False).eval()
+    _check_pieces(own)
+    groups = _groups(policy)
+    return {name: Program(own, group, explore) for name, group in zip(_file_names(groups), groups, strict=True)}
+
+
+def _groups(policy: Any) -> list[_Group]:
+    """Returns the agents by module and spaces.
+
+    Raises:
+        MappingError: If an agent has different modules in different episodes.
+    """
+    groups: list[_Group] = []
+    for agent_id, module_ids in export_check.modules_of_agents(policy).items():
+        if len(module_ids) > 1:
+            raise MappingError(
+                f"export_onnx: agent {agent_id!r} has the modules {', '.join(sorted(module_ids))} in different "
+                f"episodes. Load the policy with a fixed choice: load_policy(checkpoint, policy_mapping_fn=...), or "
+                f"with the id of one module."
+            )
+        (module_id,) = module_ids
+        own = policy.spaces_of(agent_id)
+        for group in groups:
+            if group.module_id == module_id and all(map(spaces.same, group.spaces, own)):
+                group.agent_ids.append(agent_id)
+                break
+        else:
+            groups.append(_Group(module_id, [agent_id], own))
+    return groups
+
+
+def _file_names(groups: Sequence[_Group]) -> list[str]:
+    """Returns a name for each program: that of its module, with a number if there are several."""
+    names: list[str] = []
+    for group in groups:
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", group.module_id) or "module"
+        taken = {name.lower() for name in names}
+        tries = [f"{stem}.onnx", *(f"{stem}-{i}.onnx" for i in range(2, len(groups) + 2))]
+        names.append(next(name for name in tries if name.lower() not in taken))
+    return names
+
+
+class Program(nn.Module):
+    """The computation from the inputs of a program to its outputs, which torch records.
+
+    Attributes:
+        group: The agents that the program acts for.
+        example: A step with examples of all inputs.
+        output_specs: The outputs.
+    """
+
+    def __init__(self, policy: Any, group: _Group, explore: bool):
+        super().__init__()
+        self.rl_module: MultiRLModule = policy.rl_module
+        self._pipelines = list(_flat(policy.env_to_module)), list(_flat(policy.module_to_env))
+        self._single_agent = policy.single_agent
+        self.group = group
+        self._explore = explore
+        with torch.no_grad():
+            self.example = self.step(None)
+            self.output_specs = [spec for spec, _ in self.outputs(self.example)]
+
+    @property
+    def roles(self) -> list[str]:
+        """What the inputs stand for."""
+        return [spec.role for spec in self.example.specs]
+
+    def step(self, given: Sequence[Tensor] | None) -> TensorStep:
+        """Returns a step with these inputs, or with examples."""
+        group = self.group
+        agents: list[Any] = [None] if self._single_agent else group.agent_ids
+        module = self.rl_module[group.module_id]
+        return TensorStep(
+            module, group.module_id, agents, group.spaces, explore=self._explore, given=given, num_rows=_NUM_ROWS
+        )
+
+    def outputs(self, step: TensorStep) -> list[tuple[TensorSpec, Tensor]]:
+        """Runs the pieces and the module. Returns the outputs of the program."""
+        columns: dict[str, Any] = {Columns.OBS: _observations(step)}
+        for piece in self._pipelines[0]:
+            _apply(piece, columns, step)
+        columns = step.forward(columns, self._forward)
+        for piece in self._pipelines[1]:
+            _apply(piece, columns, step)
+        actions = columns.get(Columns.ACTIONS_FOR_ENV, columns[Columns.ACTIONS])
+        step.finish(columns[Columns.ACTIONS])
+        found = [_output("actions", "action", path, leaf) for path, leaf in paths_in(actions)]
+        if Columns.ACTION_DIST_INPUTS in columns:
+            name = Columns.ACTION_DIST_INPUTS
+            found.append(_output(name, name, (), columns[name]))
+        for memory in step.memories:
+            found += [_output(f"{memory.name}_out", "memory", path, leaf) for path, leaf in paths_in(memory.next)]
+        return found
+
+    def _forward(self, columns: dict[str, Any]) -> dict[str, Any]:
+        purpose = "forward_exploration" if self._explore else "forward_inference"
+        if not self.rl_module.has_own_forward:
+            return getattr(self.rl_module[self.group.module_id], purpose)(columns)
+        return getattr(self.rl_module, purpose)({self.group.module_id: columns})[self.group.module_id]
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """Returns the outputs of the program."""
+        return tuple([tensor for _, tensor in self.outputs(self.step(given))])
+
+    def description(self, file: str) -> dict[str, Any]:
+        """Returns what the contract says about the program: its spaces, inputs, outputs and memories."""
+        noise, group = self.example.noise_parts, self.group
+        memories = [
+            {"input": f"{name}_in{_dotted(keys)}", "output": f"{name}_out{_dotted(keys)}", "initial": initial}
+            for name, tree in [(memory.name, memory.initial) for memory in self.example.memories]
+            for keys, leaf in paths_in(tree)
+            for initial in [np.asarray(leaf).tolist()]
+        ]
+        return {
+            "file": file,
+            "module": group.module_id,
+            "observation_space": spaces.to_json(group.spaces[0]),
+            "action_space": spaces.to_json(group.spaces[1]),
+            "inputs": [_to_json(spec) for spec in self.example.specs],
+            "outputs": [_to_json(spec) for spec in self.output_specs],
+            "memories": memories,
+            "noise": None if noise is None else [list(part) for part in noise],
+        }
+
+
+def _observations(step: TensorStep) -> Any:
+    def given(path: tuple[Any, ...], leaf: np.ndarray) -> Tensor:
+        name = ".".join(["obs", *map(str, path)])
+        return step.input(name, leaf.shape, leaf.dtype, role="observation", path=path)
+
+    return map_paths(given, spaces.zeros(step.observation_space))
+
+
+def _apply(piece: ConnectorV2, columns: dict[str, Any], step: TensorStep) -> None:
+    try:
+        piece.on_tensors(columns=columns, step=step)
+    except MarlConnectorsError:
+        raise
+    except Exception as error:
+        raise ConnectorError(
+            f"export_onnx: the on_tensors of {type(piece).__name__} raised {describe_error(error)}. Use operations "
+            f"that torch.export can record: no numpy, no Python numbers from tensors, no len() of a tensor."
+        ) from error
+
+
+def _output(name: str, role: str, path: tuple[Any, ...], leaf: Tensor) -> tuple[TensorSpec, Tensor]:
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    return TensorSpec(".".join([name, *map(str, path)]), role, tuple(leaf.shape[1:]), dtype, path), leaf
+
+
+def _write(program: Program, path: Path, opset: int | None) -> dict[str, Any]:
+    """Writes a program. Returns its description for the contract."""
+    with torch.no_grad():
+        _record(program, path, opset)
+    return {**program.description(path.name), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return "".join(f".{key}" for key in path)
+
+
+def _record(program: Program, path: Path, opset: int | None) -> None:
+    """Lets torch record the program, and writes it as an ONNX file.
+
+    Raises:
+        ModuleError: If torch cannot record it.
+    """
+    rows, step = torch.export.Dim.DYNAMIC, program.example
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            recorded = torch.onnx.export(
+                program,
+                tuple(step.examples),
+                dynamo=True,
+                dynamic_shapes=(tuple({0: rows} for _ in step.examples),),
+                input_names=[spec.name for spec in step.specs],
+                output_names=[spec.name for spec in program.output_specs],
+                opset_version=opset,
+                verbose=False,
+            )
+            assert recorded is not None
+            model = recorded.model_proto
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ModuleError(
+            f"export_onnx: torch cannot record module {step.module_id!r} ({type(step.rl_module).__name__}) with its "
+            f"connector pieces: {describe_error(cause)[:500]} Use operations that torch.export can record in its "
+            f"forward pass; the number of rows must stay a variable."
+        ) from error
+    finally:
+        logger.setLevel(level)
+    _remove_notes(model)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _remove_notes(message: Any) -> None:
+    """Removes the notes that torch makes for debugging, among them the paths of source files on this machine."""
+    for field, value in message.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            message.ClearField(field.name)
+        elif hasattr(value, "ListFields"):
+            _remove_notes(value)
+        elif field.message_type is not None:
+            for part in value:
+                _remove_notes(part)
+
+
+# The contract.
+
+
+def _to_json(spec: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "dtype": spec.dtype,
+        "shape": list(spec.shape),
+        "path": [key if isinstance(key, (str, int)) else str(key) for key in spec.path],
+    }
+
+
+def make_contract(
+    policy: Any, programs: dict[str, Program], files: list[dict[str, Any]], explore: bool
+) -> dict[str, Any]:
+    """Returns the content of ``contract.json``, from the descriptions of the programs."""
+    agents = [
+        {"agent": _agent_id(agent_id), "module": program.group.module_id, "file": name, "index": i}
+        for name, program in programs.items()
+        for i, agent_id in enumerate(program.group.agent_ids)
+    ]
+    order = {agent_id: place for place, agent_id in enumerate(policy.agent_ids)}
+    contract = {
+        "format": onnx_policy.FORMAT,
+        "format_version": onnx_policy.FORMAT_VERSION,
+        "library_version": library_version(),
+        "explore": explore,
+        "default_agent": policy.default_agent_id,
+        "unknown_agents_like": policy.unknown_agents_like,
+        "agents": sorted(agents, key=lambda own: order[own["agent"]]),
+        "files": files,
+    }
+    return {**contract, "digest": onnx_policy.digest_of(contract)}
+
+
+def _agent_id(agent_id: AgentID) -> str | int:
+    if not isinstance(agent_id, (str, int)):
+        raise ConfigError(
+            f"export_onnx: the agent id {agent_id!r} cannot be written to JSON. Use strings or whole numbers as ids."
+        )
+    return agent_id

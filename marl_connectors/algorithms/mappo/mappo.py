@@ -1,0 +1,15 @@
+"""MAPPO."""
+
+from __future__ import annotations
+
+from marl_connectors.algorithms.mappo.config import MAPPOConfig
+from marl_connectors.algorithms.ppo.ppo import PPO
+
+
+class MAPPO(PPO):
+    """PPO with a centralised critic. ``MAPPOConfig().build_algo()`` makes an object of this class."""
+
+    @classmethod
+    def get_default_config(cls) -> MAPPOConfig:
+        """Returns a MAPPOConfig with all defaults."""
+        return MAPPOConfig()

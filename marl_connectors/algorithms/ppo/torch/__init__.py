@@ -1,0 +1,1 @@
+"""RLlib's paths to PPO's learner and module."""

@@ -1,0 +1,377 @@
+"""Settings of a run from a file: YAML, JSON, the ``config.json`` of a run, or a Python file with an AlgorithmConfig.
+
+The options of the command line, and the values of a file, are a *layer*: a dict with values for fields of
+``RunSettings``. ``"set"``, ``"env_config"`` and ``"model"`` are lists of ``(key, value)`` pairs. A layer may also have
+``"config"`` (the Python file of a config), ``"base"`` (the settings in a ``config.json``) and
+``"num_envs_per_env_runner"``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from marl_connectors.cli.config_settings import (
+    SHORT_FORMS,
+    absolute_spec,
+    checked_pieces,
+    closest,
+    set_by_name,
+)
+from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
+from marl_connectors.cli.search_space import search_space
+from marl_connectors.cli.values import brief, merged, parsed_json, piece_names, require_extras
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
+from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.policy_mapping import policy_mapping
+from marl_connectors.validators import Validator, boolean, integer
+
+PAIRS: Final = ("set", "env_config", "model")
+"""The values of a layer that are lists of pairs, of which the last one of a key is used."""
+PER_ENV_RUNNER: Final = "num_envs_per_env_runner"
+OWN_FIELDS: Final = {name: field for name, field in EXPECTED.items() if name not in ("training", "preset")} | {
+    "preset": Validator("true or false", boolean().keep, {"type": "boolean"})
+}
+"""The keys of a file that are no sections, with their validators."""
+SEARCH: Final = "search"
+"""The key of a file for the settings that ``sweep`` searches. Other commands do without it."""
+SCHEMA_KEY: Final = "$schema"
+"""A key for editors, which a file may have."""
+_FILES: Final = (".yaml", ".yml", ".json")
+
+
+# Layers --------------------------------------------------------------------------------------------------------------
+
+
+def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the layer of a command's options above that of the file that ``--config`` names.
+
+    Args:
+        given: The parsed options.
+
+    Raises:
+        ConfigError: If the file does not exist, cannot be read or has a wrong value.
+    """
+    options = layer(given)
+    if "config" not in options or "resume" in options:
+        return options
+    source = options.pop("config")
+    lower = {name: value for name, value in read_layer(source).items() if name != SEARCH}
+    found = above(lower, options)
+    if not {"env", "base", "config"} & found.keys():
+        raise ConfigError(f"{source}: it has no environment. Add the key 'env', or name one on the command line.")
+    return found
+
+
+def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
+    """Returns options as a layer, in which settings of the config that are fields of RunSettings are these fields.
+
+    Args:
+        given: The options. Their ``"set"`` has pairs of ``name`` or ``section.name`` and value.
+        who: The first word of messages.
+
+    Raises:
+        ConfigError: If there is no such section or setting, or if a field is given twice.
+    """
+    found = dict(given)
+    pairs: list[tuple[str, Any]] = []
+    for path, value in found.pop("set", []):
+        section, _, name = path.rpartition(".")
+        if section:
+            check_section(section, name, who)
+        own = as_field(name, value, who)
+        if own is None:
+            pairs.append((name, value))
+        elif own[0] in PAIRS:
+            found[own[0]] = [*found.get(own[0], []), *own[1]]
+        elif own[0] in given:
+            raise ConfigError(f"{who}: {name!r} is the same as {option_of(own[0])}. Use one of them.")
+        else:
+            found[own[0]] = own[1]
+    if pairs:
+        found["set"] = pairs
+    if PER_ENV_RUNNER in found and "num_envs" in found:
+        raise ConfigError(f"{who}: {PER_ENV_RUNNER!r} and 'num_envs' were both given. Use one of them.")
+    return _with_short_forms(found)
+
+
+def _with_short_forms(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns a layer in which settings of ``model`` that have an option of their own are the values of that option."""
+    rest = []
+    for key, value in found.get("model", []):
+        if key not in SHORT_FORMS:
+            rest.append((key, value))
+            continue
+        if SHORT_FORMS[key] in found:
+            raise ConfigError(f"--model: {key!r} is the same as {option_of(SHORT_FORMS[key])}. Use one of them.")
+        found[SHORT_FORMS[key]] = value
+    if "model" in found:
+        found["model"] = rest
+    return found
+
+
+def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns two layers as one. Values of the upper one have precedence.
+
+    A value also replaces others in the lower layer that have the same meaning: ``mapping`` and ``policies``, or
+    ``num_envs`` and ``num_envs_per_env_runner``. Another environment has other arguments and wrappers.
+    """
+    gone: set[str] = set()
+    if upper.get("env", lower.get("env")) != lower.get("env"):
+        gone |= {"env_config", "wrappers"}
+    if {"policies", "mapping"} & upper.keys():
+        gone |= {"policies", "mapping", "modules"}
+    if {"num_envs", PER_ENV_RUNNER} & upper.keys():
+        gone |= {"num_envs", PER_ENV_RUNNER}
+    if isinstance(merged(upper.get("set", [])).get("lr"), list):
+        gone |= {"anneal_lr"}  # the schedule replaces it
+    rest = {name: value for name, value in lower.items() if name not in gone}
+    both = {name: [*rest.get(name, []), *upper.get(name, [])] for name in PAIRS if name in {*rest, *upper}}
+    return {**rest, **upper, **both}
+
+
+def check_section(section: str, name: str, who: str) -> None:
+    """Checks that a section has a setting.
+
+    Raises:
+        ConfigError: If there is no such section, or if it has no such setting. Names the closest one.
+    """
+    known = known_sections()
+    if section not in known:
+        raise ConfigError(f"{who}: there is no section {section!r}. {did_you_mean(section, known)}")
+    if name not in known[section]:
+        places = [other for other in known if name in known[other]]
+        hint = f"It is a setting of {' and '.join(places)}." if places else did_you_mean(name, known[section])
+        raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint}")
+
+
+def known_sections() -> dict[str, list[str]]:
+    """Returns the sections of all algorithms' configs, with the names of their settings."""
+    from marl_connectors.algorithms.config.sections import sections
+    from marl_connectors.algorithms.mappo.config import MAPPOConfig
+
+    return sections(MAPPOConfig)  # it has PPO's settings and its own
+
+
+def as_field(name: str, value: Any, who: str) -> tuple[str, Any] | None:
+    """Returns the field of a layer, and its value, for a setting of the config; None if it has no field.
+
+    Raises:
+        ConfigError: If the value is refused.
+    """
+    field, convert = _FIELDS.get(name, (name if name in SAME else "", None))
+    if name == "policy_mapping_fn" and isinstance(value, str):
+        field = "mapping" if re.fullmatch(r"[\w.]+:[\w.]+", value) else "policies"
+    if name == "policies":
+        field = "policies" if isinstance(value, str) else "modules"
+    if not field:
+        return None
+    value = value if convert is None else convert(value)
+    if field == PER_ENV_RUNNER:
+        return field, _or_whole(lambda each: integer(min=1).check(each, who, name), value)
+    kept = checked_field(field, value, who, name)
+    if field == "policies":
+        _check_policies(kept, who)
+    return field, list(kept.items()) if field in PAIRS else kept
+
+
+def _check_policies(policies: str, who: str) -> None:
+    try:
+        policy_mapping(policies)
+    except ConfigError as error:
+        raise ConfigError(f"{who}: {error}") from error
+
+
+def checked_field(field: str, value: Any, who: str, name: str = "") -> Any:
+    """Returns a value for a field of RunSettings. A number such as ``1e6`` stands for a whole number.
+
+    Raises:
+        ConfigError: If the value is refused. The message begins with ``who`` and the name.
+    """
+    return _or_whole(lambda each: OWN_FIELDS[field].check(each, who, name or field), value)
+
+
+def _or_whole(check: Callable[[Any], Any], value: Any) -> Any:
+    """Returns the result of a check for a value or, if it is refused, for the same number as a whole number."""
+    try:
+        return check(value)
+    except ConfigError:
+        if isinstance(value, float) and value.is_integer():
+            return check(int(value))
+        raise
+
+
+def _names(value: Any) -> Any:
+    return [] if value is None else piece_names([value] if isinstance(value, str) else value)
+
+
+def _module_ids(value: Any) -> Any:
+    return list(value) if isinstance(value, Mapping) and all(each is None for each in value.values()) else value
+
+
+SAME: Final = (
+    *("env", "env_config", "wrappers", "num_env_runners", "num_env_workers", "num_learners", "num_gpus_per_learner"),
+    *("ray_address", "seed"),
+)
+"""Settings of the config that are fields under the same names."""
+_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any] | None]]] = {
+    PER_ENV_RUNNER: (PER_ENV_RUNNER, None),
+    "action_mask_key": ("action_mask_key", lambda value: None if value is False or value == "" else value),
+    "disable_env_checking": ("env_check", lambda value: not value if isinstance(value, bool) else value),
+    "env_to_module_connector": ("env_to_module", _names),
+    "learner_connector": ("learner_connector", _names),
+    "model_config": ("model", lambda value: {} if value is None else value),
+    "model_config_dict": ("model", lambda value: {} if value is None else value),
+    "policies": ("", _module_ids),
+}
+"""Settings of the config that are fields under other names or in another form."""
+
+
+def option_of(field: str) -> str:
+    """Returns the option of a field of RunSettings, for messages."""
+    names = {"wrappers": "--wrap", "env": "ENV", "env_check": "--no-env-check", "training": "--set"}
+    return names.get(field, f"--{field.replace('_', '-')}")
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_layer(source: str) -> dict[str, Any]:
+    """Returns the layer of a file.
+
+    Args:
+        source: A YAML or JSON file, the ``config.json`` of a run, or a Python file or module as for ``load_config``.
+
+    Raises:
+        ConfigError: If it does not exist, cannot be read or has a wrong value. The message names the file and the key.
+    """
+    path = Path(source)
+    if path.is_dir():
+        own = path / "config.json"
+        hint = f"Name its file: {own}" if own.is_file() else "Name a file in it."
+        raise ConfigError(f"--config: expected a file, but {source} is a folder. {hint}")
+    if path.suffix.lower() not in _FILES:
+        return {"config": absolute_spec(source)}
+    data = _read(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected settings, such as 'env: CartPole-v1', but got {brief(data)}.")
+    if "command" in data:  # it is the config.json of a run
+        settings_from_json(data["command"], source)
+        return {"base": data["command"]}
+    return _layer_of(data, path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parsed_json(text) if path.suffix.lower() == ".json" else _parsed_yaml(text)
+    except FileNotFoundError:
+        raise ConfigError(f"--config: there is no file {str(path)!r}. Check its path.") from None
+    except OSError as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error.strerror or error}. Check its path.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: it cannot be read as {path.suffix[1:].upper()}: {error}") from error
+
+
+def _parsed_yaml(text: str) -> Any:
+    """Reads YAML, in which ``1e-3`` is a number and no key may be twice in a mapping.
+
+    Raises:
+        ValueError: If it is something else. The message says what is wrong, and where.
+    """
+    require_extras("yaml")
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML reads YAML 1.1, where a number such as 1e-3 is a text."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"{error.problem}{where}.") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the layer of a file's settings, each of which is checked."""
+    found: dict[str, Any] = {"set": []}
+    for key, value in data.items():
+        if key == SCHEMA_KEY:
+            continue
+        if key in known_sections():
+            found["set"] += _settings_of_section(key, {} if value is None else value, path)
+        elif key == SEARCH:
+            found[SEARCH] = search_space(value, f"{path}: {SEARCH}")
+        elif key in OWN_FIELDS:
+            kept = checked_field(key, value, str(path))
+            found[key] = list(kept.items()) if key in PAIRS else kept
+        else:
+            raise ConfigError(f"{path}: unknown key {brief(key)}. {_hint(key)}")
+    found = layer(found, str(path))
+    _check_pieces(found, path)
+    if found.get("config") is not None:
+        found["config"] = absolute_spec(found["config"], path.parent)
+    return {name: value for name, value in found.items() if name != "config" or value is not None}
+
+
+def _settings_of_section(section: str, settings: Any, path: Path) -> list[tuple[str, Any]]:
+    """Returns the checked settings of a section of a file as pairs."""
+    from marl_connectors.algorithms.mappo.config import MAPPOConfig
+
+    who = f"{path}: {section}"
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{who}: expected settings, each with its name, but got {brief(settings)}.")
+    pairs = []
+    for name, value in settings.items():
+        check_section(section, name, str(path))
+        if as_field(name, value, who) is None:
+            value = _checked_setting(MAPPOConfig(), name, value, who)
+        pairs.append((name, value))
+    return pairs
+
+
+def _checked_setting(config: Any, name: str, value: Any, who: str) -> Any:
+    """Returns a setting's value as data, in which a number such as ``1e6`` stands for a whole number."""
+
+    def check(each: Any) -> Any:
+        try:
+            set_by_name(config, {name: each}, who)
+        except MarlConnectorsError as error:
+            text = str(error)
+            raise ConfigError(text if text.startswith(who) else f"{who}: {text.partition(': ')[2]}") from error
+        return each
+
+    return _or_whole(check, value)
+
+
+def _check_pieces(found: Mapping[str, Any], path: Path) -> None:
+    from marl_connectors.algorithms.ppo.config import PPOConfig
+
+    for field, kind in (("env_to_module", ENV_TO_MODULE), ("learner_connector", LEARNER)):
+        if field in found:
+            checked_pieces(PPOConfig(), piece_names(found[field]), kind, f"{path}: {field}")
+
+
+def _hint(key: Any) -> str:
+    """Returns where a setting belongs that a file has at its top, or the closest known key."""
+    known = known_sections()
+    places = [section for section in known if key in known[section]]
+    if places:
+        return f"It is a setting of the section {places[0]!r}: write it there."
+    return closest(key, [*OWN_FIELDS, *known])

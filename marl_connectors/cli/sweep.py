@@ -1,0 +1,417 @@
+"""``marl-connectors sweep``: searches for good settings with Optuna; each trial is an ordinary run.
+
+::
+
+    sweep.json                  the options, the search space, and the results of all trials
+    study.db                    Optuna's storage, for ``optuna-dashboard`` too
+    sweep.png                   the metric of all trials, in their order and over each searched setting
+    trial0000/, trial0001/, ... the run folder of each trial
+    trial0000.log, ...          what its run has printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.callbacks.success import SUCCESS
+from marl_connectors.callbacks.trackers import leaves
+from marl_connectors.cli import run_folder, suggestions, train
+from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, read_layer, resolved
+from marl_connectors.cli.pictures import draw_sweep
+from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.results import number, table
+from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess
+from marl_connectors.cli.search_space import Choices, Range, search_space
+from marl_connectors.cli.stop_signals import InterruptGate, exit_status
+from marl_connectors.cli.values import literal_text, parsed_json, require_extras
+from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.json_data import jsonable
+
+SWEEP, STUDY, PICTURE = "sweep.json", "study.db", "sweep.png"
+NUM_TRIALS = 20
+REPORTS = 20
+"""The number of times in a run at which its metric is reported, and the run may be pruned."""
+_STARTUP_TRIALS, _WARMUP_REPORTS = 5, 4
+_ROWS = 15
+_FOLDER, _ERROR, _STEPS = "folder", "error", "agent_steps"
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+_STATES |= dict.fromkeys(("RUNNING", "WAITING"), "interrupted")
+_OF_SWEEPS = {"run", "resume", "out", "search", "trials", "parallel", "metric", "pruner"}
+_ON_RESUME = {"run", "resume", "trials", "parallel", "pruner"}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches for settings as the parsed options say. Returns the exit status."""
+    require_extras("optuna", "matplotlib", "PIL")
+    sweep = _resumed(vars(args)) if "resume" in args else _new(vars(args))
+    return sweep.run()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial whose run is being trained.
+
+    Attributes:
+        trial: Optuna's trial.
+        process: The process of the run.
+        path: The folder of the run.
+        total: The agent steps at which the run ends.
+        offset: The number of bytes of its metrics that were read.
+        value: The newest value of the metric; None before the first one.
+        steps: The agent steps so far.
+        reports: The number of times at which the metric was reported.
+        is_pruned: Whether the run was stopped because others are better.
+    """
+
+    trial: Any
+    process: RunProcess
+    path: Path
+    total: int
+    offset: int = 0
+    value: float | None = None
+    steps: int = 0
+    reports: int = 0
+    is_pruned: bool = False
+
+    def read(self, metric: str) -> None:
+        """Reads new rows of the metrics, reports the metric, and stops the run if it is to be pruned."""
+        try:
+            with open(self.path / run_folder.METRICS, "rb") as file:
+                file.seek(self.offset)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break  # it is being written
+            self.offset += len(line)
+            row = dict(leaves(parsed_json(line)))
+            self.steps = int(row["num_agent_steps_sampled_lifetime"])
+            value = row.get(metric)
+            if isinstance(value, (int, float)):
+                self.value = float(value)
+                self._report(min(REPORTS * self.steps // self.total, REPORTS))
+
+    def _report(self, step: int) -> None:
+        if step > self.reports and not self.is_pruned:
+            self.reports = step
+            self.trial.report(self.value, step)
+            if step < REPORTS and self.trial.should_prune():
+                self.is_pruned = True
+                self.process.send_signal(signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """A sweep.
+
+    Attributes:
+        path: Its folder, which exists.
+        options: The options of ``train`` for all trials.
+        search: The values that each searched setting may have.
+        metric: The name of the metric to be maximised, or ``min:NAME``.
+        trials: The number of trials.
+        parallel: The number of trials at a time.
+        pruner: ``"median"`` or ``"none"``.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    search: dict[str, Range | Choices]
+    metric: str
+    trials: int
+    parallel: int
+    pruner: str
+    _running: dict[str, _Running] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
+        optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = optuna.storages.RDBStorage(f"sqlite:///{self.path.absolute() / STUDY}")
+        try:
+            study = self._study(storage)
+            self._write(study)
+            self._take_up(study)
+            status = self._train(study)
+            self._write(study)
+            return self._finish(study, status)
+        finally:
+            storage.engine.dispose()
+
+    def _study(self, storage: Any) -> Any:
+        optuna = _optuna()
+        quiet = optuna.pruners.NopPruner()
+        median = optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=_WARMUP_REPORTS)
+        study = optuna.create_study(
+            storage=storage,
+            study_name="sweep",
+            direction="minimize" if self.metric.startswith(run_folder.LOWEST) else "maximize",
+            pruner=median if self.pruner == "median" else quiet,
+            load_if_exists=True,
+        )
+        # Other numbers are drawn when the sweep continues.
+        study.sampler = optuna.samplers.TPESampler(seed=self.options.get("seed", 0) + len(study.get_trials()))
+        return study
+
+    def _take_up(self, study: Any) -> None:
+        """Queues the trials again that were interrupted. Their runs are resumed."""
+        states = _optuna().trial.TrialState
+        for trial in study.get_trials(states=[states.RUNNING]):
+            study.tell(trial.number, state=states.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs.get(_FOLDER)})
+
+    # Training.
+
+    def _train(self, study: Any) -> int:
+        """Trains several trials at a time. Returns the status of an interruption, or 0."""
+        running, stopped = self._running, 0
+        with InterruptGate() as gate:
+            try:
+                while running or (gate.requested is None and self._has_more(study)):
+                    while gate.requested is None and len(running) < self.parallel and self._has_more(study):
+                        self._begin(study)
+                    if gate.requested is not None and not stopped:
+                        stopped = exit_status(gate.requested)
+                        self._send(gate.requested)
+                    connection.wait([each.process.sentinel for each in running.values()], timeout=POLL_S)
+                    for name, each in list(running.items()):
+                        has_ended = each.process.has_ended()
+                        each.read(self._metric_name())
+                        if has_ended:
+                            self._ended(study, running.pop(name))
+            except KeyboardInterrupt as stop:  # a second signal
+                stopped = exit_status(stop)
+                self._send(stopped - 128)
+            except BaseException:
+                self._send(signal.SIGTERM)
+                raise
+            finally:
+                for each in running.values():
+                    each.process.end()
+        return stopped
+
+    def _send(self, signal_number: int) -> None:
+        for each in self._running.values():
+            each.process.send_signal(signal_number)
+
+    def _metric_name(self) -> str:
+        return self.metric.removeprefix(run_folder.LOWEST)
+
+    def _has_more(self, study: Any) -> bool:
+        states = _optuna().trial.TrialState
+        trials = study.get_trials(deepcopy=False)
+        return any(trial.state == states.WAITING for trial in trials) or len(_latest(trials)) < self.trials
+
+    def _begin(self, study: Any) -> None:
+        """Starts the run of the next trial, or resumes it."""
+        folders = _latest(study.get_trials(deepcopy=False))
+        trial = study.ask()
+        name = trial.user_attrs.get(_FOLDER) or f"trial{len(folders):04d}"
+        trial.set_user_attr(_FOLDER, name)
+        values = {each: space.suggest(trial, each) for each, space in self.search.items()}
+        path = self.path / name
+        if (path / run_folder.CONFIG).is_file():
+            options: dict[str, Any] = {"resume": str(path)}
+        else:
+            options = {**with_values(self.options, values), "out": str(path)}
+        process = RunProcess(options, self.path / f"{name}.log")
+        total = new_settings(with_values(self.options, values)).steps
+        self._running[name] = _Running(trial, process, path, total)
+        print(f"{name}: {_text(values)}", flush=True)
+
+    def _ended(self, study: Any, ended: _Running) -> None:
+        """Tells Optuna how a trial has ended. One that was interrupted is taken up when the sweep continues."""
+        states = _optuna().trial.TrialState
+        status, error, is_unexpected = ended.process.result()
+        name = ended.path.name
+        ended.trial.set_user_attr(_STEPS, ended.steps)
+        if error or (not status and ended.value is None):
+            more = f" Its output is in {self.path / f'{name}.log'}." if is_unexpected else ""
+            error = " ".join(f"{error}{more}".split()) or f"its results have no value of {self._metric_name()}."
+            ended.trial.set_user_attr(_ERROR, error)
+            study.tell(ended.trial, state=states.FAIL)
+            print(f"marl-connectors: error: {name}: {error}", file=sys.stderr, flush=True)
+        elif not status:
+            study.tell(ended.trial, ended.value)
+            print(f"{name} has ended: {number(ended.value or 0.0)}", flush=True)
+        elif ended.is_pruned:
+            study.tell(ended.trial, state=states.PRUNED)
+            print(f"{name} is stopped, as others are better: {number(ended.value or 0.0)}", flush=True)
+
+    # Results.
+
+    def _write(self, study: Any) -> None:
+        data = {
+            "format_version": 1,
+            "options": self.options,
+            "search": {name: space.to_json() for name, space in self.search.items()},
+            "metric": self.metric,
+            "trials": self.trials,
+            "results": [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()],
+        }
+        with run_folder.writing(self.path):
+            text = json.dumps(jsonable(data), indent=2, allow_nan=False)
+            run_folder.replace_file(self.path / SWEEP, f"{text}\n".encode())
+
+    def _finish(self, study: Any, status: int) -> int:
+        """Prints and draws the results, and which commands to try next. Returns the exit status."""
+        results = [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()]
+        finished = [result for result in results if result["state"] == "complete"]
+        lowest = self.metric.startswith(run_folder.LOWEST)
+        sign = 1 if lowest else -1
+        ranked = sorted(finished, key=lambda result: sign * result["value"])
+        others = [result for result in results if result["state"] != "complete"]
+        if results:
+            rows = [self._row(result) for result in [*ranked, *others][:_ROWS]]
+            print(f"\n{'Lowest' if lowest else 'Highest'} {self._metric_name()} first:")
+            print(table(["trial", "state", "value", "agent steps", *self.search], rows))
+            if len(results) > _ROWS:
+                print(f"  and {len(results) - _ROWS} more in {self.path / SWEEP}")
+        commands = []
+        if finished:
+            with run_folder.writing(self.path / PICTURE):
+                draw_sweep(self.path / PICTURE, finished, list(self.search), self._metric_name(), lowest=lowest)
+            print(f"\nThe numbers are in {self.path / SWEEP}, the picture in {self.path / PICTURE}.")
+            best = self.path / ranked[0]["folder"]
+            commands += [[suggestions.PROGRAM, "evaluate", str(best)]]
+            commands += [[suggestions.PROGRAM, "train", "--config", str(best / run_folder.CONFIG), "--seeds", "1-3"]]
+        more = [] if status else ["--trials", str(2 * self.trials)]
+        again = ["--parallel", str(self.parallel)] if self.parallel > 1 else []
+        commands += [[suggestions.PROGRAM, "sweep", "--resume", str(self.path), *more, *again]]
+        if status:
+            print(f"\nStopped. {len(finished)} trials are complete.")
+        print("\n".join(["", "Next:", *(f"  {shlex.join(words)}" for words in commands)]), flush=True)
+        return status or (0 if finished else FAILED)
+
+    def _row(self, result: Mapping[str, Any]) -> list[str]:
+        value = "–" if result["value"] is None else number(result["value"])
+        shown = [_short(result["params"].get(name)) for name in self.search]
+        return [result["folder"], result["state"], value, f"{result['agent_steps']:,}", *shown]
+
+
+def _optuna() -> Any:
+    return import_module("optuna")
+
+
+def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of ``train`` with the values of searched settings.
+
+    Args:
+        options: The options.
+        values: Values by the names of fields of RunSettings, ``model.NAME``, ``env_config.NAME``, or settings as for
+            ``--set``.
+    """
+    found = dict(options)
+    for name, value in values.items():
+        head, _, rest = name.partition(".")
+        if head in ("model", "env_config") and rest:
+            found[head] = [*found.get(head, []), (rest, value)]
+        elif name in OWN_FIELDS:
+            found[name] = value
+        else:
+            found["set"] = [*found.get("set", []), (name, value)]
+    return found
+
+
+def _latest(trials: list[Any]) -> dict[str, Any]:
+    """Returns the newest of Optuna's trials of each run folder. A trial that was interrupted has a second one."""
+    return {trial.user_attrs[_FOLDER]: trial for trial in trials if trial.user_attrs.get(_FOLDER)}
+
+
+def _described(trial: Any) -> dict[str, Any]:
+    values = trial.intermediate_values
+    last = values[max(values)] if values else None
+    return {
+        "folder": trial.user_attrs[_FOLDER],
+        "state": _STATES[trial.state.name],
+        "value": last if trial.value is None else trial.value,
+        "agent_steps": trial.user_attrs.get(_STEPS, 0),
+        "params": dict(trial.params),
+        "error": trial.user_attrs.get(_ERROR, ""),
+    }
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in values.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else literal_text(value)
+
+
+# The options ---------------------------------------------------------------------------------------------------------
+
+
+def _new(given: Mapping[str, Any]) -> _Sweep:
+    """Makes the folder of a new sweep, after the settings at the ends of all ranges were tried."""
+    if not {"env", "config"} & given.keys():
+        raise ConfigError("sweep: expected an environment, --config FILE or --resume SWEEP.")
+    in_file = read_layer(given["config"]).get(SEARCH, {}) if "config" in given else {}
+    search = {**in_file, **dict(given.get("search", []))}
+    options = resolved(given)
+    if not search:
+        raise ConfigError(
+            "sweep: expected settings to search. Add --search, such as --search lr=1e-4..1e-2:log, or the key 'search' "
+            "to the file of --config."
+        )
+    options = {name: value for name, value in options.items() if name not in _OF_SWEEPS}
+    for name, value in {"video": "none", "baseline_seconds": 2, "keep_checkpoints": 1}.items():
+        options.setdefault(name, value)
+    parallel = given.get("parallel", 1)
+    settings = new_settings(options)
+    where = "evaluation" if settings.make_config().evaluation_interval else "env_runners"
+    metric = given.get("metric", f"{where}/episode_return_mean")
+    if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
+        options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
+    same = Counter(name.rpartition(".")[2] for name in search)
+    for name, space in search.items():
+        if same[name.rpartition(".")[2]] > 1:
+            raise ConfigError(f"--search: {name!r} is searched twice, with and without its section. Leave one out.")
+        for value in space.ends():
+            tried = new_settings(with_values(options, {name: value}))
+            train.check_extras(tried)
+            tried.make_config()
+    numbered = "out" not in given
+    default = settings.default_folder_name().removesuffix(f"-seed{settings.seed}")
+    path = Path(given.get("out", f"runs/{default}-sweep"))
+    run_folder.check_can_be_made(path, numbered=numbered)
+    with run_folder.writing(path):
+        path = run_folder.make_folder(path, numbered)
+    trials = given.get("trials", NUM_TRIALS)
+    print(f"Searching {', '.join(search)} in {trials} trials, {parallel} at a time, in {path}", flush=True)
+    return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"))
+
+
+def _resumed(given: Mapping[str, Any]) -> _Sweep:
+    """Reads the options of a sweep."""
+    for option in sorted(given.keys() - _ON_RESUME):
+        raise ConfigError(
+            f"sweep --resume: {option!r} cannot be changed. You can change: --trials, --parallel and --pruner."
+        )
+    path = Path(given["resume"])
+    if not (path / SWEEP).is_file():
+        raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} has no {SWEEP}. Check the path.")
+    try:
+        with run_folder.reading(path / SWEEP):
+            data = parsed_json((path / SWEEP).read_bytes())
+        search = search_space(data["search"], str(path / SWEEP))
+        options, metric, trials = dict(data["options"]), str(data["metric"]), int(data["trials"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path / SWEEP} is damaged: {type(error).__name__}: {error}. Correct it.") from error
+    return _Sweep(
+        *(path, options, search, metric, given.get("trials", trials), given.get("parallel", 1)),
+        given.get("pruner", "median"),
+    )

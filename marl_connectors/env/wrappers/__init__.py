@@ -1,0 +1,1 @@
+"""RLlib's path to the functions that wrap environments."""

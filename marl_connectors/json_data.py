@@ -1,0 +1,44 @@
+"""JSON data of results and settings, for files and programs that people read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from marl_connectors.names import qualified_name
+from marl_connectors.policy_mapping import mapping_to_json
+
+
+def jsonable(value: Any) -> Any:
+    """Returns strict JSON data for people: numbers that are not finite become None, and objects become names.
+
+    Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, 3 becomes ``"int(3)"``.
+    """
+    import numpy as np
+
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return jsonable(value.tolist())
+    if isinstance(value, Mapping):
+        return {_json_key(key, value): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    if callable(value) and not isinstance(value, type):
+        found = mapping_to_json(cast(Any, value))
+        if found["type"] != "not_importable" or not dataclasses.is_dataclass(value):
+            return found
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return qualified_name(value) or repr(value)
+
+
+def _json_key(key: Any, keys: Collection[Any]) -> str:
+    text = str(key)
+    return text if isinstance(key, str) or text not in keys else f"{type(key).__name__}({text})"

@@ -1,0 +1,1 @@
+"""RLlib's path to functions of nested observations and actions."""

@@ -1,0 +1,3 @@
+"""RLlib's path to ``marl_connectors.episodes.items``."""
+
+from marl_connectors.episodes.items import batch as batch

@@ -1,0 +1,77 @@
+"""Settings of RLlib that have another name here."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+from marl_connectors import PPOConfig
+from marl_connectors.algorithms.config.former_settings import NOT_HERE, RENAMED, SECTIONS
+from marl_connectors.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "words"),
+    [
+        ("training", "train_batch_size", "Use .training(train_batch_size_per_learner=...), the steps of each learner."),
+        ("training", "num_sgd_iter", "Use .training(num_epochs=...)."),
+        ("training", "sgd_minibatch_size", "Use .training(minibatch_size=...)."),
+        ("training", "model", "Use .rl_module(model_config=...), with a dict or DefaultModelConfig(...)."),
+        ("training", "lr_schedule", "Use .training(lr=[[env_step, value], ...])."),
+        ("resources", "num_gpus", "Use .learners(num_gpus_per_learner=...)."),
+        ("resources", "num_learner_workers", "Use .learners(num_learners=...)."),
+        ("env_runners", "num_rollout_workers", "Use .env_runners(num_env_runners=...)."),
+        ("env_runners", "observation_filter", "Use .env_runners(env_to_module_connector=lambda env: MeanStdFilter())."),
+        ("exploration", "exploration_config", "Use .env_runners(explore=...)."),
+        (
+            "multi_agent",
+            "algorithm_config_overrides_per_module",
+            "Use .rl_module(algorithm_config_overrides_per_module=...).",
+        ),
+        ("debugging", "log_level", 'Use logging.getLogger("marl_connectors").setLevel(...).'),
+        ("reporting", "min_time_s_per_iteration", "An iteration has one train batch, so leave it out."),
+    ],
+)
+def test_a_former_name_is_an_error_that_names_the_new_one(section, name, words):
+    with pytest.raises(ConfigError, match=re.escape(f"PPOConfig.{section}: unknown setting {name!r}. {words}")):
+        getattr(PPOConfig(), section)(**{name: 1})
+
+
+def test_a_former_name_in_a_dict_is_named_too():
+    with pytest.raises(ConfigError, match=r"unknown setting 'num_workers'. Use .env_runners\(num_env_runners=\.\.\.\)"):
+        PPOConfig().update_from_dict({"num_workers": 2})
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_that_does_not_exist_says_what_to_do(section):
+    with pytest.raises(ConfigError, match=re.escape(f"PPOConfig: there is no section .{section}(...). ")):
+        getattr(PPOConfig(), section)
+
+
+def test_an_unknown_attribute_is_an_attribute_error_with_a_hint():
+    with pytest.raises(AttributeError, match=r"PPOConfig: there is no 'trainig'. Did you mean 'training'"):
+        _ = PPOConfig().trainig
+    with pytest.raises(AttributeError, match=r"there is no 'num_sgd_iter'. Use .training"):
+        _ = PPOConfig().num_sgd_iter
+    assert not hasattr(PPOConfig(), "anything")
+
+
+def test_copies_and_pickles_of_configs_work_as_before():
+    config = PPOConfig().training(gamma=0.5)
+    assert copy.deepcopy(config).gamma == pickle.loads(pickle.dumps(config)).gamma == config.copy().gamma == 0.5
+
+
+@pytest.mark.parametrize("instead", sorted(set(RENAMED.values())))
+def test_what_replaces_a_setting_exists(instead):
+    for section, name in re.findall(r"\.(\w+)\((\w+)=", instead):
+        assert name in inspect.signature(getattr(PPOConfig, section)).parameters
+
+
+def test_no_setting_of_this_library_is_called_a_former_one():
+    own = set(PPOConfig().to_dict())
+    assert own & ({*RENAMED} - {"algorithm_config_overrides_per_module", "explore"}) == set()
+    assert own & {*NOT_HERE} == set() and not {*RENAMED} & {*NOT_HERE}

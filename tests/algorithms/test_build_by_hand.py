@@ -1,0 +1,160 @@
+"""Parts of a run that are built from a config alone: runners, pipelines and specs of modules."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_connectors import (
+    MeanStdFilter,
+    MultiAgentEnvRunner,
+    MultiAgentEpisode,
+    MultiRLModule,
+    PPOConfig,
+    RLModule,
+    SingleAgentEnvRunner,
+    SingleAgentEpisode,
+)
+from marl_connectors.env.single_agent_env_runner import SingleAgentEnvRunner as ByPath
+from marl_connectors.errors import ConfigError
+
+BOX, ACT = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+SINGLE = {"__env_single__": (BOX, ACT)}
+BOTH = {"__env_single__": (spaces.Dict({"a": BOX, "b": BOX}), spaces.Dict({"a": ACT, "b": ACT}))}
+
+
+def config_of(env="CartPole-v1", num_envs=2):
+    return (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=5)
+        .debugging(seed=4)
+    )
+
+
+def test_a_runner_is_made_from_a_config():
+    config = config_of()
+    runner = SingleAgentEnvRunner(config=config)
+    assert ByPath is SingleAgentEnvRunner
+    assert runner.num_envs == 2 and runner.env is runner.vector_env and runner.config.env == "CartPole-v1"
+    assert isinstance(runner.module, RLModule) and runner.rl_module["default_policy"] is runner.module
+    episodes = runner.sample()
+    assert sum(map(len, episodes)) == 10 and isinstance(episodes[0], SingleAgentEpisode)
+    runner.stop()
+
+
+def test_a_runner_of_several_agents_is_made_from_a_config():
+    runner = MultiAgentEnvRunner(config=config_of("marl_envs.match_v0").multi_agent(policies="independent"))
+    assert isinstance(runner.module, MultiRLModule) and len(runner.module) > 1
+    (episode,) = runner.sample(num_episodes=1)
+    assert isinstance(episode, MultiAgentEpisode)
+    runner.stop()
+
+
+def test_a_runner_samples_what_that_of_an_algorithm_samples():
+    runner, algo = SingleAgentEnvRunner(config=config_of()), config_of().build_algo()
+    one, other = ([e.get_observations() for e in r.sample(num_timesteps=20)] for r in (runner, algo.env_runner))
+    assert all(map(np.array_equal, one, other)) and len(one) == len(other)
+    assert algo.env_runner.config.seed == 4
+    runner.stop()
+    algo.stop()
+
+
+def test_callbacks_see_the_config_of_their_runner():
+    seen = []
+    config = config_of().callbacks(on_environment_created=lambda env_runner, **kwargs: seen.append(env_runner.config))
+    SingleAgentEnvRunner(config=config).stop()
+    assert seen[0].env == "CartPole-v1"
+
+
+def test_a_runner_without_a_config_is_an_error():
+    with pytest.raises(ConfigError, match=r"EnvRunner: expected config=\.\.\., but got nothing"):
+        SingleAgentEnvRunner()
+
+
+def test_a_stateful_runner_of_its_own_carries_states():
+    config = config_of().rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4]})
+    runner = SingleAgentEnvRunner(config=config)
+    episode = runner.sample(num_timesteps=10)[0]
+    assert "state_out" in episode.extra_model_outputs
+    runner.stop()
+
+
+def make_filter(env):
+    return MeanStdFilter()
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ["MeanStdFilter", "AddObservationsFromEpisodesToBatch", "BatchIndividualItems", "NumpyToTensor"]),
+        (
+            {"spaces": BOTH},
+            [
+                "MeanStdFilter",
+                "AddObservationsFromEpisodesToBatch",
+                "AgentToModuleMapping",
+                "BatchIndividualItems",
+                "NumpyToTensor",
+            ],
+        ),
+    ],
+)
+def test_an_env_to_module_pipeline_is_built(given, names):
+    pipeline = config_of().env_runners(env_to_module_connector=make_filter).build_env_to_module_connector(**given)
+    assert pipeline.names() == names
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: {"env": gym.make("CartPole-v1")},
+        lambda: {"env": gym.make_vec("CartPole-v1", num_envs=3)},
+        lambda: {"spaces": {"__env__": (gym.make("CartPole-v1").observation_space, spaces.Discrete(2))}},
+        lambda: {},
+    ],
+)
+def test_spaces_come_from_what_is_given(how):
+    given = how()
+    pipeline = config_of().build_env_to_module_connector(**given)
+    assert pipeline.input_observation_space.shape == (4,)
+    assert config_of().get_rl_module_spec(**given).build().action_space == spaces.Discrete(2)
+
+
+def test_a_pipeline_acts_with_a_module_of_a_spec():
+    config = config_of()
+    env_to_module, module = (
+        config.build_env_to_module_connector(spaces=SINGLE),
+        config.get_rl_module_spec(spaces=SINGLE).build(),
+    )
+    module_to_env = config.build_module_to_env_connector(spaces=SINGLE)
+    episode = SingleAgentEpisode(observation_space=BOX, action_space=ACT)
+    episode.add_env_reset(np.zeros(3, np.float32))
+    shared = {}
+    batch = env_to_module(rl_module=module, batch={}, episodes=[episode], explore=False, shared_data=shared)
+    outputs = module.forward_inference(batch)
+    found = module_to_env(rl_module=module, batch=outputs, episodes=[episode], explore=False, shared_data=shared)
+    assert found["actions"][0] in (0, 1)
+
+
+def test_a_learner_pipeline_is_built():
+    pipeline = config_of().build_learner_connector(BOX, ACT)
+    assert pipeline.names()[0] == "AddOneTsToEpisodesAndTruncate" and "AgentToModuleMapping" not in pipeline.names()
+    pipeline = config_of().build_learner_connector(*BOTH["__env_single__"], device="cpu")
+    assert "AgentToModuleMapping" in pipeline.names()
+
+
+def test_specs_of_several_modules_are_complete():
+    config = config_of().multi_agent(policies="independent")
+    spec = config.get_multi_rl_module_spec(spaces=BOTH, inference_only=True)
+    modules = spec.build()
+    assert list(modules) == ["a", "b"] and modules["a"].observation_space == BOX and modules["a"].inference_only
+    with pytest.raises(ConfigError, match=r"get_rl_module_spec: there are the modules 'a', 'b'"):
+        config.get_rl_module_spec(spaces=BOTH)
+
+
+def test_spaces_of_another_form_are_an_error():
+    with pytest.raises(ConfigError, match=r"spaces: expected \{'__env_single__': \(observation space, action space\)"):
+        config_of().get_rl_module_spec(spaces={"a": BOX})

@@ -1,0 +1,48 @@
+"""Scripts with which shells complete the command line."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from marl_connectors.cli.completion import script
+from marl_connectors.cli.main import _build_parser, main
+
+shtab = pytest.importorskip("shtab")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_knows_commands_options_and_tasks(shell, capsys):
+    assert main(["completion", shell]) == 0
+    found = capsys.readouterr().out
+    for word in ("train", "evaluate", "schema", "num-env-runners", "config", "simple_spread_v3"):
+        assert word in found
+    assert found == script(_build_parser()[0], shell) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["tr"], ["train"]),
+        (["train", "simple_sp"], ["simple_speaker_listener_v4", "simple_spread_v3"]),
+        (["train", "--num-env-"], ["--num-env-runners", "--num-env-workers"]),
+        (["train", "--algo", "m"], ["mappo"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_bash_completes_words(words, completed):
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    line = " ".join(["marl-connectors", *words])
+    code = f"{script(_build_parser()[0], 'bash')}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}\n"
+    code += '_shtab_marl_connectors; printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == completed
+
+
+def test_without_shtab_a_message_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["completion", "bash"]) == 2
+    assert "needs shtab, which is not installed" in capsys.readouterr().err

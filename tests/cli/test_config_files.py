@@ -1,0 +1,459 @@
+"""Settings from files and by section: what has precedence, what may be written, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from marl_connectors import MAPPOConfig, MeanStdFilter, PPOConfig
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.cli.config_files import known_sections, layer, read_layer, resolved
+from marl_connectors.cli.config_settings import settings_of
+from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.run_settings import RunSettings, settings_to_json
+from marl_connectors.cli.suggestions import train_words
+from marl_connectors.errors import ConfigError
+from marl_connectors.json_data import jsonable
+from marl_connectors.learner.learner import Learner
+
+yaml = pytest.importorskip("yaml")
+TINY = """
+env: CartPole-v1
+preset: false
+steps: 4e1
+num_envs: 2
+num_env_workers: 0
+eval_episodes: 2
+video: false
+hidden: [4]
+training: {train_batch_size_per_learner: 40, minibatch_size: 20, num_epochs: 1}
+"""
+
+
+class MyCallbacks(Callbacks):
+    pass
+
+
+def same(env, number):
+    return env
+
+
+def count(*, episode, **kwargs):
+    pass
+
+
+def by_last_letter(agent_id, episode, **kwargs):
+    return agent_id[-1]
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Returns the settings of a run with words, and with a file ``run.yaml`` if its text is given."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(*words, file=None):
+        if file is not None:
+            (tmp_path / "run.yaml").write_text(file)
+            words = (*words, "--config", "run.yaml")
+        return new_settings(resolved(vars(_parse(["train", *words]))))
+
+    return of
+
+
+# Settings by section.
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["training.lr=1e-3"], "lr", 1e-3),
+        (["lr=1e-3"], "lr", 1e-3),
+        (["env_runners.rollout_fragment_length=64"], "rollout_fragment_length", 64),
+        (["evaluation.evaluation_interval=5"], "evaluation_interval", 5),
+        (["fault_tolerance.restart_failed_sub_environments=true"], "restart_failed_sub_environments", True),
+        (["debugging.seed=7"], "seed", 7),
+        (["environment.env_config={'a': 1}"], "env_config", {"a": 1}),
+        (["environment.disable_env_checking=true"], "disable_env_checking", True),
+        (["environment.clip_rewards=0.5"], "clip_rewards", 0.5),
+        (["learners.autocast_dtype=bfloat16"], "autocast_dtype", "bfloat16"),
+        (["learners.learner_class=marl_connectors:PPOLearner"], "learner_class", None),
+        (["multi_agent.policies=['a']", "multi_agent.policy_mapping_fn=*=a"], "policies", ["a"]),
+        (["env_runners.num_envs_per_env_runner=3"], "num_envs_per_env_runner", 3),
+        (["env_runners.num_envs_per_env_runner=3", "env_runners.num_env_runners=2"], "num_env_runners", 2),
+        (["rl_module.algorithm_config_overrides_per_module={'a': {'lr': 0.1}}"], None, {"a": {"lr": 0.1}}),
+        (["exploration.explore=false"], "explore", False),
+        (["reporting.metrics_num_episodes_for_smoothing=9"], "metrics_num_episodes_for_smoothing", 9),
+        (["framework.framework=torch"], "num_epochs", 8),
+    ],
+    ids=str,
+)
+def test_set_takes_a_setting_of_any_section(settings, words, name, value):
+    given = [word for each in words for word in ("--set", each)]
+    config = settings("CartPole-v1", "--no-preset", *given).make_config()
+    found = getattr(config, name or "algorithm_config_overrides_per_module")
+    if name == "learner_class":
+        assert found.__name__ == "PPOLearner" and issubclass(found, Learner)
+    else:
+        assert found == value
+
+
+def test_names_stand_for_callbacks_pieces_and_functions(settings):
+    words = [f"callbacks.callbacks_class={__name__}:MyCallbacks", f"callbacks.on_sample_end={__name__}:count"]
+    words += ["env_runners.env_to_module_connector=MeanStdFilter:clip_by_value=3.0"]
+    words += ["env_runners.module_to_env_connector=[]", f"multi_agent.policy_mapping_fn={__name__}:by_last_letter"]
+    config = settings("CartPole-v1", *(word for each in words for word in ("--set", each))).make_config()
+    assert config.callbacks_class is MyCallbacks and config.callbacks_on_sample_end is count
+    assert config.policy_mapping_fn is by_last_letter
+    [piece] = config.env_to_module_connector()
+    assert isinstance(piece, MeanStdFilter)
+    opponent = settings(
+        "CartPole-v1", "--set", f"evaluation_config={{'policy_mapping_fn': '{__name__}:by_last_letter'}}"
+    )
+    assert opponent.make_config().evaluation_config["policy_mapping_fn"] is by_last_letter
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "trainin.lr=1"], "--set: there is no section 'trainin'. Did you mean 'training'?"),
+        (["--set", "training.lrr=1"], "--set: training: unknown setting 'lrr'. Did you mean 'lr'?"),
+        (
+            ["--set", "training.batch_mode=x"],
+            "--set: training: unknown setting 'batch_mode'. It is a setting of env_run",
+        ),
+        (
+            ["--set", "rollout_fragment_lenght=3"],
+            "--set: unknown setting 'rollout_fragment_lenght'. Did you mean 'roll",
+        ),
+        (["--set", "zzz=3"], "--set: unknown setting 'zzz'. All settings are listed by: marl-connectors schema"),
+        (["--set", "debugging.seed=1", "--seed", "2"], "--set: 'seed' is the same as --seed. Use one of them."),
+        (["--set", "num_learners=x"], "--set: num_learners: expected a whole number of at least 0, got 'x'"),
+        (["--set", "learner_class=math:no"], "--set: learner_class: module 'math' has no 'no'"),
+        (["--set", "learner_class=math:sqrt"], "learner_class: expected a subclass of Learner"),
+        (
+            ["--set", "num_envs_per_env_runner=2", "--num-envs", "4"],
+            "'num_envs_per_env_runner' and 'num_envs' were both",
+        ),
+        (["--lr", "3"], "train: unknown argument '--lr'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_names_it(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# Files.
+
+
+def as_data(config):
+    """Returns what of a config is data, by section."""
+    data = {}
+    for section, names in known_sections().items():
+        for name in names:
+            value = getattr(config, name, None)
+            if name in vars(config) and not callable(value):
+                data.setdefault(section, {})[name] = jsonable(value)
+    return data
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
+@pytest.mark.parametrize("algo", ["ppo", "mappo"])
+def test_a_file_can_have_all_data_of_a_config(algo, suffix, tmp_path):
+    config = {"ppo": PPOConfig, "mappo": MAPPOConfig}[algo]()
+    config.environment("marl_envs.null_v0", env_config={"n_agents": 2}, reset_options={"a": [1]})
+    config.environment(wrappers=[f"{__name__}.same:4"], clip_rewards=0.5, action_mask_key=None)
+    config.multi_agent(policies=["a"], policy_mapping_fn="*=a", policies_to_train=["a"], count_steps_by="agent_steps")
+    config.env_runners(
+        num_env_runners=2, num_envs_per_env_runner=3, sample_timeout_s=None, batch_mode="complete_episodes"
+    )
+    config.training(lr=[[0, 0.5], [100, 0.25]], grad_clip=0.25, minibatch_size=None, entropy_coeff=1e-7, gamma=0.5)
+    config.learners(num_learners=2, num_gpus_per_learner=0, autocast_dtype="bfloat16", stack_modules=False)
+    config.fault_tolerance(restart_failed_sub_environments=True).reporting(metrics_num_episodes_for_smoothing=3)
+    config.evaluation(evaluation_interval=2, evaluation_config={"explore": True}).resources(ray_address="auto")
+    config.rl_module(model_config={"fcnet_hiddens": [4], "fcnet_activation": "relu", "vf_share_layers": False})
+    config.rl_module(algorithm_config_overrides_per_module={"a": {"lr": 0.125}}).debugging(seed=5)
+    data = {"algo": algo, "preset": False, **as_data(config)}
+    data["multi_agent"]["policy_mapping_fn"] = "*=a"
+    path = tmp_path / f"run{suffix}"
+    path.write_text(json.dumps(data) if suffix == ".json" else yaml.safe_dump(data))
+    found = new_settings(read_layer(str(path)))
+    before, after = config.to_dict(), found.make_config().to_dict()
+    model = after.pop("model_config")
+    assert (model.fcnet_hiddens, model.fcnet_activation, model.vf_share_layers) == ([4], "relu", False)
+    assert jsonable({name: before[name] for name in after}) == jsonable(after)
+
+
+def test_options_come_before_the_file_the_file_before_the_preset_and_the_preset_before_the_defaults(settings):
+    preset = settings("CartPole-v1")
+    assert preset.training["lr"] == 1e-3 and preset.steps != 1_000_000  # of the zoo
+    file = "env: CartPole-v1\nnum_envs: 5\nseed: 3\ntraining: {gamma: 0.5, num_epochs: 2}\n"
+    found = settings("--seed", "4", "--set", "num_epochs=1", file=file)
+    assert (found.seed, found.training["num_epochs"]) == (4, 1)  # options
+    assert (found.num_envs, found.training["gamma"]) == (5, 0.5)  # the file
+    assert (found.training["lr"], found.steps) == (1e-3, preset.steps)  # the preset
+    assert (found.checkpoint_every, found.preset) == (20, preset.preset)  # the defaults
+    bare = settings(file=f"preset: false\n{file}")
+    assert (bare.training["lr"], bare.steps, bare.preset) == (3e-4, 1_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "expected"),
+    [
+        (
+            "mapping: m:f\nmodules: [a]",
+            ["--policies", "shared"],
+            {"mapping": None, "modules": None, "policies": "shared"},
+        ),
+        ("policies: independent", ["--mapping", "m:f"], {"mapping": "m:f", "policies": "shared"}),
+        ("env_runners: {num_envs_per_env_runner: 3}", ["--num-envs", "4"], {"num_envs": 4}),
+        ("env_runners: {num_envs_per_env_runner: 3}", ["--num-env-runners", "2"], {"num_envs": 6}),
+        ("num_envs: 6", ["--set", "num_envs_per_env_runner=2"], {"num_envs": 2}),
+        ("model: {fcnet_hiddens: [3]}", ["--hidden", "5"], {"hidden": [5]}),
+        ("hidden: [3]", ["--model", "fcnet_hiddens=[5]"], {"hidden": [5]}),
+        ("env_config: {a: 1, b: 2}", ["--env-config", "b=3"], {"env_config": {"a": 1, "b": 3}}),
+        ("env_config: {a: 1}\nwrappers: [w]", ["Acrobot-v1"], {"env": "Acrobot-v1", "env_config": {}, "wrappers": []}),
+        ("anneal_lr: true", ["--set", "lr=[[0, 0.1], [9, 0.2]]"], {"anneal_lr": False}),
+        ("env_to_module: [MeanStdFilter]", ["--env-to-module", "none"], {"env_to_module": []}),
+    ],
+    ids=str,
+)
+def test_an_option_replaces_what_a_file_says_in_another_way(settings, file, words, expected):
+    found = settings(*words, file=f"env: CartPole-v1\npreset: false\n{file}")
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_numbers_in_yaml_are_numbers(settings):
+    found = settings(file="env: CartPole-v1\nsteps: 1e5\ntraining: {lr: 1e-3, num_epochs: 1.0e+1, vf_clip_param: .inf}")
+    assert (found.steps, found.training["lr"], found.training["num_epochs"]) == (100_000, 1e-3, 10)
+    assert found.training["vf_clip_param"] == math.inf
+    assert isinstance(found.steps, int) and isinstance(found.training["num_epochs"], int)
+
+
+MISTAKES = [
+    ("trainin: {}", "run.yaml: unknown key 'trainin'. Did you mean 'training'?"),
+    ("stepss: 3", "run.yaml: unknown key 'stepss'. Did you mean 'steps'?"),
+    ("lr: 3", "run.yaml: unknown key 'lr'. It is a setting of the section 'training': write it there."),
+    ("training: {lrr: 3}", "run.yaml: training: unknown setting 'lrr'. Did you mean 'lr'?"),
+    ("training: {lr: much}", "run.yaml: training: lr: expected a number from 0, or a schedule"),
+    ("training: {num_epochs: 0}", "run.yaml: training: num_epochs: expected a whole number from 1, got 0"),
+    ("training: 3", "run.yaml: training: expected settings, each with its name, but got 3"),
+    ("steps: many", "run.yaml: steps: expected a whole number of at least 1, got 'many'"),
+    ("env_runners: {num_env_runners: -1}", "run.yaml: env_runners: num_env_runners: expected a whole number of at lea"),
+    ("multi_agent: {policies: shard}", "run.yaml: policy_mapping_fn: expected"),
+    ("multi_agent: {policy_mapping_fn: shard}", "run.yaml: multi_agent: policy_mapping_fn: expected"),
+    ("env_to_module: [MeanStdFiltr]", "run.yaml: env_to_module: there is no piece 'MeanStdFiltr'. Did you mean"),
+    ("callbacks: {on_episode_end: 'no_such_module:f'}", "run.yaml: callbacks: on_episode_end: there is no module"),
+    ("training: [", "run.yaml: it cannot be read as YAML:"),
+    ("seed: 1\nseed: 2", "run.yaml: it cannot be read as YAML: 'seed' is there twice in line 3"),
+    ("seed: 1\ndebugging: {seed: 2}", "run.yaml: 'seed' is the same as --seed"),
+    ("config: nowhere.py", "--config: there is no file 'nowhere.py'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[text for text, _ in MISTAKES])
+def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(text, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"env: CartPole-v1\n{text}\n")
+    assert main(["train", "--config", "run.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert message.replace("run.yaml: policy_mapping_fn", "run.yaml: multi_agent: policy_mapping_fn") in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.yaml", None, "--config: there is no file 'missing.yaml'"),
+        ("run.json", b"{", "run.json: it cannot be read as JSON"),
+        ("run.yaml", b"\xff\xfe\x00", "run.yaml: it cannot be read as YAML"),
+        ("run.yaml", b"", "run.yaml: expected settings, such as 'env: CartPole-v1', but got None"),
+        ("run.yaml", b"steps: 3", "run.yaml: it has no environment. Add the key 'env', or name one"),
+        ("run.yaml", b"a: " + b"[" * 500, "run.yaml: it cannot be read as YAML"),
+        ("run.txt", b"env: x", "there is no module"),
+        ("config.json", b'{"command": {"env": "CartPole-v1", "stepps": 3}}', "config.json: unknown setting 'stepps'"),
+        (".", None, "--config: expected a file, but . is a folder"),
+    ],
+)
+def test_a_file_that_is_no_config_is_named(name, content, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["train", "--config", name]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_without_pyyaml_a_message_says_what_to_install(settings, monkeypatch, capsys):
+    settings(file="env: CartPole-v1")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "yaml" else found(name))
+    assert main(["train", "--config", "run.yaml"]) == 2
+    assert "needs pyyaml, which is not installed" in capsys.readouterr().err
+
+
+def test_help_and_parsing_import_neither_yaml_nor_torch():
+    code = "import sys; from marl_connectors.cli.main import _parse; _parse(['train', 'x', '--config', 'run.yaml']); "
+    code += "print(sorted({'yaml', 'torch', 'shtab', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+# The config.json of a run.
+
+
+def test_a_run_can_be_trained_from_its_config_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"{TINY}env_runners: {{rollout_fragment_length: 10}}\n")
+    assert main(["train", "--config", "run.yaml", "--set", "clip_param=Infinity", "--out", "first"]) == 0
+    assert main(["train", "--config", "first/config.json", "--out", "second"]) == 0
+    assert main(["train", "--config", "first/config.json", "--seed", "1", "--out", "third"]) == 0
+    first, second, third = (
+        json.loads((tmp_path / f"{run}/config.json").read_text()) for run in ("first", "second", "third")
+    )
+    assert first.pop("tracked_run") != second.pop("tracked_run")
+    assert first == second and first["algorithm"]["rollout_fragment_length"] == 10
+    assert first["command"]["training"]["clip_param"] == "Infinity"
+    rows = [(tmp_path / f"{run}/metrics.jsonl").read_text().splitlines()[0] for run in ("first", "second", "third")]
+    losses = [json.loads(row)["learners"]["default_policy"]["total_loss"] for row in rows]
+    assert losses[0] == losses[1] != losses[2]
+    assert {name for name in third["command"] if third["command"][name] != first["command"][name]} == {"seed"}
+    assert main(["train", "--config", "first"]) == 2
+    assert "Name its file: first/config.json" in capsys.readouterr().err
+
+
+def test_all_settings_of_a_run_come_back_from_its_config_json():
+    before = RunSettings(
+        "marl_envs.null_v0",
+        **{"env_config": {"n_agents": 2}, "wrappers": ["w"], "algo": "mappo", "mapping": "m:f", "modules": ["a"]},
+        **{"eval_opponent": "random", "eval_explore": True, "steps": 7, "seed": 3, "num_envs": 6, "num_env_runners": 2},
+        **{"num_learners": 3, "ray_address": "auto", "num_env_workers": 0, "num_gpus_per_learner": 0.5, "hidden": [3]},
+        training={"lr": [[0, 0.1], [5, 0.2]], "vf_clip_param": math.inf, "train_batch_size_per_learner": 9},
+        **{"activation": "relu", "share_value_layers": True, "model": {"use_lstm": True}, "env_to_module": ["A"]},
+        **{"learner_connector": ["B"], "anneal_lr": True, "checkpoint_every": 5, "eval_episodes": 6, "threads": 2},
+        **{"baseline_seconds": 7, "video": "mp4", "env_check": False, "action_mask_key": "legal", "preset": "task"},
+        **{"video_every": 2, "track": ["mlflow"], "keep_best": "min:x", "keep_checkpoints": 4},
+    )
+    default = RunSettings("x", policies="shared")
+    same = {name for name in RunSettings.__dataclass_fields__ if getattr(before, name) == getattr(default, name)}
+    assert same <= {"policies", "config"}  # a run has a mapping or policies, and this one no Python file
+    layer_of_file = {"base": json.loads(json.dumps(jsonable(settings_to_json(before))))}
+    assert new_settings(layer_of_file) == before
+    other = new_settings({**layer_of_file, "env": "CartPole-v1"})
+    assert (other.env, other.env_config, other.wrappers, other.preset) == ("CartPole-v1", {}, [], None)
+    assert new_settings({**layer_of_file, "num_learners": 1}).training["train_batch_size_per_learner"] == 27
+
+
+# Configs in Python files.
+
+PYTHON = """
+from marl_connectors import MAPPOConfig, MeanStdFilter
+
+def make_config():
+    config = MAPPOConfig().environment("marl_envs.null_v0", env_config={"n_agents": 2}, wrappers=[lambda env: env])
+    config.multi_agent(policies=["a", "b"], policy_mapping_fn=lambda agent_id, episode, **kw: "ab"[int(agent_id[-1])])
+    config.env_runners(num_envs_per_env_runner=2, num_env_workers=0)
+    config.env_runners(env_to_module_connector=lambda env: MeanStdFilter())
+    config.training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1, gamma=0.5)
+    return config.rl_module(model_config={"fcnet_hiddens": [4]})
+"""
+
+
+@pytest.fixture
+def python_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"made_{abs(hash(str(tmp_path)))}.py"
+    path.write_text(PYTHON)
+    before = list(sys.path)
+    yield path
+    sys.path[:] = before
+    sys.modules.pop(path.stem, None)
+
+
+def test_a_config_from_python_stays_as_it_is_but_for_the_options(settings, python_file):
+    module_config = settings("--config", python_file.name).make_config()
+    assert (module_config.gamma, module_config.lr, module_config.num_envs, module_config.seed) == (0.5, 5e-5, 2, 0)
+    assert module_config.model_config == {"fcnet_hiddens": [4]} and module_config.count_steps_by == "env_steps"
+    words = ["--set", "gamma=0.75", "--hidden", "5", "--num-envs", "3", "--env-config", "n_agents=3", "--seed", "2"]
+    changed = settings("--config", python_file.name, *words).make_config()
+    differing = {
+        name for name, value in module_config.to_dict().items() if jsonable(value) != jsonable(changed.to_dict()[name])
+    }
+    assert differing == {"gamma", "model_config", "num_envs_per_env_runner", "env_config", "seed"}
+    assert changed.model_config == {"fcnet_hiddens": [5]} and changed.env_config == {"n_agents": 3}
+    assert changed.policy_mapping_fn("agent_1", None) == "b"
+    assert (
+        settings("--config", python_file.name, "--env-to-module", "none").make_config().env_to_module_connector is None
+    )
+    shared = settings("--config", python_file.name, "--policies", "shared").make_config()
+    assert shared.policies is None and shared.policy_mapping_fn("agent_1", None) == "default_policy"
+
+
+def test_a_yaml_file_can_name_a_python_file_beside_it(settings, python_file, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "elsewhere" / "run.yaml"
+    file.write_text(f"config: ../{python_file.name}\nsteps: 10\ntraining: {{gamma: 0.25}}\n")
+    found = settings("--config", str(file))
+    assert (found.steps, found.make_config().gamma, found.config) == (10, 0.25, str(python_file))
+
+
+def test_the_suggested_words_give_the_same_settings_again(settings, python_file):
+    words = ["--config", python_file.name, "--set", "gamma=0.75", "--policies", "independent", "--steps", "30"]
+    found = settings(*words)
+    again = train_words(found)
+    assert again[:4] == ["marl-connectors", "train", "--config", str(python_file)]
+    assert settings(*again[2:]) == found
+    same = settings("--config", python_file.name)
+    assert train_words(same) == ["marl-connectors", "train", "--config", str(python_file)]
+
+
+def test_a_run_from_python_is_trained_resumed_and_evaluated_with_its_lambdas(python_file, capsys):
+    words = ["--steps", "80", "--no-video", "--eval-episodes", "2", "--baseline-seconds", "1"]
+    assert main(["train", "--config", python_file.name, *words, "--out", "run"]) == 0
+    assert main(["train", "--resume", "run", "--steps", "400", "--set", "training.lr=0.125"]) == 0
+    assert main(["evaluate", "run", "--episodes", "2", "--baseline-seconds", "1"]) == 0
+    kept = json.loads((python_file.parent / "run" / "config.json").read_text())
+    assert kept["algorithm"]["lr"] == 0.125 and kept["command"]["config"] == str(python_file)
+    capsys.readouterr()
+    python_file.unlink()
+    assert main(["evaluate", "run", "--episodes", "2"]) == 2
+    assert "cannot be imported by name" in capsys.readouterr().err
+
+
+def test_settings_of_a_config_name_its_objects():
+    config = PPOConfig().environment("CartPole-v1").multi_agent(policy_mapping_fn=by_last_letter)
+    found = RunSettings(**settings_of(config))
+    assert (found.mapping, found.policies, found.hidden) == (f"{__name__}:by_last_letter", "shared", [256, 256])
+    assert settings_of(MAPPOConfig().environment("x"))["algo"] == "mappo"
+
+
+def test_several_seeds_and_explain_read_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(TINY)
+    assert main(["explain", "--config", "run.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("CartPole-v1: what each piece does to one batch. 2 sub-environments.")
+    assert main(["train", "--config", "run.yaml", "--seeds", "0,1", "--out", "seeds", "--baseline-seconds", "1"]) == 0
+    kept = [json.loads((tmp_path / f"seeds/seed{seed}/config.json").read_text())["command"] for seed in (0, 1)]
+    assert [each["seed"] for each in kept] == [0, 1] and kept[0]["hidden"] == [4]
+    assert main(["train", "--resume", "seeds", "--config", "run.yaml"]) == 2
+    assert "'config' cannot be changed" in capsys.readouterr().err
+
+
+def test_a_layer_is_the_same_when_it_is_read_again():
+    given = {"env": "x", "set": [("training.lr", 0.1), ("debugging.seed", 3)], "model": [("fcnet_hiddens", [4])]}
+    once = layer(given)
+    assert once == {"env": "x", "set": [("lr", 0.1)], "seed": 3, "hidden": [4], "model": []}
+    assert layer(once) == once
+
+
+def test_an_unreadable_setting_of_a_layer_raises_at_once():
+    with pytest.raises(ConfigError, match="there is no section 'nowhere'"):
+        layer({"set": [("nowhere.lr", 1)]})

@@ -1,0 +1,145 @@
+"""``marl-connectors sweep``, with a fake Algorithm whose returns depend on the searched settings."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.fake_algorithm import FakeAlgorithm
+from marl_connectors.cli import run_processes, sweep
+from marl_connectors.cli.sweep import with_values
+
+SWEEP = Path("s")
+START = ["sweep", "fake_env", "--steps", "2000", "--out", "s", "--search"]
+
+
+@pytest.fixture
+def behaviour(command, monkeypatch):
+    """Arguments of FakeAlgorithm. A run's return is 100 times its ``lr``, plus the number of its iterations."""
+    pytest.importorskip("optuna")
+    if sys.platform == "win32":
+        pytest.skip("processes are forked, so that they have the fake Algorithm")
+    behaviour = {}
+    lr = 0.0
+
+    def build(settings):
+        nonlocal lr
+        lr = settings.training["lr"]
+        return made(FakeAlgorithm(settings.env, **behaviour))
+
+    def made(algo):
+        results = algo.results
+        algo.results = lambda mean: results(mean + 100 * lr)
+        return algo
+
+    command.build = build
+    monkeypatch.setattr(run_processes, "START_METHOD", "fork")
+    monkeypatch.setattr(sweep, "POLL_S", 0.05)
+    return behaviour
+
+
+def data():
+    return json.loads((SWEEP / "sweep.json").read_text())
+
+
+pytestmark = pytest.mark.filterwarnings("default")  # Optuna's storage and forked processes have some
+
+
+def test_every_trial_is_a_run_and_the_best_is_first(command, behaviour):
+    assert command(*START, "lr=0.1..0.9", "--trials", "3", "--steps", "400") == 0
+    results = data()["results"]
+    assert [(result["folder"], result["state"], result["agent_steps"]) for result in results] == [
+        ("trial0000", "complete", 400),
+        ("trial0001", "complete", 400),
+        ("trial0002", "complete", 400),
+    ]
+    for result in results:
+        run = SWEEP / result["folder"]
+        config = json.loads((run / "config.json").read_text())["command"]
+        assert config["training"]["lr"] == result["params"]["lr"] and (run / "final.json").exists()
+        assert result["value"] == pytest.approx(4 + 100 * result["params"]["lr"])
+    best = max(results, key=lambda result: result["value"])["folder"]
+    table = command.out[command.out.index("Highest env_runners/episode_return_mean first:") :]
+    assert table.splitlines()[2].split()[:2] == [best, "complete"]
+    assert f"marl-connectors train --config s/{best}/config.json --seeds 1-3" in command.out
+    assert (SWEEP / "sweep.png").read_bytes().startswith(b"\x89PNG") and (SWEEP / "study.db").exists()
+
+
+def test_a_sweep_continues_with_more_trials_and_several_at_a_time(command, behaviour):
+    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200") == 0
+    assert command("sweep", "--resume", "s", "--trials", "4", "--parallel", "2") == 0
+    assert [result["folder"] for result in data()["results"]] == [f"trial000{i}" for i in range(4)]
+    assert len({result["params"]["lr"] for result in data()["results"]}) == 4
+
+
+def test_the_lowest_value_is_the_best_for_min(command, behaviour):
+    words = ["lr=0.1,0.5", "--trials", "3", "--steps", "200", "--metric", "min:env_runners/episode_return_mean"]
+    assert command(*START, *words) == 0
+    values = [result["value"] for result in data()["results"]]
+    first = command.out[command.out.index("Lowest env_runners/episode_return_mean first:") :].splitlines()[2].split()
+    assert float(first[2]) == pytest.approx(min(values), abs=0.05)
+
+
+def test_an_interrupted_trial_is_resumed(command, behaviour):
+    behaviour.update(interrupt_at=2, number=signal.SIGTERM)  # its process stops; the sweep goes on without it
+    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "400") == 2
+    [before] = data()["results"]
+    assert before["state"] == "interrupted" and before["agent_steps"] == 200
+    behaviour.clear()
+    assert command("sweep", "--resume", "s") == 0
+    [after] = data()["results"]
+    assert (after["folder"], after["state"], after["params"]) == ("trial0000", "complete", before["params"])
+    rows = (SWEEP / "trial0000" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["training_iteration"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_a_trial_that_fails_is_named_and_others_are_tried(command, behaviour):
+    behaviour.update(fail_at=2)
+    assert command(*START, "lr=0.1..0.9", "--trials", "2", "--steps", "400") == 2
+    assert [result["state"] for result in data()["results"]] == ["failed", "failed"]
+    assert "error: trial0000: fake_env: expected finite rewards" in command.err
+    assert "error: trial0001: fake_env: expected finite rewards" in command.err
+
+
+def test_a_metric_without_values_is_named(command, behaviour):
+    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200", "--metric", "env_runners/retrun") == 2
+    assert "trial0000: its results have no value of env_runners/retrun." in command.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "fake_env"], "sweep: expected settings to search. Add --search"),
+        (["sweep", "--search", "lr=1..2"], "sweep: expected an environment, --config FILE or --resume SWEEP."),
+        (["sweep", "fake_env", "--search", "lr=2"], "lr: expected a range or several choices"),
+        (["sweep", "fake_env", "--search", "learning=1..2"], "unknown setting 'learning'"),
+        (["sweep", "fake_env", "--search", "gamma=0.5..1.5"], "gamma"),
+        (["sweep", "--resume", "nowhere"], "expected the folder of a sweep, but nowhere has no sweep.json"),
+        (["sweep", "--resume", "s", "--seed", "1"], "'seed' cannot be changed"),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(command, behaviour, words, message):
+    assert command(*words) == 2
+    assert message in command.err and command.err.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+def test_a_file_has_a_search_space_that_train_leaves_alone(command, behaviour):
+    Path("c.yaml").write_text("env: fake_env\nsteps: 200\nsearch: {lr: [0.1, 0.2]}\n")
+    assert command("sweep", "--config", "c.yaml", "--trials", "1", "--out", "s") == 0
+    assert data()["search"] == {"lr": [0.1, 0.2]}
+    assert command("train", "--config", "c.yaml", "--out", "run") == 0
+
+
+def test_values_are_options_settings_of_modules_or_of_the_config():
+    values = {"hidden": [8], "model.use_lstm": True, "env_config.N": 3, "training.lr": 0.1}
+    assert with_values({"set": [("gamma", 0.9)]}, values) == {
+        "hidden": [8],
+        "model": [("use_lstm", True)],
+        "env_config": [("N", 3)],
+        "set": [("gamma", 0.9), ("training.lr", 0.1)],
+    }

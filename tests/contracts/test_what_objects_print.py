@@ -1,0 +1,78 @@
+"""What a notebook shows of configs, algorithms, policies, env runners, learners and batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, load_policy
+
+
+def match(**settings):
+    config = PPOConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 5})
+    config.multi_agent(policies="independent").env_runners(num_envs_per_env_runner=2)
+    return config.training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1, **settings)
+
+
+def any_agent(agent_id, episode, **kwargs):
+    return "any"
+
+
+def test_a_config_prints_what_differs_from_its_defaults():
+    assert repr(PPOConfig()) == "PPOConfig()"
+    assert repr(PPOConfig().environment("CartPole-v1").training(lr=0.5)) == "PPOConfig(env='CartPole-v1', lr=0.5)"
+    mapped = MAPPOConfig().multi_agent(policies={"any"}, policy_mapping_fn=any_agent)
+    assert repr(mapped).startswith("MAPPOConfig(policies=") and "any_agent" in repr(mapped)
+
+
+def test_a_config_with_its_own_defaults_set_again_prints_nothing():
+    assert repr(PPOConfig().training(lr=PPOConfig.lr, gamma=PPOConfig.gamma)) == "PPOConfig()"
+
+
+def test_a_config_is_a_table_in_notebooks():
+    html = PPOConfig().environment("<my> env")._repr_html_()
+    assert "<code>env</code>" in html and "&lt;my&gt; env" in html and "<my>" not in html
+
+
+def test_an_algorithm_and_its_parts_print_what_they_are_and_how_far():
+    with match().build_algo() as algo:
+        modules = "2 modules (agent_0, agent_1)"
+        assert repr(algo) == f"<PPO on match_v0: {modules}, 0 iterations, 0 agent steps>"
+        algo.train()
+        assert repr(algo) == f"<PPO on match_v0: {modules}, 1 iteration, 40 agent steps>"
+        assert repr(algo.env_runner) == f"<EnvRunner of 2 sub-environments with {modules}: 20 env steps>"
+        assert repr(algo.learner) == f"<PPOLearner of {modules} on cpu: 1 update>"
+
+
+def test_a_policy_prints_its_agents_and_modules(tmp_path):
+    with match().build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))
+    assert repr(policy) == "<Policy of 2 agents (agent_0, agent_1) with 2 modules (agent_0, agent_1)>"
+
+
+def test_a_batch_prints_its_rows_and_columns():
+    seen = []
+
+    class Prints(ColumnConnector):
+        def on_columns(self, *, columns, **kwargs):
+            columns["extra"] = {"a": np.zeros((len(columns.rows), 3)), "b": (np.zeros(len(columns.rows), bool),)}
+            seen.append(repr(columns))
+
+    config = match().env_runners(env_to_module_connector=lambda: Prints())
+    with config.build_algo() as algo:
+        algo.env_runner.sample(num_timesteps=2)
+    assert seen[-1] == ("<4 rows of 2 modules (agent_0, agent_1): extra {a: [4, 3] float64, b: ([4] bool)}>")
+
+
+def test_leaving_the_with_block_stops_the_algorithm_also_after_an_error():
+    algo, stopped = match().build_algo(), []
+    algo.env_runner_group.stop = lambda: stopped.append(True)
+
+    def fail():
+        with algo as entered:
+            assert entered is algo
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert stopped == [True]
