@@ -25,6 +25,8 @@ from marl_connectors.cluster.references import EpisodeReference, divided
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.remote_learners import RemoteLearners
 
+pytestmark = pytest.mark.timing
+
 POLICY = RestartPolicy(timeout_s=60.0, probe_timeout_s=60.0)
 
 

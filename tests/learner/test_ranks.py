@@ -27,6 +27,8 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(scope="module")
 def pool():

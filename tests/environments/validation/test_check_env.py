@@ -22,6 +22,8 @@ from marl_connectors.environments.validation.report import EnvFinding, EnvMeasur
 from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
+pytestmark = pytest.mark.timing
+
 ROOT = Path(__file__).parents[3]
 
 # Nothing to find.

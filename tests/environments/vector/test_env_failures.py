@@ -24,6 +24,8 @@ from marl_connectors.environments.vector.worker_vector_env import make_vector_en
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
+pytestmark = pytest.mark.timing
+
 WAYS = ("raise", "shape", "text", "nan", "reward", "none", "four", "no rewards", "exit", "missing", "reset")
 LOG = "marl_connectors.env_runners.env_runner"
 

@@ -27,6 +27,8 @@ from marl_connectors.environments.vector.worker_vector_env import make_vector_en
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
+pytestmark = pytest.mark.timing
+
 LOG = "marl_connectors"
 WAYS = ("sleep", "lock", "busy")
 HELPERS = str(Path(__file__).parents[2])  # where the package `helpers` is

@@ -26,6 +26,8 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import Mu
 from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv, make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
+pytestmark = pytest.mark.timing
+
 MIXED = {
     "a": (spaces.Box(-1.0, 1.0, (3,), np.float64), spaces.Discrete(3)),
     "b": (BOX, spaces.Discrete(2, start=4)),
