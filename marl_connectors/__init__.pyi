@@ -1,6 +1,8 @@
 from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm import explain_algorithm as explain_algorithm
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
+from .algorithms.dqn.config import DQNConfig as DQNConfig
+from .algorithms.dqn.dqn import DQN as DQN
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
 from .algorithms.inference.policy import Policy as Policy
@@ -125,6 +127,7 @@ from .rl_module.apis import ValueFunctionAPI as ValueFunctionAPI
 from .rl_module.apis import update_target_networks as update_target_networks
 from .rl_module.default_model_config import DefaultModelConfig as DefaultModelConfig
 from .rl_module.distributions import Distribution as Distribution
+from .rl_module.distributions import EpsilonGreedy as EpsilonGreedy
 from .rl_module.distributions import TorchBernoulli as TorchBernoulli
 from .rl_module.distributions import TorchBeta as TorchBeta
 from .rl_module.distributions import TorchCategorical as TorchCategorical

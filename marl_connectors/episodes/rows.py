@@ -221,10 +221,6 @@ class Rows:
             self._last_steps[np.cumsum(counts) - 1 - has_last] = True
         return self._last_steps
 
-    def ends(self) -> tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray]:
-        """Returns whether each agent episode was terminated, and truncated, by its last step here."""
-        return [chunk.is_terminated for chunk in self.chunks], [chunk.is_truncated for chunk in self.chunks]
-
     def own_steps(self) -> np.ndarray:
         """Returns ``[B]`` int64, the number of steps that the agent had taken in its episode before each row.
 

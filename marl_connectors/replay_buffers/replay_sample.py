@@ -70,6 +70,8 @@ class Segments(Sequence[SingleAgentEpisode]):
         self.terminated, self.truncated = (ends & TERMINATED) > 0, (ends & TRUNCATED) > 0
         flat = sources.reshape(-1)
         columns = {name: take(column, flat) for name, column in ring.columns.items()}
+        flags = ring.flags[flat]
+        columns[Columns.TERMINATEDS], columns[Columns.TRUNCATEDS] = (flags & TERMINATED) > 0, (flags & TRUNCATED) > 0
         if weights is not None:
             columns[WEIGHTS] = np.repeat(weights.astype(np.float32), len(offsets))
         self.rollout = Rollout.of_columns(
@@ -120,8 +122,6 @@ class Segments(Sequence[SingleAgentEpisode]):
 class SampledRows(Rows):
     """The steps of segments, of which no last observation is a row of its own."""
 
-    __slots__ = ("_segments",)
-
     def __init__(self, segments: Sequence[Segments]):
         """Selects all steps of all segments.
 
@@ -137,13 +137,6 @@ class SampledRows(Rows):
             episodes=_Joined(segments),
             counts=np.concatenate(counts).tolist(),
         )
-        self._segments = segments
-
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns whether each agent episode was terminated, and truncated, by its last step here."""
-        found = zip(*((own.terminated, own.truncated) for own in self._segments), strict=True)
-        terminated, truncated = (np.concatenate(flags) for flags in found)
-        return terminated, truncated
 
 
 class _Joined(Sequence[SingleAgentEpisode]):

@@ -167,6 +167,10 @@ class RowRing:
             without = "these episodes do not have" if name in self.columns else "the episodes before do not have"
             raise self._misfit(f"{without} the column {name!r}")
         columns = {name: rows.get(name) for name in names}
+        assert rows.acted is not None
+        without = ~rows.acted
+        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
+            tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
         for name, column in self.columns.items():
             own, new = ([(leaf.shape[1:], leaf.dtype) for leaf in leaves(tree)] for tree in (column, columns[name]))
             if own != new:
