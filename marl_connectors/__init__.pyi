@@ -120,6 +120,10 @@ from .learner.learner import Learner as Learner
 from .learner.learner_group import LearnerGroup as LearnerGroup
 from .learner.minibatches import CountedRows as CountedRows
 from .metrics import MetricsLogger as MetricsLogger
+from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.prioritized_episode_replay_buffer import (
+    PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
+)
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI

@@ -227,8 +227,7 @@ def test_episodes_whose_rest_never_comes_do_not_take_lanes_for_ever():
     algo = cart_pole_algo()
     buffer = EpisodeReplayBuffer(capacity=1000)
     for _ in range(20):
-        buffer.add(algo.env_runner.sample(num_timesteps=16))
-        algo.env_runner.reset()
+        buffer.add(algo.env_runner.sample(num_timesteps=16, force_reset=True))
     assert buffer._rings["default_policy"].num_lanes <= 5
 
 
