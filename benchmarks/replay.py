@@ -1,4 +1,4 @@
-"""Measures replay buffers and DQN: memory, the cost of drawing by the size of the buffer, and updates beside a bare loop.
+"""Measures replay buffers and DQN: memory, the cost of drawing by the buffer's size, and updates beside a bare loop.
 
 The bare loop does the same work as one update of DQN, written by hand: it draws rows of plain arrays, computes the loss
 of double Q-learning with a target network, and steps Adam. Both run in turn, and the ratio of their medians is printed.
@@ -56,12 +56,12 @@ def filled(cls: Any, rows: int) -> Any:
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Returns the median time of a call."""
+    """Returns the median CPU time of a call, which other programs on the machine change less than its duration."""
     found = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.process_time()
         function()
-        found.append(time.perf_counter() - began)
+        found.append(time.process_time() - began)
     return float(np.median(found))
 
 

@@ -15,7 +15,7 @@ from marl_connectors.validators import Switch, dict_of, integer, number, one_of,
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from marl_connectors.algorithms.dqn.dqn import DQN
+    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
@@ -90,7 +90,7 @@ class DQNConfig(AlgorithmConfig):
     ) -> None:
         """Sets the number of newest episodes over which returns are averaged, and the env steps of an iteration."""
 
-    def build_algo(self) -> DQN:
+    def build_algo(self) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
         return super().build_algo()
 

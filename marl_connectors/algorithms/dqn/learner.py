@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
+from marl_connectors.algorithms.dqn.rl_module import QF_PREDS, DefaultDQNRLModule, q_values
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
@@ -21,6 +21,7 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
     AddNStepReturnsToTrainBatch,
 )
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.schedule import value_at
@@ -30,6 +31,24 @@ from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
+
+
+class TDErrors(NamedTuple):
+    """The temporal-difference errors of a minibatch, ``[B]`` of one module or ``[M, B]`` of ``M`` modules.
+
+    Attributes:
+        actions: ``[..., 1]`` int64, the actions that were taken.
+        taken: Their values.
+        targets: The targets of these values.
+        errors: ``taken - targets``.
+        losses: The loss of each row.
+    """
+
+    actions: Tensor
+    taken: Tensor
+    targets: Tensor
+    errors: Tensor
+    losses: Tensor
 
 
 class DQNLearner(Learner):
@@ -84,22 +103,45 @@ class DQNLearner(Learner):
     def _loss(
         self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
     ) -> Tensor:
+        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS])
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        values = fwd_out[QF_PREDS]
-        taken = values.gather(-1, batch[Columns.ACTIONS].long().unsqueeze(-1)).squeeze(-1)
+        loss = rows.mean(rows.pick(found.losses))
+        self._log(module_ids, rows, found)
+        return loss
+
+    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
+        """Returns the same loss in closed form, for default modules."""
+        modules = [self.module[module_id] for module_id in module_ids]
+        return _ClosedLoss(self, module_ids) if all(isinstance(m, DefaultDQNRLModule) for m in modules) else None
+
+    def _errors_of(self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor) -> TDErrors:
+        """Returns the errors of the values of the actions that were taken, and the losses of all rows."""
+        actions = batch[Columns.ACTIONS].long().unsqueeze(-1)
+        taken = values.gather(-1, actions).squeeze(-1)
         targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
         errors = taken - targets
-        each = F.smooth_l1_loss(taken, targets, reduction="none") if config.td_error_loss_fn == "huber" else errors**2
+        if config.td_error_loss_fn == "huber":
+            losses = F.smooth_l1_loss(taken, targets, reduction="none")
+        else:
+            losses = errors.square()
         if WEIGHTS in batch:
-            each = each * batch[WEIGHTS]
-        loss = rows.mean(rows.pick(each))
-        means = {name: rows.mean(rows.pick(column)).detach() for name, column in (
-            ("qf_mean", taken), ("td_error_mean", errors), ("td_error_abs_mean", errors.abs()), ("target_mean", targets)
-        )}  # fmt: skip
-        self.log_terms(module_ids, {"qf_loss": loss.detach(), **means})
-        for module_id, own in zip(module_ids, errors if len(module_ids) > 1 else [errors], strict=True):
+            losses = losses * batch[WEIGHTS]
+        return TDErrors(actions, taken, targets, errors, losses)
+
+    def _log(self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors) -> None:
+        """Logs the loss statistics, and keeps the errors of all rows."""
+        of_rows = {
+            "total_loss": found.losses,
+            "qf_loss": found.losses,
+            "qf_mean": found.taken,
+            "td_error_mean": found.errors,
+            "td_error_abs_mean": found.errors.abs(),
+            "target_mean": found.targets,
+        }
+        means = {name: rows.mean(rows.pick(column.detach())) for name, column in of_rows.items()}
+        self.log_terms(module_ids, means)
+        for module_id, own in zip(module_ids, found.errors if len(module_ids) > 1 else [found.errors], strict=True):
             self._errors[module_id] = own.detach()
-        return loss
 
     @torch.no_grad()
     def _next_values(self, config: Any, module: Any, batch: Mapping[str, Any]) -> Tensor:
@@ -133,6 +175,37 @@ class DQNLearner(Learner):
         """Loads a state that ``get_state`` returned."""
         super().set_state(state)
         self.last_target_update = state["last_target_update"]
+
+
+class _ClosedLoss:
+    """DQN's loss of some default modules, with its gradients in closed form."""
+
+    def __init__(self, learner: DQNLearner, module_ids: Sequence[ModuleID]):
+        self._learner = learner
+        self._module_ids = tuple(module_ids)
+        self._config = learner.config.get_config_for_module(module_ids[0])
+        stack = learner.optimizers.stack_of(self._module_ids)
+        assert stack is not None  # closed losses are for members of a bucket
+        self._module: Any = stack.load()
+        self.uses_values = self._module.is_dueling
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
+        stacked = len(self._module_ids) if len(self._module_ids) > 1 else 0
+        rows = CountedRows.of(batch, stacked=stacked)
+        if rows.weights is not None:
+            return None
+        of_actions = q_values(inputs, None if values is None else values.unsqueeze(-1))
+        found = self._learner._errors_of(self._config, self._module, batch, of_actions)
+        self._learner._log(self._module_ids, rows, found)
+        slope = found.errors.clamp(-1.0, 1.0) if self._config.td_error_loss_fn == "huber" else 2.0 * found.errors
+        if WEIGHTS in batch:
+            slope = slope * batch[WEIGHTS]
+        slope = slope / found.errors.shape[-1]
+        by_inputs = torch.zeros_like(of_actions).scatter_(-1, found.actions, slope.unsqueeze(-1))
+        if values is None:
+            return LossAndGradients(found.losses.mean(-1), by_inputs, None)
+        by_inputs -= slope.unsqueeze(-1) / of_actions.shape[-1]  # of the mean advantage
+        return LossAndGradients(found.losses.mean(-1), by_inputs, slope)
 
 
 DQNTorchLearner = DQNLearner

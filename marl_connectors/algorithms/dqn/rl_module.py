@@ -17,7 +17,7 @@ from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, m
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.distributions import Distribution, EpsilonGreedy
 from marl_connectors.rl_module.encoders import Encoder
-from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer
+from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.validators import Switch
@@ -66,12 +66,8 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         self.epsilon = nn.Parameter(torch.ones(1), requires_grad=False)
         self.encoder = Encoder(self.observation_space, config)
         self.af = self._head(int(self.action_space.n))
-        if self._is_dueling and not self.inference_only:
+        if self.is_dueling and not self.inference_only:
             self.vf = self._head(1)
-
-    @property
-    def _is_dueling(self) -> bool:
-        return getattr(self.config, "dueling", True)
 
     def _head(self, output_dim: int) -> MLP:
         config = self.config
@@ -99,6 +95,15 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         epsilon = np.repeat([module.epsilon.detach().numpy() for module in modules], counts, axis=0)
         return lambda outputs: np.concatenate([outputs, epsilon.reshape(*outputs.shape[:-1], 1)], -1)
 
+    def training_layers(self) -> TrainingLayers:
+        """Returns the layers from ``obs`` to the head that acts and, with ``dueling``, to the value head."""
+        if not self.is_dueling:
+            layers = [self.encoder, self.af]
+            return TrainingLayers(layers, layers)
+        if not self.encoder.layers:
+            return TrainingLayers([self.encoder, self.af], [self.encoder, self.vf])
+        return TrainingLayers([self.af], [self.vf], [self.encoder])
+
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         outputs = self.af(self.encoder(batch[Columns.OBS]))
         epsilon = self.epsilon if outputs.dim() == 2 else self.epsilon.unsqueeze(-2)  # stacked: [M, 1, 1]
@@ -107,31 +112,37 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {QF_PREDS: self.compute_q_values(batch)}
 
+    @property
+    def is_dueling(self) -> bool:
+        """Whether the values of actions are the sum of an observation's value and the actions' advantages."""
+        return getattr(self.config, "dueling", True)
+
     def compute_q_values(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns ``[B, n]``, the values of all actions in ``batch["obs"]``."""
         embeddings = self.encoder(batch[Columns.OBS])
-        return _values(self.af(embeddings), self.vf(embeddings) if self._is_dueling else None)
+        return q_values(self.af(embeddings), self.vf(embeddings) if self.is_dueling else None)
 
     def make_target_networks(self) -> None:
         """Makes copies of the encoder and the heads."""
         self.target_encoder, self.target_af = make_target_network(self.encoder), make_target_network(self.af)
-        if self._is_dueling:
+        if self.is_dueling:
             self.target_vf = make_target_network(self.vf)
 
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Returns the encoder and the heads with their copies."""
         pairs: list[tuple[nn.Module, nn.Module]] = [(self.encoder, self.target_encoder), (self.af, self.target_af)]
-        return [*pairs, (self.vf, self.target_vf)] if self._is_dueling else pairs
+        return [*pairs, (self.vf, self.target_vf)] if self.is_dueling else pairs
 
     def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns ``qf_preds`` of the target networks."""
         embeddings = self.target_encoder(batch[Columns.OBS])
-        return {QF_PREDS: _values(self.target_af(embeddings), self.target_vf(embeddings) if self._is_dueling else None)}
+        return {QF_PREDS: q_values(self.target_af(embeddings), self.target_vf(embeddings) if self.is_dueling else None)}
 
     def get_non_inference_attributes(self) -> list[str]:
         """Returns the value head and the target networks."""
         return ["vf", "target_encoder", "target_af", "target_vf"]
 
 
-def _values(advantages: Tensor, value: Tensor | None) -> Tensor:
+def q_values(advantages: Tensor, value: Tensor | None) -> Tensor:
+    """Returns ``[..., n]`` values of actions: of advantages and a value ``[..., 1]``, or as they are if it is None."""
     return advantages if value is None else value + advantages - advantages.mean(-1, keepdim=True)

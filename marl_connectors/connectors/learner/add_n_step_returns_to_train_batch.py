@@ -27,7 +27,8 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     rewards of the agent, or of those up to its episode's end. ``new_obs`` is the observation after them.
 
     Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories; writes ``rewards`` (``[B]``
-    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Keeps no state.
+    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` in the place of ``action_mask`` to
+    the batch. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
@@ -86,6 +87,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         columns[DISCOUNTS] = np.where(terminated, 0.0, discounts).astype(np.float32)
         if masks is not None:
             columns[NEXT_ACTION_MASK] = masks
+            columns.pop(Columns.ACTION_MASK, None)
 
 
 def _where(chosen: np.ndarray, values: Any, others: Any) -> Any:

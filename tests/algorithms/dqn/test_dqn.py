@@ -9,6 +9,7 @@ import torch
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors import DQN, Algorithm, Columns, DQNConfig, MeanStdFilter, load_policy
+from marl_connectors.algorithms.dqn.learner import DQNLearner
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
@@ -134,6 +135,33 @@ def test_the_loss_is_that_of_the_papers(seed):
             torch.testing.assert_close(found, expected)
             np.testing.assert_allclose(algo.learner._errors[module_id], errors, rtol=1e-4, atol=1e-5)
     algo.stop()
+
+
+class ByAutograd(DQNLearner):
+    """The same loss, without its closed form."""
+
+    def compute_loss_for_module(self, **given):
+        return super().compute_loss_for_module(**given)
+
+    def compute_loss_for_stacked_modules(self, **given):
+        return super().compute_loss_for_stacked_modules(**given)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *FRESH])
+def test_the_closed_form_has_the_gradients_of_autograd(seed):
+    runs = []
+    for learner_class in (DQNLearner, ByAutograd):
+        algo = random_dqn(seed).learners(learner_class=learner_class).build_algo()
+        results = [algo.train()["learners"] for _ in range(2)]
+        closed = [bound is not None for bound in algo.learner._closed_updates.values()]
+        assert closed and all(closed) is (learner_class is DQNLearner)
+        runs.append((parameters(algo), results))
+        algo.stop()
+    for name, value in runs[0][0].items():
+        torch.testing.assert_close(value, runs[1][0][name], rtol=1e-3, atol=1e-4)
+    for one, other in zip(runs[0][1], runs[1][1], strict=True):
+        for module_id, terms in one.items():
+            assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
