@@ -12,7 +12,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
-from marl_connectors.replay_buffers.row_ring import RowRing
+from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import integer
@@ -153,6 +153,19 @@ class EpisodeReplayBuffer:
         sample = ReplaySample(segments)
         self.num_steps_sampled += sample.num_steps
         return sample
+
+    def every_step(self, *, n_step: int = 1) -> ReplaySample:
+        """Returns all steps that are kept, each once and as an item of its own.
+
+        Args:
+            n_step: As for ``sample``.
+        """
+        return ReplaySample(
+            {
+                module_id: Segments(ring, np.flatnonzero(ring.flags & ACTED), num_steps=1, ahead=n_step, lookback=0)
+                for module_id, ring in self._rings.items()
+            }
+        )
 
     def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the positions of steps, and their importance in the loss; None if all are equally likely."""

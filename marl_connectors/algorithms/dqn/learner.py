@@ -21,11 +21,15 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
     AddNStepReturnsToTrainBatch,
 )
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.batch import ColumnBatch
+from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.replay_buffers.replay_sample import WEIGHTS
+from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import WEIGHTS, ReplaySample
 from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
 from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.rl_module.rl_module import RLModule
@@ -83,6 +87,16 @@ class DQNLearner(Learner):
             if isinstance(epsilon, Tensor):
                 config = self.config.get_config_for_module(module_id)
                 epsilon.data.fill_(value_at(config.epsilon, timestep))
+
+    def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
+        """Returns the train batch of steps from a replay buffer, or of all steps of episodes."""
+        if not isinstance(episodes, ReplaySample):
+            chunks = list(chunks_of(episodes))
+            rows = sum(1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)) for chunk in chunks)
+            buffer = EpisodeReplayBuffer(rows * (1 + len(chunks)), extra_columns=[Columns.ACTION_MASK])
+            buffer.add(episodes)
+            episodes = buffer.every_step(n_step=self.config.n_step)
+        return super().make_batch(episodes)
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]

@@ -229,6 +229,16 @@ def test_a_policy_acts_after_training(tmp_path):
     algo.stop()
 
 
+def test_episodes_are_learned_from_without_a_buffer_too():
+    algo = small_dqn(LifeEnv, n_step=2).multi_agent(policies="independent").build_algo()
+    episodes = algo.env_runner.sample(num_timesteps=40)
+    steps = sum(episode.agent_steps() for episode in episodes)
+    results = algo.learner.update(episodes=episodes)
+    assert sum(own["num_module_steps_trained"] for own in results.values()) == steps
+    assert "AddNStepReturnsToTrainBatch" in str(algo.explain()["learner"])
+    algo.stop()
+
+
 def test_wrong_settings_are_named():
     with pytest.raises(ConfigError, match=r"no type 'PrioritisedEpisodeReplayBuffer'. Did you mean 'Prioritized"):
         small_dqn("CartPole-v1", replay_buffer_config={"type": "PrioritisedEpisodeReplayBuffer"}).build_algo()
