@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.progress import PlayProgress
-from marl_connectors.cli.results import (
+from marl_connectors.algorithms.fitting.figures import (
     fewer_episodes,
     module_returns,
     number,
@@ -23,6 +21,8 @@ from marl_connectors.cli.results import (
     success_of,
     table,
 )
+from marl_connectors.algorithms.fitting.progress import PlayProgress
+from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import table
 from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
 from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.results import table
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.cli.train import config_of_python_file

@@ -16,8 +16,8 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.stop_signals import STOP_SIGNALS, StopSignals, exit_status
 from marl_connectors.cli import train
-from marl_connectors.cli.stop_signals import STOP_SIGNALS, StopSignals, exit_status
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 START_METHOD = "spawn"

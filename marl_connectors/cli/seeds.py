@@ -23,12 +23,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli import run_folder, seed_summary, suggestions, train
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess, newest_progress
 from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
-from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable

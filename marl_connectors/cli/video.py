@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_connectors.cli.results import number
+from marl_connectors.algorithms.fitting.figures import number
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 
 if TYPE_CHECKING:

@@ -7,8 +7,16 @@ import math
 
 import pytest
 
-from marl_connectors.cli.progress import LiveProgress, Pace, PlainProgress, PlayProgress, duration, open_progress
-from marl_connectors.cli.results import remote_parts
+from marl_connectors.algorithms.fitting.figures import remote_parts
+from marl_connectors.algorithms.fitting.progress import (
+    Goal,
+    LiveProgress,
+    Pace,
+    PlainProgress,
+    PlayProgress,
+    duration,
+    open_progress,
+)
 
 
 class Clock:
@@ -26,7 +34,7 @@ def result(steps, **returns):
 
 def test_lines_keep_their_distance_but_the_first_and_last_always_come():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(1000, 0, stream, clock=clock, interval_s=1.0)
+    progress = PlainProgress(Goal(1000), 0, stream, clock=clock, interval_s=1.0)
     for i in range(1, 11):
         clock.now = 0.3 * i
         progress.update(result(100 * i))
@@ -36,7 +44,7 @@ def test_lines_keep_their_distance_but_the_first_and_last_always_come():
 
 def test_a_line_has_steps_rate_time_left_and_returns():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(4000, 0, stream, clock=clock)
+    progress = PlainProgress(Goal(4000), 0, stream, clock=clock)
     clock.now = 2.0
     progress.update(result(1000, red=-26.64, green=math.nan))
     assert stream.getvalue() == " 25%  1,000 agent steps       500/s      0:06 left  return: red -26.6, green –\n"
@@ -44,7 +52,7 @@ def test_a_line_has_steps_rate_time_left_and_returns():
 
 def test_many_modules_do_not_flood_the_line():
     stream = io.StringIO()
-    PlainProgress(100, 0, stream).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
+    PlainProgress(Goal(100), 0, stream).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
     assert stream.getvalue().endswith("m7 1.00 and 3 more\n")
 
 
@@ -65,9 +73,9 @@ def test_both_displays_show_how_fast_env_runners_are_and_what_was_lost(rates, he
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "100")
     given, plain, terminal = remote_result(rates, healthy, replaced), io.StringIO(), io.StringIO()
-    PlainProgress(1000, 0, plain, 2).update(given)
+    PlainProgress(Goal(1000), 0, plain, 2).update(given)
     assert plain.getvalue().endswith(f"{shown}\n")
-    live = LiveProgress(1000, 0, terminal, 2)
+    live = LiveProgress(Goal(1000), 0, terminal, 2)
     live.update(given)
     live.close()
     assert shown.partition("  ")[2] in terminal.getvalue()
@@ -84,34 +92,34 @@ def test_replaced_learners_are_shown():
 
 def test_the_rate_of_a_resumed_run_counts_its_own_steps_only():
     clock = Clock()
-    pace = Pace(10_000, 20_000, clock)
+    pace = Pace(Goal(20_000), 10_000, clock)
     clock.now = 10.0
-    assert pace.update(11_000) == (100.0, 90.0)
+    assert pace.update(result(11_000)) == (100.0, 90.0)
 
 
 def test_the_rate_is_that_of_the_most_recent_seconds():
     clock = Clock()
-    pace = Pace(0, 1_000_000, clock, horizon_s=10.0)
+    pace = Pace(Goal(1_000_000), 0, clock, horizon_s=10.0)
     for clock.now, done in ((10.0, 1000), (20.0, 101_000)):
-        rate, _ = pace.update(done)
+        rate, _ = pace.update(result(done))
     assert rate == 10_000.0
 
 
 def test_no_time_passed_gives_no_estimate():
-    assert Pace(0, 10, Clock()).update(5) == (0.0, math.inf)
+    assert Pace(Goal(10), 0, Clock()).update(result(5)) == (0.0, math.inf)
     assert duration(math.inf) == "-:--"
 
 
 def test_a_terminal_gets_the_live_display_and_anything_else_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert isinstance(open_progress(10, 0, io.StringIO()), PlainProgress)
+    assert isinstance(open_progress(Goal(10), 0, io.StringIO()), PlainProgress)
 
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     terminal = Terminal()
-    live = open_progress(1000, 0, terminal)
+    live = open_progress(Goal(1000), 0, terminal)
     assert isinstance(live, LiveProgress)
     live.update(result(500, **{"red[bold]": -3.0, **{f"m{i}": 1.0 for i in range(9)}}))
     live.say("a [sentence]")
