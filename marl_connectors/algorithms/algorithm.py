@@ -36,20 +36,21 @@ from marl_connectors.algorithms.results import EvaluationResults, iteration_resu
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.connectors.explain import Explanation
+from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean, listed
+from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
@@ -160,6 +161,20 @@ class Algorithm:
             f"{listed(self.rl_module, 'module')}, {self.iteration:,} iteration{'s' * (self.iteration != 1)}, "
             f"{self.env_runner_group.num_agent_steps:,} agent steps>"
         )
+
+    def _repr_html_(self) -> str:
+        """Returns the same, with the sizes of modules, as a table for notebooks."""
+        rows = {
+            "environment": self._setup.name,
+            "sub-environments": str(self.config.num_envs),
+            "agents": listed(self.agent_ids, "agent", at_most=8),
+            **described_modules(self.rl_module),
+            "action masks": str(self.masking) or "none",
+            "seed": str(self.seed),
+            "so far": f"{self.iteration:,} iterations, {self.env_runner_group.num_env_steps:,} env steps, "
+            f"{self.env_runner_group.num_agent_steps:,} agent steps",
+        }
+        return html_table(type(self.config).__name__.removesuffix("Config"), rows)
 
     def __enter__(self) -> Self:
         return self
@@ -682,7 +697,7 @@ class Algorithm:
                 piece.update_stats = True
             runner.close()
 
-    def explain(self, num_steps: int = 4) -> dict[str, Explanation]:
+    def explain(self, num_steps: int = 4) -> Explanations:
         """Shows what each piece of the three pipelines does to the batch.
 
         Plays in sub-environments that are made for this, and makes train batches from their episodes. The algorithm is
@@ -692,8 +707,8 @@ class Algorithm:
             num_steps: The env steps of each sub-environment before the explained steps, and the number of these.
 
         Returns:
-            ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``. Print an
-            explanation for a table.
+            ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``. Print it or one of
+            them, for tables.
         """
         config = self.config
         seed = derived_seed(self.seed, "explain")
@@ -1183,7 +1198,7 @@ class Algorithm:
         return algorithm
 
 
-def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, Explanation]:
+def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> Explanations:
     """Shows what each piece of an algorithm's pipelines does, as ``Algorithm.explain`` does."""
     return algorithm.explain(num_steps)
 

@@ -33,7 +33,7 @@ from marl_connectors.cli import run_folder, suggestions, train
 from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, read_layer, resolved
 from marl_connectors.cli.pictures import draw_sweep
 from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess
+from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -135,6 +135,7 @@ class _Sweep:
     parallel: int
     pruner: str
     _running: dict[str, _Running] = field(default_factory=dict)
+    _news: LogNews = field(default_factory=lambda: LogNews({}))
 
     def run(self) -> int:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
@@ -193,6 +194,7 @@ class _Sweep:
                         each.read(self._metric_name())
                         if has_ended:
                             self._ended(study, running.pop(name))
+                    self._news.print_of(running)
             except KeyboardInterrupt as stop:  # a second signal
                 stopped = exit_status(stop)
                 self._send(stopped - 128)
@@ -228,6 +230,7 @@ class _Sweep:
             options: dict[str, Any] = {"resume": str(path)}
         else:
             options = {**with_values(self.options, values), "out": str(path)}
+        self._news.watch(name, self.path / f"{name}.log")
         process = RunProcess(options, self.path / f"{name}.log")
         total = new_settings(with_values(self.options, values)).steps
         self._running[name] = _Running(trial, process, path, total)

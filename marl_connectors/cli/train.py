@@ -28,7 +28,7 @@ from marl_connectors.algorithms.fitting.figures import (
     table,
     time_shares,
 )
-from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, open_progress
+from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, announced, open_progress
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.trackers import TRACKERS, Tracker, new_run_id
@@ -54,12 +54,14 @@ from marl_connectors.cli.run_settings import (
     use_threads,
 )
 from marl_connectors.cli.values import merged, require_extras
-from marl_connectors.cli.video import record_untrained, record_video
+from marl_connectors.cli.video import RECORDING, record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import brief, jsonable
 from marl_connectors.version import library_version
 from marl_connectors.zoo import find_task
 
+BUILDING = "building environments and modules, starting their processes, and trying the environment"
+"""What a program does before a run, in words."""
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = (
     *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
@@ -96,8 +98,9 @@ def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
         given: The parsed options.
         suggests: Whether the run prints at its end which commands to try next.
     """
-    given = resolved(given)
-    training = _resumed(given) if "resume" in given else _new(given)
+    with announced(BUILDING):
+        given = resolved(given)
+        training = _resumed(given) if "resume" in given else _new(given)
     training.suggests = suggests
     return training
 
@@ -149,7 +152,8 @@ class _Training:
             if not self.baselines:
                 self.baselines = self._measure_baselines()
                 if self.settings.video != "none":
-                    self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
+                    with announced(RECORDING):
+                        self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
                 try:
                     self._loop(gate)
@@ -220,11 +224,12 @@ class _Training:
         found = {}
         for name, what in BASELINES.items():
             print(f"Measuring {what}: {wanted} episodes, or those that end within {limit:g} s ...", flush=True)
-            watch: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": PlayProgress(wanted)}
-            if name == "random_play":
-                found[name] = self.algo.random_play(**watch)
-            else:
-                found[name] = self.algo.evaluate(seed=settings.seed, **watch)
+            with PlayProgress(wanted) as watch:
+                how: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": watch}
+                if name == "random_play":
+                    found[name] = self.algo.random_play(**how)
+                else:
+                    found[name] = self.algo.evaluate(seed=settings.seed, **how)
             _say(fewer_episodes(what, found[name], wanted))
         _say(self._why_no_success(found["random_play"]))
         return jsonable(found)
@@ -313,18 +318,19 @@ class _Training:
         """Evaluates the modules, records a video, and prints what the folder holds and which commands to try next."""
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
-        watch = PlayProgress(wanted)
-        results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
+        with PlayProgress(wanted) as watch:
+            results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
         now = module_returns(results)
         no_video, video = "No video, as asked.", folder.path / f"video.{self.settings.video}"
         if self.settings.video != "none":
-            no_video = record_video(
-                self.algo,
-                video,
-                seed=self.settings.seed,
-                label="after training, ",
-                untrained=folder.path / run_folder.UNTRAINED_VIDEO,
-            )
+            with announced(RECORDING):
+                no_video = record_video(
+                    self.algo,
+                    video,
+                    seed=self.settings.seed,
+                    label="after training, ",
+                    untrained=folder.path / run_folder.UNTRAINED_VIDEO,
+                )
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )

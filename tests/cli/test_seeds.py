@@ -278,10 +278,12 @@ def test_ctrl_c_is_sent_on_to_the_processes_and_no_more_are_started(command, beh
 def test_the_newest_line_of_progress_is_found_in_a_log(tmp_path):
     log = tmp_path / "seed0.log"
     assert run_processes.newest_progress(log) == ""
+    log.write_text("Building ...\nMeasuring ...\n\n")
+    assert run_processes.newest_progress(log) == "Measuring ..."
     log.write_text("Measuring ...\n  4%   4,096 agent steps\n 74%  73,728 agent steps\nCtrl-C\n")
     assert run_processes.newest_progress(log) == "74%  73,728 agent steps"
     log.write_text("74% of it\n" + "x" * 5000)
-    assert run_processes.newest_progress(log) == ""
+    assert run_processes.newest_progress(log) == "x" * 160
 
 
 # For good ------------------------------------------------------------------------------------------------------------

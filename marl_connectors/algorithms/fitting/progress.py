@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from marl_connectors.algorithms.fitting.figures import (
     agent_steps,
@@ -23,6 +23,9 @@ from marl_connectors.algorithms.fitting.figures import (
     success_of,
 )
 from marl_connectors.html_tables import html_table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MODULES_SHOWN = 8
 _PARTS = 10_000
@@ -110,7 +113,10 @@ class Pace:
 
 
 class PlainProgress:
-    """One line per update, but at most one in ``interval_s`` seconds. The first and last update always have a line."""
+    """One line per update, but at most one in ``interval_s`` seconds. The first and last update always have a line.
+
+    If there is no update for ``first_s`` seconds, a line says what the iteration does.
+    """
 
     def __init__(
         self,
@@ -122,6 +128,7 @@ class PlainProgress:
         activity: Callable[[], str] = str,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = 5.0,
+        first_s: float = 10.0,
     ) -> None:
         self._num_env_runners = num_env_runners
         self._goal = goal
@@ -130,7 +137,7 @@ class PlainProgress:
         self._clock = clock
         self._interval_s = interval_s
         self._last_line_at: float | None = None
-        self._heartbeat = Heartbeat(activity, self.say)
+        self._heartbeat = Heartbeat(activity, self.say, first_s=first_s)
 
     def update(self, result: Mapping[str, Any]) -> None:
         self._heartbeat.restart()
@@ -328,9 +335,45 @@ class Heartbeat:
                     self._say(f"  {activity} ({duration(so_far)} so far)")
 
 
+class PlayProgress:
+    """Prints from time to time how many episodes have ended, as ``on_progress`` of evaluations in a ``with`` block.
+
+    Args:
+        total: The number of requested episodes.
+        stream: The stream to print to; stdout if None.
+        what: What is counted.
+        first_s: As for ``Heartbeat``.
+    """
+
+    def __init__(
+        self, total: int, stream: TextIO | None = None, *, what: str = "episodes", first_s: float = 2.0
+    ) -> None:
+        self._total = total
+        self._what = what
+        self._done = 0
+        self._stream = stream
+        self._first_s = first_s
+
+    def __enter__(self) -> Self:
+        self._heartbeat = Heartbeat(self._activity, self._say, first_s=self._first_s)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._heartbeat.stop()
+
+    def __call__(self, done: int) -> None:
+        self._done = done
+
+    def _activity(self) -> str:
+        return f"{self._done} of {self._total} {self._what}" if self._done < self._total else ""
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
 @contextmanager
-def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 3.0) -> Iterator[None]:
-    """Prints what a program is busy with if its block takes more than some seconds.
+def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 5.0) -> Iterator[None]:
+    """Prints from time to time what a program is busy with, if its block takes more than some seconds.
 
     Args:
         activity: What it does, in words.
@@ -346,40 +389,6 @@ def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 3
         yield
     finally:
         heartbeat.stop()
-
-
-class PlayProgress:
-    """Prints from time to time how many episodes have ended, as ``on_progress`` of evaluations.
-
-    Args:
-        total: The number of requested episodes.
-        stream: The stream to print to; stdout if None.
-        clock: A function that returns seconds, which never decrease.
-        interval_s: The seconds before the first line. The interval doubles after each line.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        stream: TextIO | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        interval_s: float = 2.0,
-    ) -> None:
-        self._total = total
-        self._stream = stream
-        self._clock = clock
-        self._interval_s = interval_s
-        self._began = clock()
-        self._next = self._began + interval_s
-
-    def __call__(self, done: int) -> None:
-        now = self._clock()
-        if now >= self._next and done < self._total:
-            self._interval_s *= 2
-            self._next = now + self._interval_s
-            said = f"  {done} of {self._total} episodes after {duration(now - self._began)}"
-            print(said, file=self._stream, flush=True)
 
 
 def open_progress(

@@ -42,10 +42,7 @@ class StopConditions:
             )
         self._function = stop if callable(stop) else None
         levels: Mapping[str, float] = stop if isinstance(stop, Mapping) else {}
-        self._levels = {
-            str(name): is_number(max=float("inf")).check(level, "fit", f"stop[{name!r}]")
-            for name, level in levels.items()
-        }
+        self._levels = {str(name): is_number().check(level, "fit", f"stop[{name!r}]") for name, level in levels.items()}
         for name in self._levels:
             if name.startswith("evaluation/") and not has_evaluations:
                 of_training = f"env_runners/{name.removeprefix('evaluation/')}"

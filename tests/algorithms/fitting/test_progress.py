@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from marl_connectors.algorithms.fitting import progress as progress_module
 from marl_connectors.algorithms.fitting.figures import remote_parts
 from marl_connectors.algorithms.fitting.progress import (
+    COUNTS,
     Goal,
+    Heartbeat,
     LiveProgress,
+    NotebookProgress,
     Pace,
     PlainProgress,
     PlayProgress,
+    announced,
     duration,
+    is_in_notebook,
     open_progress,
 )
 
@@ -134,14 +144,164 @@ def test_durations_read_as_on_a_clock(seconds, text):
     assert duration(seconds) == text
 
 
-def test_measuring_says_now_and_then_how_far_it_is():
+class Lines:
+    """A stream that can be waited for."""
+
+    def __init__(self):
+        self.written = []
+        self._changed = threading.Condition()
+
+    def write(self, text):
+        with self._changed:
+            self.written.append(text)
+            self._changed.notify_all()
+
+    def flush(self): ...
+
+    def wait_for(self, *texts):
+        """Waits until each of these texts is in one of the lines."""
+        with self._changed:
+            while not all(any(text in line for line in self.written) for text in texts):
+                self._changed.wait()
+
+
+def test_measuring_says_how_far_it_is_even_while_a_step_takes_long():
+    lines = Lines()
+    with PlayProgress(20, lines, first_s=1e-3) as progress:
+        lines.wait_for("0 of 20 episodes (0:00 so far)")
+        progress(4)
+        lines.wait_for("4 of 20 episodes")
+        progress(20)
+
+
+def test_what_takes_long_is_announced_and_what_does_not_is_not(capsys):
+    lines = Lines()
+    with announced("building", lines, first_s=1e-3):
+        lines.wait_for("  building (0:00 so far)")
+    with announced("building"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_interval_between_lines_doubles_and_starts_again_with_each_iteration(monkeypatch):
+    seen, now, heartbeat = [], [0.0], None
+
+    class Changed(threading.Condition):
+        """Time passes only while the thread waits."""
+
+        def wait(self, timeout=None):
+            now[0] += timeout
+            if len(seen) == 3 and now[0] < 1000.0:
+                now[0] += 1000.0
+                heartbeat._began = now[0]
+            elif len(seen) == 5:
+                heartbeat._is_running = False
+
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress_module.threading, "Condition", Changed)
+    monkeypatch.setattr(progress_module.threading, "Thread", lambda target, **kwargs: SimpleNamespace(start=str))
+    heartbeat = Heartbeat(lambda: "sampling", seen.append, first_s=10.0)
+    heartbeat._run()
+    assert seen == [f"  sampling ({text} so far)" for text in ("0:10", "0:30", "1:10", "0:10", "0:30")]
+
+
+def test_lines_say_what_a_long_iteration_does():
+    lines = Lines()
+    progress = PlainProgress(Goal(1000), 0, lines, activity=lambda: "iteration 1: sampling", first_s=1e-3)
+    lines.wait_for("  iteration 1: sampling (0:00 so far)")
+    progress.close()
+
+
+def test_the_live_display_says_what_an_iteration_does(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = io.StringIO()
+    live = LiveProgress(Goal(None), 0, terminal, activity=lambda: "iteration 1: sampling")
+    live.update(result(40, red=1.0))
+    shown = Console(file=terminal, width=80).print(live._rendered())
+    live.close()
+    assert shown is None and "iteration 1: sampling" in terminal.getvalue()
+
+
+# Goals ----------------------------------------------------------------------------------------------------------------
+
+
+def counted(iteration, env_steps, steps):
+    counts = {"training_iteration": iteration, "num_env_steps_sampled_lifetime": env_steps}
+    return {**result(steps, red=1.0), **counts}
+
+
+def test_a_goal_in_iterations_or_env_steps_has_a_share_and_the_time_left():
+    for goal in (Goal(14, COUNTS["num_iterations"], 10), Goal(900, COUNTS["num_env_steps"], 500)):
+        clock, stream = Clock(), io.StringIO()
+        progress = PlainProgress(goal, 5000, stream, clock=clock)
+        clock.now = 2.0
+        progress.update(counted(11, 600, 6000))
+        progress.close()
+        assert stream.getvalue() == " 25%  6,000 agent steps       500/s      0:06 left  return: red 1.00\n"
+
+
+def test_without_a_number_to_reach_lines_have_the_iteration():
     clock, stream = Clock(), io.StringIO()
-    progress = PlayProgress(20, stream, clock=clock)
-    for i in range(1, 301):
-        clock.now = 0.1 * i
-        progress(i // 15)
-    assert stream.getvalue().splitlines() == [
-        "  1 of 20 episodes after 0:02",
-        "  4 of 20 episodes after 0:06",
-        "  9 of 20 episodes after 0:14",
-    ]
+    progress = PlainProgress(Goal(None), 0, stream, clock=clock)
+    clock.now = 2.0
+    progress.update(counted(1, 500, 1000))
+    assert stream.getvalue() == "iteration 1  1,000 agent steps       500/s  return: red 1.00\n"
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(progress_module.importlib.util, "find_spec", lambda name: None)
+    assert isinstance(open_progress(Goal(10), 0, Terminal()), PlainProgress)
+
+
+# Notebooks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """A pretended kernel; the list of what its cell shows, one after another."""
+    shown = []
+    ipython = ModuleType("IPython")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())
+    ipython.display = ModuleType("IPython.display")
+    ipython.display.HTML = str
+
+    def display(html, display_id):
+        shown.append(html)
+        return SimpleNamespace(update=shown.append)
+
+    ipython.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    return shown
+
+
+def test_a_notebook_gets_a_bar_that_is_replaced(notebook):
+    assert is_in_notebook()
+    stream = io.StringIO()
+    progress = open_progress(Goal(1000), 0, stream)
+    assert isinstance(progress, NotebookProgress)
+    progress.update(result(500, **{"<red>": -3.0}))
+    progress.say("a sentence")
+    progress.close()
+    assert "value='0.5000'" in notebook[-1] and "500 agent steps" in notebook[-1]
+    assert "return of &lt;red&gt;" in notebook[-1] and "-3.00 ± 1.00" in notebook[-1]
+    assert stream.getvalue() == "a sentence\n"
+
+
+def test_a_notebook_is_not_flooded(notebook):
+    clock = Clock()
+    progress = NotebookProgress(Goal(1000), 0, io.StringIO(), clock=clock)
+    for i in range(1, 101):
+        clock.now = 0.02 * i
+        progress.update(result(10 * i, red=1.0))
+    progress.close()
+    assert len(notebook) == 6 and "1,000 agent steps" in notebook[-1]  # at the beginning, each 0.5 s, and at the end
+
+
+def test_ipython_on_a_terminal_is_no_notebook(notebook, monkeypatch):
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
+    assert not is_in_notebook()
