@@ -156,11 +156,8 @@ class Algorithm:
         return AlgorithmConfig(cls)
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self.config).__name__.removesuffix('Config')} on {self._setup.name}: "
-            f"{listed(self.rl_module, 'module')}, {self.iteration:,} iteration{'s' * (self.iteration != 1)}, "
-            f"{self.env_runner_group.num_agent_steps:,} agent steps>"
-        )
+        name = type(self.config).__name__.removesuffix("Config")
+        return f"<{name} on {self._setup.name}: {listed(self.rl_module, 'module')}, {self._so_far()}>"
 
     def _repr_html_(self) -> str:
         """Returns the same, with the sizes of modules, as a table for notebooks."""
@@ -171,10 +168,13 @@ class Algorithm:
             **described_modules(self.rl_module),
             "action masks": str(self.masking) or "none",
             "seed": str(self.seed),
-            "so far": f"{self.iteration:,} iterations, {self.env_runner_group.num_env_steps:,} env steps, "
-            f"{self.env_runner_group.num_agent_steps:,} agent steps",
+            "so far": self._so_far(),
         }
         return html_table(type(self.config).__name__.removesuffix("Config"), rows)
+
+    def _so_far(self) -> str:
+        iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
+        return f"{iterations}, {self.env_runner_group.num_agent_steps:,} agent steps"
 
     def __enter__(self) -> Self:
         return self

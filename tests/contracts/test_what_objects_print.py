@@ -42,12 +42,12 @@ def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
         policy = load_policy(results.checkpoint)._repr_html_()
         shown = results._repr_html_()
         assert repr(results).startswith(
-            "<FitResults of 1 iteration. ended: 1 iterations are done; agent steps: 40; return"
+            "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
         )
     for text in (html, policy):
         size = sum(parameter.numel() for parameter in algo.rl_module["agent_0"].parameters())
         assert f"DefaultPPORLModule, {size:,} parameters" in text and "2 agents (agent_0, agent_1)" in text
-    assert "match_v0" in html and "1 iterations, 20 env steps, 40 agent steps" in html
+    assert "match_v0" in html and "1 iteration, 40 agent steps" in html
     assert "the most likely ones" in policy
     assert "&lt;i&gt;/checkpoints/000001" in shown and "<i>" not in shown and "return of agent_0" in shown
 

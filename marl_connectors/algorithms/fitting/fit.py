@@ -121,8 +121,7 @@ class _Fit:
         if met := self.conditions.met_by(result):
             return "stop", met
         if self.goal.total is not None and self.name and result[self.goal.count] >= self.goal.total:
-            unit = self.name.removeprefix("num_").replace("_", " ")
-            return self.name, f"{self.goal.total - self.goal.origin:,} {unit} are done"
+            return self.name, f"{self.name}={self.goal.total - self.goal.origin:,} is reached"
         if gate.requested is not None:
             return "interrupt", f"{signal.Signals(gate.requested).name} after iteration {self.algo.iteration}"
         return "", ""

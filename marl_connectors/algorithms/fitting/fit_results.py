@@ -85,13 +85,15 @@ class FitResults(Sequence[dict[str, Any]]):
         return steps, values
 
     def __repr__(self) -> str:
-        facts = self._facts()
-        inner = "; ".join(f"{name}: {value}" for name, value in facts.items())
-        return f"<FitResults of {len(self):,} iteration{'s' * (len(self) != 1)}. {inner}>"
+        facts = "; ".join(f"{name}: {value}" for name, value in self._facts().items())
+        return f"<FitResults of {self._size()}{'. ' * bool(facts)}{facts}>"
 
     def _repr_html_(self) -> str:
         """Returns the same as a table, for notebooks."""
-        return html_table(f"{len(self):,} iteration{'s' * (len(self) != 1)}", self._facts())
+        return html_table(self._size(), self._facts())
+
+    def _size(self) -> str:
+        return f"{len(self):,} iteration{'s' * (len(self) != 1)}"
 
     def _facts(self) -> dict[str, str]:
         """Returns what is most worth knowing, by name."""
