@@ -79,6 +79,7 @@ class RunFolder(RunFiles):
         last_steps: Agent steps at the last iteration that was logged.
     """
 
+    RESUME = "marl-connectors train --resume RUN"
     _option = "--keep-best"
 
     def __init__(self, path: Path, config: dict[str, Any], baselines: dict[str, Any], **keep: Any) -> None:
@@ -132,7 +133,7 @@ class RunFolder(RunFiles):
         """
         config, baselines = read_config(path), read_baselines(path)
         iteration = iteration_of(checkpoint)
-        if missing := go_back_to(path, iteration):
+        if missing := go_back_to(path, iteration, cls.RESUME):
             _LOG.warning(
                 "%s has no rows of %d of the %d iterations until the checkpoint. The run continues without them; they "
                 "will be missing in its curves.",

@@ -106,8 +106,10 @@ class _Fit:
                 if self.saver is not None:
                     self.saver.forget()
                 results.add(result)
-                stopped_by, reason = self._end(result, gate)
-                self._save(result, is_last=bool(stopped_by))
+                try:
+                    stopped_by, reason = self._end(result, gate)
+                finally:  # a function of the user's, which may fail, does not lose the iteration
+                    self._save(result, is_last=bool(stopped_by))
                 display.update(result)
             if self.saver is not None and self.files is not None:
                 self.saver.save(self.files, self.algo.iteration)
@@ -227,10 +229,10 @@ def _files(algo: Any, path: Path, *, keep_best: str | None, keep_checkpoints: in
             f"iteration {algo.iteration}, so it would replace those of another run. Continue that run with "
             f"Algorithm.from_checkpoint({str(path)!r}), choose another folder, or delete this one."
         )
-    with writing(path):
+    with writing(path, RunFiles.RESUME):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         (path / METRICS).touch()
-    go_back_to(path, algo.iteration)
+    go_back_to(path, algo.iteration, RunFiles.RESUME)
     return RunFiles(path, keep_best, keep_checkpoints)
 
 

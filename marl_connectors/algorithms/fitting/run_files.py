@@ -54,6 +54,8 @@ class RunFiles:
         keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
     """
 
+    RESUME: ClassVar[str] = "Algorithm.from_checkpoint(FOLDER).fit(...)"
+    """How a run is resumed."""
     _option: ClassVar[str] = "keep_best"
     """What users call the setting ``keep_best``."""
 
@@ -71,7 +73,7 @@ class RunFiles:
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics."""
         row = jsonable(result)
-        with writing(self.path / METRICS), open(self.path / METRICS, "ab") as file:
+        with writing(self.path / METRICS, self.RESUME), open(self.path / METRICS, "ab") as file:
             file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._remember(row)
 
@@ -87,7 +89,7 @@ class RunFiles:
             CheckpointError: If the checkpoint cannot be written. The previous checkpoint then stays the latest.
         """
         checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
-        with writing(checkpoint):
+        with writing(checkpoint, self.RESUME):
             sync_file(self.path / METRICS)
             algo.save_to_path(checkpoint)
             replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
@@ -165,8 +167,13 @@ class RunFiles:
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def go_back_to(path: Path, iteration: int) -> int:
+def go_back_to(path: Path, iteration: int, resume: str) -> int:
     """Drops everything from the files of a run that was written after an iteration, and what a kill has left half done.
+
+    Args:
+        path: The folder of the run.
+        iteration: The iteration.
+        resume: As for ``writing``.
 
     Returns:
         The number of iterations until this one of which the metrics have no row.
@@ -175,7 +182,7 @@ def go_back_to(path: Path, iteration: int) -> int:
         CheckpointError: If the metrics are damaged, or the files cannot be written.
     """
     rows, text = read_metrics(path / METRICS, up_to=iteration)
-    with writing(path):
+    with writing(path, resume):
         remove_leftovers(path)
         replace_file(path / METRICS, text)
         if (best_iteration(path) or 0) > iteration:
@@ -319,8 +326,13 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the system's error for a file that is written, such as a full disk, into a CheckpointError."""
+def writing(path: Path, resume: str = "marl-connectors train --resume RUN") -> Iterator[None]:
+    """Turns the system's error for a file that is written, such as a full disk, into a CheckpointError.
+
+    Args:
+        path: What is written.
+        resume: How the run is resumed.
+    """
     try:
         yield
     except OSError as error:
@@ -328,7 +340,7 @@ def writing(path: Path) -> Iterator[None]:
         place = error.filename if isinstance(error.filename, str) else path
         raise CheckpointError(
             f"{place} could not be written: {why}. What was saved before is complete: make room, or make the place "
-            f"writable, and continue with: marl-connectors train --resume RUN"
+            f"writable, and continue with: {resume}"
         ) from error
 
 

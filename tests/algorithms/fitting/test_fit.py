@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import described, differences, plain, random_config, without_times
 from marl_connectors import Algorithm, Callbacks, PPOConfig, load_policy
 from marl_connectors.algorithms.fitting import fit as fit_module
-from marl_connectors.algorithms.fitting import saver
+from marl_connectors.algorithms.fitting import run_files, saver
 from marl_connectors.callbacks import TensorBoardTracker, Tracker
 from marl_connectors.checkpoints import is_checkpoint
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
@@ -343,6 +345,27 @@ def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path):
     assert names(tmp_path) == ["000002", "000003", "best", "latest"]
 
 
+def test_a_condition_that_fails_does_not_lose_the_iteration(algo, tmp_path):
+    def fail(result):
+        return 1 / (3 - result["training_iteration"]) < 0
+
+    with pytest.raises(ZeroDivisionError):
+        quiet(algo, num_iterations=9, stop=fail, checkpoint_folder=tmp_path)
+    assert names(tmp_path) == ["000003", "best", "latest"]
+
+
+def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
+    quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_files, "replace_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*continue with: Algorithm.from_checkpoint\(FOLDER\)"):
+        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+    assert names(tmp_path) == ["000001", "best", "latest"]
+
+
 def test_long_iterations_are_saved_in_between(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(saver, "CHECKPOINT_AGE_S", 0.0)
     monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
@@ -432,3 +455,20 @@ def test_the_display_is_that_of_the_goal(algo, monkeypatch):
 def test_paths_may_be_texts(algo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert quiet(algo, num_iterations=1, checkpoint_folder="runs/one").checkpoint == Path("runs/one/checkpoints/000001")
+
+
+# Several processes ----------------------------------------------------------------------------------------------------
+
+
+def test_remote_env_runners_lead_to_the_same_results_and_are_in_the_lines(algo, tmp_path, monkeypatch, capsys):
+    quiet(algo, num_iterations=2)
+    alone = plain(algo.rl_module.get_state())
+    use_fake_ray(monkeypatch)
+    config = match().env_runners(num_env_runners=2, num_envs_per_env_runner=1)
+    with config.build_algo() as remote:
+        results = remote.fit(num_iterations=2, checkpoint_folder=tmp_path)
+        assert not differences(plain(remote.rl_module.get_state()), alone)
+    assert results[-1]["fault_tolerance"]["num_healthy_workers"] == 2
+    assert "env runners: " in capsys.readouterr().out
+    with Algorithm.from_checkpoint(tmp_path, config=match()) as restored:
+        assert not differences(plain(restored.rl_module.get_state()), alone)
