@@ -3,6 +3,7 @@ from .algorithms.algorithm import explain_algorithm as explain_algorithm
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.dqn.config import DQNConfig as DQNConfig
 from .algorithms.dqn.dqn import DQN as DQN
+from .algorithms.fitting.fit_results import FitResults as FitResults
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
 from .algorithms.inference.policy import Policy as Policy

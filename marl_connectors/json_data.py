@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from marl_connectors.names import qualified_name
 from marl_connectors.policy_mapping import mapping_to_json
@@ -42,3 +43,32 @@ def jsonable(value: Any) -> Any:
 def _json_key(key: Any, keys: Collection[Any]) -> str:
     text = str(key)
     return text if isinstance(key, str) or text not in keys else f"{type(key).__name__}({text})"
+
+
+def parsed_json(data: bytes | str) -> Any:
+    """Reads strict JSON, of any depth and size that Python can hold.
+
+    Raises:
+        ValueError: If it is something else. The message says what is wrong.
+    """
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def is_whole(value: Any, at_least: int = 0, at_most: float = math.inf) -> bool:
+    """Whether a value is an integer, but not a bool, within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
+
+
+def brief(value: Any) -> str:
+    """Formats a value for an error message, on one line and shortened if it is long."""
+    text = " ".join(repr(value).split()) if not isinstance(value, (dict, list)) or len(value) < 20 else ""
+    if not text:
+        return f"a {type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -25,6 +25,7 @@ COMMANDS = {
 }
 SMALLER = (
     (r"range\(40\)", "range(1)"),
+    (r"num_agent_steps=[\d_]+", "num_agent_steps=300"),
     (r"num_episodes=100", "num_episodes=2"),
     (r"train_batch_size_per_learner=\d+", "train_batch_size_per_learner=100"),
     (r"num_epochs=8", "num_epochs=2"),

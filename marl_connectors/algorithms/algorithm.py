@@ -25,6 +25,10 @@ from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, P
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
+from marl_connectors.algorithms.fitting.fit import fit
+from marl_connectors.algorithms.fitting.fit_results import FitResults
+from marl_connectors.algorithms.fitting.run_files import AUTO as AUTO_METRIC
+from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
@@ -32,20 +36,21 @@ from marl_connectors.algorithms.results import EvaluationResults, iteration_resu
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.connectors.explain import Explanation
+from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean, listed
+from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
@@ -84,6 +89,7 @@ class Algorithm:
     _has_warned_of_episodes = False
     _is_start_reported = False
     """Whether ``on_evaluate_start`` was called for an evaluation that was abandoned, and will be begun anew."""
+    _describe_activity: Callable[[], str] = str
 
     def __init__(
         self,
@@ -150,11 +156,25 @@ class Algorithm:
         return AlgorithmConfig(cls)
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self.config).__name__.removesuffix('Config')} on {self._setup.name}: "
-            f"{listed(self.rl_module, 'module')}, {self.iteration:,} iteration{'s' * (self.iteration != 1)}, "
-            f"{self.env_runner_group.num_agent_steps:,} agent steps>"
-        )
+        name = type(self.config).__name__.removesuffix("Config")
+        return f"<{name} on {self._setup.name}: {listed(self.rl_module, 'module')}, {self._so_far()}>"
+
+    def _repr_html_(self) -> str:
+        """Returns the same, with the sizes of modules, as a table for notebooks."""
+        rows = {
+            "environment": self._setup.name,
+            "sub-environments": str(self.config.num_envs),
+            "agents": listed(self.agent_ids, "agent", at_most=8),
+            **described_modules(self.rl_module),
+            "action masks": str(self.masking) or "none",
+            "seed": str(self.seed),
+            "so far": self._so_far(),
+        }
+        return html_table(type(self.config).__name__.removesuffix("Config"), rows)
+
+    def _so_far(self) -> str:
+        iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
+        return f"{iterations}, {self.env_runner_group.num_agent_steps:,} agent steps"
 
     def __enter__(self) -> Self:
         return self
@@ -340,18 +360,106 @@ class Algorithm:
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
+    def fit(
+        self,
+        num_agent_steps: float | None = None,
+        *,
+        num_env_steps: float | None = None,
+        num_iterations: int | None = None,
+        stop: Stop | None = None,
+        callbacks: Any = None,
+        checkpoint_folder: str | Path | None = None,
+        checkpoint_every: int = 20,
+        keep_checkpoints: int | None = None,
+        keep_best: str | None = AUTO_METRIC,
+        progress: bool = True,
+    ) -> FitResults:
+        """Runs iterations until a number of steps or a condition is reached, and shows progress.
+
+        It calls ``train()`` and changes nothing about it: one call leads to the same modules as two calls with half of
+        the iterations each, or as a loop. Iterations are never cut short, so the last one may go beyond the number.
+
+        Ctrl-C ends the call after the ongoing iteration, as if its goal had been reached; a second Ctrl-C ends it at
+        once with a KeyboardInterrupt. SIGTERM and SIGHUP have their usual effect as soon as the iteration has ended, or
+        after 20 s. In each case, and after an error, the newest complete iteration is saved in ``checkpoint_folder``.
+
+        Args:
+            num_agent_steps: The number of further agent steps. For a single agent, they are the env steps.
+            num_env_steps: The number of further env steps, instead.
+            num_iterations: The number of further iterations, instead.
+            stop: What else ends training, checked after each iteration: a dict of metrics and the lowest values that
+                end it, such as ``{"env_runners/episode_return_mean": 450}``; or a function that gets the result of an
+                iteration and returns whether to stop. A count of the whole run, such as
+                ``{"num_agent_steps_sampled_lifetime": 1_000_000}``, is also right for a run that is resumed.
+            callbacks: Functions that are called with ``algorithm``, ``metrics_logger`` and ``result`` after each
+                iteration; or subclasses or objects of Callbacks, such as ``TensorBoardTracker``. They are called in
+                addition to those of the config, which are the only ones that can watch episodes.
+            checkpoint_folder: The folder of the run, for its ``checkpoints`` and its results, ``metrics.jsonl``. From
+                this folder, ``Algorithm.from_checkpoint`` and ``load_policy`` load the newest checkpoint. A run that
+                is restored from there goes on in the same folder. None to save nothing.
+            checkpoint_every: The number of iterations from one checkpoint to the next. There is one more at the end,
+                and, if iterations are long, one in between, which the next one replaces.
+            keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
+            keep_best: The metric by which ``checkpoints/best`` is chosen, ``"min:NAME"`` if the lowest is best;
+                ``"auto"`` for the success or else the return of evaluations, or else of training; None for no best one.
+            progress: Whether progress is displayed: in a notebook below the cell, on a terminal as a bar (if ``rich``
+                is installed), and elsewhere as lines.
+
+        Returns:
+            The results of all iterations. ``results[-1]`` is the newest, and ``results.series(name)`` is a curve.
+
+        Raises:
+            ConfigError: If it is not clear when training ends, or if the folder has the checkpoints of another run.
+            CheckpointError: If the folder cannot be written.
+        """
+        return fit(
+            self,
+            {"num_agent_steps": num_agent_steps, "num_env_steps": num_env_steps, "num_iterations": num_iterations},
+            stop=stop,
+            callbacks=callbacks,
+            checkpoint_folder=checkpoint_folder,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            keep_best=keep_best,
+            progress=progress,
+        )
+
+    @property
+    def activity(self) -> str:
+        """What the algorithm is busy with, in words, for threads that show it; "" between calls."""
+        return self._describe_activity()
+
+    @contextmanager
+    def _doing(self, describe: Callable[[], str]) -> Iterator[None]:
+        """Sets ``activity`` in its block."""
+        before, self._describe_activity = self._describe_activity, describe
+        try:
+            yield
+        finally:
+            self._describe_activity = before
+
+    def _describe_sampling(self) -> Callable[[], str]:
+        runners, config = self.env_runner_group, self.config
+        of_agents = config.count_steps_by == "agent_steps"
+        count = (lambda: runners.num_agent_steps) if of_agents else (lambda: runners.num_env_steps)
+        before, unit, iteration = count(), config.count_steps_by.replace("_", " "), self.iteration + 1
+        wanted = f"{config.total_train_batch_size:,} {unit}"
+        return lambda: f"iteration {iteration}: sampling, {count() - before:,} of {wanted}"
+
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
         """Returns the time at which the episodes of a train batch were sampled, and the results of the update.
 
         Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
         """
         for tries_left in reversed(range(_MOST_SAMPLES)):
-            sample = self._sample()
+            with self._doing(self._describe_sampling()):
+                sample = self._sample()
             if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
                 warn_of_late_masks(sample.episodes())
             sampled = time.perf_counter()
             try:
-                return sampled, self._update(sample)
+                with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
+                    return sampled, self._update(sample)
             except Exception as error:
                 if not (tries_left and sample.is_remote and self._remote.is_lost(error)):
                     raise
@@ -556,10 +664,13 @@ class Algorithm:
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
         runner.in_evaluation = True
-        with self._borrowed(runner):
+        what, so_far = "playing at random" if at_random else "evaluating", 0
+        with self._borrowed(runner), self._doing(lambda: f"{what}, {so_far} of {num_episodes} episodes"):
             end = math.inf if max_seconds is None else time.monotonic() + max_seconds
 
             def is_enough(num_done: int) -> bool:
+                nonlocal so_far
+                so_far = num_done
                 if on_progress is not None:
                     on_progress(num_done)
                 return time.monotonic() >= end
@@ -586,7 +697,7 @@ class Algorithm:
                 piece.update_stats = True
             runner.close()
 
-    def explain(self, num_steps: int = 4) -> dict[str, Explanation]:
+    def explain(self, num_steps: int = 4) -> Explanations:
         """Shows what each piece of the three pipelines does to the batch.
 
         Plays in sub-environments that are made for this, and makes train batches from their episodes. The algorithm is
@@ -596,8 +707,8 @@ class Algorithm:
             num_steps: The env steps of each sub-environment before the explained steps, and the number of these.
 
         Returns:
-            ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``. Print an
-            explanation for a table.
+            ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``. Print it or one of
+            them, for tables.
         """
         config = self.config
         seed = derived_seed(self.seed, "explain")
@@ -1087,7 +1198,7 @@ class Algorithm:
         return algorithm
 
 
-def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, Explanation]:
+def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> Explanations:
     """Shows what each piece of an algorithm's pipelines does, as ``Algorithm.explain`` does."""
     return algorithm.explain(num_steps)
 

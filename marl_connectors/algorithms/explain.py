@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.explain import Explanation
+from marl_connectors.connectors.explain import Explanation, Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import MetricsLogger
 
 
-def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> dict[str, Explanation]:
+def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> Explanations:
     """Reports what each piece of the pipelines does while a runner samples and a learner makes a train batch.
 
     The learner's pipeline, its state and its metrics are afterwards as before.
@@ -40,7 +40,7 @@ def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> di
     finally:
         learner.pipeline, learner.metrics = pipeline, metrics
         pipeline.set_state(learned)
-    return {name: watching.explanation for name, watching in watched.items()}
+    return Explanations({name: watching.explanation for name, watching in watched.items()})
 
 
 class _Watched:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from marl_connectors.callbacks.callbacks import Callbacks
@@ -17,6 +19,13 @@ _KEYWORDS = {
 }
 CALLBACK_NAMES = tuple(_KEYWORDS)
 """The names of all callbacks."""
+
+
+WHILE_TRAINING = (
+    *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
+    *("on_checkpoint_loaded", "on_env_runners_recreated"),
+)
+"""Callbacks that a running algorithm calls itself."""
 
 
 class CallbackCalls:
@@ -77,6 +86,35 @@ class CallbackCalls:
         """Whether there is a method or function for any of these callbacks."""
         return any(self._calls[name] for name in names)
 
+    @contextmanager
+    def extended(self, given: Any) -> Iterator[None]:
+        """Adds callbacks in its block, which are called after the others.
+
+        Args:
+            given: A subclass or an object of Callbacks, a function for ``on_train_result``, or a list of these.
+
+        Raises:
+            ConfigError: If a class has methods that the algorithm does not call while it trains.
+        """
+        each = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        makers = [(lambda own=own: own) if isinstance(own, Callbacks) else own for own in each if _makes_object(own)]
+        functions = [own for own in each if not _makes_object(own)]
+        more = CallbackCalls(makers, {"on_train_result": functions})
+        for name, calls in more._calls.items():
+            if calls and name not in WHILE_TRAINING:
+                raise ConfigError(
+                    f"callbacks: {calls[0][0]} is not called for callbacks that are given to a running algorithm, but "
+                    f"only {', '.join(WHILE_TRAINING)}. Pass it to config.callbacks(...) before the algorithm is built."
+                )
+        before = {name: list(calls) for name, calls in self._calls.items()}
+        try:
+            for name, calls in more._calls.items():
+                self._calls[name] += calls
+            yield
+        finally:
+            self._calls = before
+            more.close()
+
     def call(self, name: str, **arguments: Any) -> None:
         """Calls all methods and functions of a callback. An error in one is raised with a note that names it."""
         for label, function in self._calls[name]:
@@ -92,6 +130,12 @@ class CallbackCalls:
         """Closes the objects."""
         for callbacks in self.objects:
             callbacks.close()
+
+
+def _makes_object(given: Any) -> bool:
+    """Whether something is an object or a class of Callbacks, or a partial that makes such an object."""
+    made = given.func if isinstance(given, functools.partial) else given
+    return isinstance(made, (type, Callbacks))
 
 
 def _as_list(given: Functions) -> list[Any]:

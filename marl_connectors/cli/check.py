@@ -8,6 +8,7 @@ import faulthandler
 import json
 import sys
 
+from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.values import merged
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.json_data import jsonable
@@ -21,7 +22,11 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     options = {key: given[key] for key in _OPTIONS if key in given}
     # What an environment prints is not part of the report.
-    with contextlib.redirect_stdout(sys.stderr), _crash_traces():
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _crash_traces(),
+        announced(f"checking the environment, at most {given.get('max_seconds', 60):g} s"),
+    ):
         report = check_env(args.env, env_config=merged(given.get("env_config", [])), **options)
     print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
     return 0 if report.ok else EXIT_ERRORS

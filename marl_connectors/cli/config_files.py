@@ -22,9 +22,10 @@ from marl_connectors.cli.config_settings import (
 )
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
-from marl_connectors.cli.values import brief, merged, parsed_json, piece_names, require_extras
+from marl_connectors.cli.values import merged, piece_names, require_extras
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.validators import Validator, boolean, integer
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from marl_connectors.cli.values import brief
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
-from marl_connectors.json_data import jsonable
+from marl_connectors.json_data import brief, jsonable
 from marl_connectors.names import import_attribute, import_function, import_module, qualified_name
 from marl_connectors.policy_mapping import (
     IndependentPolicies,

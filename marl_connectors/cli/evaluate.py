@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.progress import PlayProgress
-from marl_connectors.cli.results import (
+from marl_connectors.algorithms.fitting.figures import (
     fewer_episodes,
     module_returns,
     number,
@@ -23,12 +21,14 @@ from marl_connectors.cli.results import (
     success_of,
     table,
 )
+from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
+from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
-from marl_connectors.cli.train import load_algorithm
+from marl_connectors.cli.train import BUILDING, load_algorithm
 from marl_connectors.cli.values import require_extras
-from marl_connectors.cli.video import check_video_can_be_made, is_mp4, record_video
+from marl_connectors.cli.video import RECORDING, check_video_can_be_made, is_mp4, record_video
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         with reading(Path(args.checkpoint)):
             checkpoint = find_checkpoint(args.checkpoint)
-        algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
+        with announced(BUILDING):
+            algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
         try:
             found = _measured(algo, checkpoint, args)
         finally:
@@ -61,9 +62,12 @@ def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace) -> dict[str
     """Plays episodes, and records a video if one is wanted. Returns everything that ``--json`` prints."""
     wanted, limit = args.episodes, float(args.baseline_seconds)
     explore = bool(args.explore or algo.config.get_evaluation_config().explore)
-    results = algo.evaluate(num_episodes=wanted, explore=explore, seed=args.seed, on_progress=PlayProgress(wanted))
-    at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=PlayProgress(wanted))
-    failed = None if args.video is None else record_video(algo, Path(args.video), seed=args.seed)
+    with PlayProgress(wanted, what="episodes") as watch:
+        results = algo.evaluate(num_episodes=wanted, explore=explore, seed=args.seed, on_progress=watch)
+    with PlayProgress(wanted, what="episodes of random play") as watch:
+        at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=watch)
+    with announced(RECORDING):
+        failed = None if args.video is None else record_video(algo, Path(args.video), seed=args.seed)
     return {
         "checkpoint": str(checkpoint),
         "episodes": wanted,

@@ -7,10 +7,12 @@ import dataclasses
 import json
 from typing import Any
 
+from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import in_this_process
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import use_threads
+from marl_connectors.cli.train import BUILDING
 from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
@@ -21,9 +23,11 @@ LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"
 def run(args: argparse.Namespace) -> int:
     """Explains pipelines as the parsed options say. Returns the exit status."""
     given = vars(args)
-    algo = _algorithm(given)
+    with announced(BUILDING):
+        algo = _algorithm(given)
     try:
-        explanations = algo.explain()
+        with announced("playing, and making batches"):
+            explanations = algo.explain()
     finally:
         algo.stop()
     if "json" in given:
@@ -33,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
     print(f"{env}: what each piece does to one batch. {num_envs} sub-environments.\n{LEGEND}")
     print(f"Action masks: {algo.masking}\n" if str(algo.masking) else "")
-    print("\n\n".join(str(each) for each in explanations.values()))
+    print(explanations)
     return 0
 
 

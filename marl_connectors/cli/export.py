@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import table
+from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
 from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.results import table
 from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.cli.train import config_of_python_file
@@ -28,9 +29,11 @@ def run(args: argparse.Namespace) -> int:
     with reading(Path(args.checkpoint)):
         checkpoint = find_checkpoint(args.checkpoint)
     config = config_of_python_file(checkpoint) if args.trusted else None
-    policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
+    with announced("loading the policy"):
+        policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
     folder = Path(args.checkpoint) / "export" if args.out is None else Path(args.out)
-    with reading(folder):
+    doing = "writing the programs" + (", and comparing them with the policy" if args.check else "")
+    with reading(folder), announced(doing):
         policy.export_onnx(folder, explore=args.explore, opset=args.opset, check=args.check)
         contract = json.loads((folder / "contract.json").read_text(encoding="utf-8"))
     manner = "draw actions from random numbers" if args.explore else "take the most likely actions"

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from marl_connectors.algorithms.fitting.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.search_space import search_option
-from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import (
     ACTIVATIONS,
     TRACKER_NAMES,

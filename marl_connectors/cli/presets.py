@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import number, percent
 from marl_connectors.cli.config_files import PAIRS, PER_ENV_RUNNER, layer
 from marl_connectors.cli.config_settings import batch_size_per_learner, check_model, load_config, settings_of
-from marl_connectors.cli.results import number, percent
 from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.typing import DEFAULT_MODULE_ID

@@ -20,88 +20,74 @@ and metrics are on disk before the checkpoint of the same iteration.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
 import logging
 import math
 import os
-import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.callbacks.success import SUCCESS
-from marl_connectors.callbacks.trackers import MAX_AGENT_SERIES, scalars
-from marl_connectors.checkpoints import BEST, LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
+from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns
+from marl_connectors.algorithms.fitting.run_files import (
+    AGENT_RETURNS,
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    TEMPORARY,
+    RunFiles,
+    go_back_to,
+    is_leftover,
+    is_number,
+    iteration_of,
+    reading,
+    remove_leftovers,
+    replace_file,
+    writing,
+    wrong_results,
+)
+from marl_connectors.callbacks.trackers import MAX_AGENT_SERIES
+from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint, sync_directory
 from marl_connectors.cli.pictures import draw_curves
-from marl_connectors.cli.results import agent_steps, module_returns
-from marl_connectors.cli.values import brief, is_whole, parsed_json
-from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
-from marl_connectors.json_data import jsonable
+from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.json_data import brief, jsonable, parsed_json
 
-CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, CHECKPOINTS, VIDEOS = (
-    "config.json",
+BASELINES, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, VIDEOS = (
     "baselines.json",
-    "metrics.jsonl",
     "curves.png",
     "untrained.gif",
     "final.json",
     "tensorboard",
-    RUN_CHECKPOINTS,
     "videos",
 )
 
+
 _LOG = logging.getLogger(__name__)
-AGENT_RETURNS = "agent_episode_returns_mean"
-_TEMPORARY = ".tmp"
-AUTO = "auto"
-"""The setting ``keep_best`` that chooses the first of ``AUTO_METRICS`` that the results of the run have."""
-AUTO_METRICS = (
-    *(f"evaluation/{SUCCESS}", "evaluation/episode_return_mean"),
-    *(f"env_runners/{SUCCESS}", "env_runners/episode_return_mean"),
-)
-LOWEST = "min:"
-"""The beginning of ``keep_best`` if the lowest value of a metric is the best."""
 
 
-class RunFolder:
-    """A run on disk. ``create`` and ``reopen`` make these objects.
+class RunFolder(RunFiles):
+    """A run of the command line on disk. ``create`` and ``reopen`` make these objects.
 
     Attributes:
-        path: The folder.
         config: The content of ``config.json``.
         baselines: The content of ``baselines.json``: ``{"random_play": ..., "at_start": ...}``.
         last_steps: Agent steps at the last iteration that was logged.
-        keep_best: The metric by which the best checkpoint is chosen, as in ``RunSettings``.
-        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: dict[str, Any],
-        baselines: dict[str, Any],
-        keep_best: str | None = AUTO,
-        keep_checkpoints: int | None = None,
-    ) -> None:
-        self.path = path
+    RESUME = "marl-connectors train --resume RUN"
+    _option = "--keep-best"
+
+    def __init__(self, path: Path, config: dict[str, Any], baselines: dict[str, Any], **keep: Any) -> None:
         self.config = config
         self.baselines = baselines
         self.last_steps = 0
-        self.keep_best = keep_best
-        self.keep_checkpoints = keep_checkpoints
-        self._metrics = AUTO_METRICS if keep_best == AUTO else () if keep_best is None else (keep_best,)
-        self._scores: list[tuple[int, dict[str, float]]] = []
-        self._numbers: set[str] = set()
-        self._in_between: Path | None = None
         self._series: dict[str, list[tuple[int, float, float]]] = {}
-        for row in read_metrics(path / METRICS)[0]:
-            self._remember(row)
+        super().__init__(path, **keep)
 
     @classmethod
     def create(
@@ -146,23 +132,15 @@ class RunFolder:
             CheckpointError: If the run does not exist, or if its files are damaged.
         """
         config, baselines = read_config(path), read_baselines(path)
-        iteration = _iteration_of(checkpoint)
-        rows, text = read_metrics(path / METRICS, up_to=iteration)
-        missing = iteration - len({row["training_iteration"] for row in rows})
-        if missing > 0:
+        iteration = iteration_of(checkpoint)
+        if missing := go_back_to(path, iteration, cls.RESUME):
             _LOG.warning(
                 "%s has no rows of %d of the %d iterations until the checkpoint. The run continues without them; they "
                 "will be missing in its curves.",
-                path / METRICS,
-                missing,
-                iteration,
+                *(path / METRICS, missing, iteration),
             )
         with writing(path):
-            remove_leftovers(path)
-            replace_file(path / METRICS, text)
             replace_file(path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
-            if (best_iteration(path) or 0) > iteration:
-                (path / CHECKPOINTS / BEST).unlink()
             (path / FINAL).unlink(missing_ok=True)
             return cls(path, config, baselines, **keep)
 
@@ -176,91 +154,18 @@ class RunFolder:
         with writing(self.path / CONFIG):
             _write_json(self.path / CONFIG, self.config)
 
-    def log(self, result: Mapping[str, Any]) -> None:
-        """Adds the result of an iteration to the metrics."""
-        row = jsonable(result)
-        with writing(self.path / METRICS), open(self.path / METRICS, "ab") as file:
-            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._remember(row)
-
     def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
-        """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint.
-
-        Args:
-            algo: The ``Algorithm``.
-            iteration: The algorithm's number of iterations.
-            in_between: Whether the checkpoint is removed as soon as a newer one exists. If not, the curves are drawn
-                again.
-
-        Raises:
-            CheckpointError: If the checkpoint cannot be written. The previous checkpoint then stays the latest.
-        """
-        checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
-        with writing(checkpoint):
-            sync_file(self.path / METRICS)
-            algo.save_to_path(checkpoint)
-            replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
-            former, self._in_between = self._in_between, checkpoint if in_between else None
-            if former is not None and former != checkpoint:
-                _remove_checkpoint(former)
-            if not in_between:
-                self._choose_best(iteration)
-                self._prune(iteration)
+        """Saves a checkpoint, and draws the curves again unless the checkpoint is one in between."""
+        checkpoint = super().save_checkpoint(algo, iteration, in_between=in_between)
         if not in_between:
             self.draw_curves()
         return checkpoint
 
-    def _choose_best(self, iteration: int) -> None:
-        """Makes a new checkpoint the best one, unless the best one so far has a better metric."""
-        name = self.best_metric()
-        if name is None:
-            self._warn_of_metric()
-        if name is None:
-            return
-        former = best_iteration(self.path)
-        (measured, now), (before, best) = self._score(name, iteration), self._score(name, former or 0)
-        if former is None or (measured > before and not best > now):
-            replace_file(self.path / CHECKPOINTS / BEST, f"{iteration:06d}\n".encode())
-
-    def _warn_of_metric(self) -> None:
-        """Logs a warning, once, if results have no number of the name that the user has given."""
-        if self.keep_best not in (None, AUTO) and self._numbers:
-            name = str(self.keep_best).removeprefix(LOWEST)
-            hint = did_you_mean(name, sorted(self._numbers))
-            _LOG.warning("--keep-best: no result is called %r so far, so there is no best checkpoint. %s", name, hint)
-            self._numbers.clear()
-
-    def best_metric(self) -> str | None:
-        """Returns the metric by which the best checkpoint is chosen; None if there is none, or it has no values."""
-        found = {name for _, values in self._scores for name in values}
-        return next((name for name in self._metrics if name in found), None)
-
-    def best(self) -> tuple[Path, float] | None:
-        """Returns the best checkpoint and its metric; None if there is no such checkpoint."""
-        iteration, name = best_iteration(self.path), self.best_metric()
-        if iteration is None or name is None:
-            return None
-        score = self._score(name, iteration)[1]
-        return self.path / CHECKPOINTS / f"{iteration:06d}", -score if name.startswith(LOWEST) else score
-
-    def _score(self, name: str, iteration: int) -> tuple[int, float]:
-        """Returns the newest value of a metric until an iteration, with its own iteration, which is 0 for no value.
-
-        Values for ``min:`` are negative.
-        """
-        found = ((at, values[name]) for at, values in reversed(self._scores) if at <= iteration and name in values)
-        return next(found, (0, math.nan))
-
-    def _prune(self, iteration: int) -> None:
-        """Removes old checkpoints, but neither the best one nor the newest ones."""
-        if self.keep_checkpoints is None:
-            return
-        best = best_iteration(self.path)
-        found = [entry for entry in (self.path / CHECKPOINTS).iterdir() if _is_number(entry.name)]
-        old = sorted((entry for entry in found if int(entry.name) <= iteration), key=_iteration_of)
-        for entry in old[: -self.keep_checkpoints]:
-            if int(entry.name) != best and is_checkpoint(entry):
-                _remove_checkpoint(entry)
+    def _remember(self, row: Mapping[str, Any]) -> None:
+        super()._remember(row)
+        self.last_steps = agent_steps(row)
+        for module_id, (mean, std) in module_returns(from_json(row["env_runners"])).items():
+            self._series.setdefault(module_id, []).append((agent_steps(row), mean, std))
 
     def draw_curves(self) -> None:
         """Draws the returns so far.
@@ -284,17 +189,6 @@ class RunFolder:
         """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""
         with writing(self.path / FINAL):
             _write_json(self.path / FINAL, results)
-
-    def _remember(self, row: Mapping[str, Any]) -> None:
-        self.last_steps = agent_steps(row)
-        if self._metrics:
-            numbers = dict(scalars(row))
-            self._numbers = set(numbers) if not self._scores else self._numbers
-            scores = {name: _score_of(name, numbers) for name in self._metrics}
-            known = {name: score for name, score in scores.items() if score is not None}
-            self._scores.append((row["training_iteration"], known))
-        for module_id, (mean, std) in module_returns(from_json(row["env_runners"])).items():
-            self._series.setdefault(module_id, []).append((agent_steps(row), mean, std))
 
 
 # What exists, and what can be made -----------------------------------------------------------------------------------
@@ -326,7 +220,7 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             raise OSError(f"{parent} is no folder")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", suffix=_TEMPORARY, dir=parent) as temporary:
+        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", suffix=TEMPORARY, dir=parent) as temporary:
             folder = Path(temporary) / path.absolute().relative_to(parent)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG).write_text("{}")
@@ -346,31 +240,7 @@ def _is_run(path: Path) -> bool:
 
 def _is_unused(path: Path) -> bool:
     """Whether the folder is empty, except for the remains of an interrupted start."""
-    return path.is_dir() and all(_is_leftover(entry) for entry in path.iterdir())
-
-
-def _is_leftover(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
-
-
-def remove_leftovers(path: Path) -> None:
-    """Removes the files that were being written when a run was killed, from its folder and its checkpoints."""
-    for entry in [*path.iterdir(), *(path / CHECKPOINTS).iterdir()]:
-        if _is_leftover(entry):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        elif found := re.fullmatch(r"\.(\d+)\.(tmp|old)-[0-9a-f]+", entry.name):
-            place = entry.with_name(found[1])
-            if found[2] == "old" and not place.exists():
-                entry.rename(place)  # it was being replaced, and the new one does not exist yet
-            else:
-                shutil.rmtree(entry)
-
-
-def _remove_checkpoint(path: Path) -> None:
-    """Removes a checkpoint, which never exists half removed under its name."""
-    going = path.with_name(f".{path.name}.tmp-0")
-    os.rename(path, going)
-    shutil.rmtree(going)
+    return path.is_dir() and all(is_leftover(entry) for entry in path.iterdir())
 
 
 def latest_checkpoint(path: Path) -> Path:
@@ -382,15 +252,6 @@ def latest_checkpoint(path: Path) -> Path:
     return find_checkpoint(path)
 
 
-def best_iteration(path: Path) -> int | None:
-    """Returns the iteration of the best checkpoint of a run folder; None if it has none that can be read."""
-    try:
-        name = (path / CHECKPOINTS / BEST).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return None
-    return int(name) if _is_number(name) and is_checkpoint(path / CHECKPOINTS / name) else None
-
-
 def checkpoint_to_resume(path: Path) -> Path | None:
     """Returns the checkpoint to resume from; None if the run ended before its first checkpoint.
 
@@ -400,36 +261,14 @@ def checkpoint_to_resume(path: Path) -> Path | None:
     folder = path / CHECKPOINTS
     if (folder / LATEST).exists():
         checkpoint = find_checkpoint(path)
-        _iteration_of(checkpoint)
+        iteration_of(checkpoint)
         return checkpoint
     with reading(folder):
         found = [entry for entry in folder.iterdir() if is_checkpoint(entry)] if folder.is_dir() else []
-    return max((entry for entry in found if _is_number(entry.name)), key=_iteration_of, default=None)
-
-
-def _iteration_of(checkpoint: Path) -> int:
-    if not _is_number(checkpoint.name):
-        raise CheckpointError(
-            f"{checkpoint.parent.parent}: expected the name of a checkpoint to be its iteration, got {checkpoint.name}."
-        )
-    return int(checkpoint.name)
-
-
-def _is_number(name: str) -> bool:
-    return re.fullmatch("[0-9]{1,18}", name) is not None
+    return max((entry for entry in found if is_number(entry.name)), key=iteration_of, default=None)
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turns the system's error for a file that is read into a CheckpointError."""
-    try:
-        yield
-    except OSError as error:
-        name = str(path) if len(str(path)) < 300 else f"{str(path)[:300]}..."
-        raise CheckpointError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -453,7 +292,7 @@ def read_baselines(path: Path) -> dict[str, Any]:
     """
     data = _read_json(path, BASELINES)
     for name in ("random_play", "at_start"):
-        wrong = _wrong_results(data.get(name), name)
+        wrong = wrong_results(data.get(name), name)
         if wrong:
             raise CheckpointError(f"{path / BASELINES} is damaged: {wrong}. Correct it there, or take a copy of it.")
     return {name: data[name] for name in ("random_play", "at_start")}
@@ -468,40 +307,9 @@ def read_final(path: Path) -> dict[str, Any] | None:
     if not (path / FINAL).exists():
         return None
     data = _read_json(path, FINAL)
-    if wrong := _wrong_results(data, "the results"):
+    if wrong := wrong_results(data, "the results"):
         raise CheckpointError(f"{path / FINAL} is damaged: {wrong}. Delete it, and resume the run.")
     return data
-
-
-def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
-    """Reads the rows of the metrics, and their text. A last line that a crash cut short is left out.
-
-    Args:
-        path: The file.
-        up_to: The iteration at which to stop reading; None to read all.
-
-    Raises:
-        CheckpointError: If a line is not a row of metrics. Names the line.
-    """
-    with reading(path):
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = parsed_json(line)
-            wrong = _wrong_row(row)
-        except ValueError as error:
-            row, wrong = {}, f"expected the JSON object of an iteration ({error})"
-        if wrong:
-            raise CheckpointError(
-                f"{path}, line {number}, is damaged: {' '.join(wrong.split())}. Correct it, or delete the line."
-            )
-        if up_to is not None and row["training_iteration"] > up_to:
-            break
-        rows.append(row)
-        if row["training_iteration"] == up_to:
-            break
-    return rows, b"".join(line + b"\n" for line in lines[: len(rows)])
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -521,76 +329,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return data
 
 
-def _wrong_row(row: Any) -> str:
-    """Returns a text that says what is wrong with the results of an iteration; "" if nothing is."""
-    if not isinstance(row, dict):
-        return f"expected a JSON object, but got {brief(row)}"
-    for name, at_least in (("training_iteration", 1), ("num_agent_steps_sampled_lifetime", 0)):
-        if not is_whole(row.get(name), at_least, 2**53):
-            return f"expected {name!r} to be a whole number of at least {at_least}, but got {brief(row.get(name))}"
-    return _wrong_results(row.get("env_runners"), "env_runners")
-
-
-def _wrong_results(results: Any, where: str) -> str:
-    """Returns a text that says what is wrong with results of env runners; "" if nothing is."""
-    if not isinstance(results, dict):
-        return f"expected {where!r} to be a JSON object, but got {brief(results)}"
-    for name in ("module_episode_returns", AGENT_RETURNS):
-        if not isinstance(results.get(name, {}), dict):
-            return f"expected {where}/{name} to be a JSON object, but got {brief(results[name])}"
-    for module_id, stats in results.get("module_episode_returns", {}).items():
-        place = f"{where}/module_episode_returns/{brief(module_id)[1:-1]}"
-        if not isinstance(stats, dict):
-            return f"expected {place} to be a JSON object, but got {brief(stats)}"
-        for key in ("mean", "std"):
-            value = stats.get(key, "nothing")
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2.0**1023
-            if not (is_number or value is None):
-                return f"expected {place}/{key} to be a number or null, but got {brief(value)}"
-    success = results.get(SUCCESS)
-    if success is not None and not (isinstance(success, (int, float)) and not isinstance(success, bool)):
-        return f"expected {where}/{SUCCESS} to be a number or null, but got {brief(success)}"
-    number = results.get("num_episodes", 0)
-    return "" if is_whole(number) else f"expected {where}/num_episodes to be a whole number, but got {brief(number)}"
-
-
 # Writing ------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the system's error for a file that is written, such as a full disk, into a CheckpointError."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        place = error.filename if isinstance(error.filename, str) else path
-        raise CheckpointError(
-            f"{place} could not be written: {why}. What was saved before is complete: make room, or make the place "
-            f"writable, and continue with: marl-connectors train --resume RUN"
-        ) from error
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file in one step, so that it is never half written. Afterwards the file is on disk."""
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Makes sure that the content of a file is on disk."""
-    with open(path, "ab") as file:
-        os.fsync(file.fileno())
 
 
 def make_folder(path: Path, numbered: bool) -> Path:
@@ -625,12 +364,6 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
-
-
-def _score_of(name: str, numbers: Mapping[str, float]) -> float | None:
-    """Returns the score of an iteration's results, of which the highest one is the best; None if they have none."""
-    value = numbers.get(name.removeprefix(LOWEST))
-    return -value if value is not None and name.startswith(LOWEST) else value
 
 
 def agents_seen(baselines: Mapping[str, Any]) -> set[str]:

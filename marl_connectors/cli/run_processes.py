@@ -10,23 +10,28 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.stop_signals import STOP_SIGNALS, StopSignals, exit_status
 from marl_connectors.cli import train
-from marl_connectors.cli.stop_signals import STOP_SIGNALS, StopSignals, exit_status
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 START_METHOD = "spawn"
 """How processes are started. A forked one would share the threads' locks of this one."""
 FAILED = 2
 """The exit status of a run that has ended with an error."""
+PROGRESS_S = 10.0
+"""The seconds from one line of progress to the next, for runs that are trained in other processes."""
 POLL_S = 0.5
 """The seconds from one look at the processes to the next."""
 _END_S = 10.0
+_MOST_SAID = 160
+"""The most characters of a line that is no line of progress."""
 
 
 class RunProcess:
@@ -132,8 +137,38 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+class LogNews:
+    """Prints from time to time what is new in the output of runs that are trained in other processes.
+
+    Args:
+        logs: The file of each run's output, by the name of the run. What the files have already is not printed.
+    """
+
+    def __init__(self, logs: Mapping[str, Path]):
+        self._logs = dict(logs)
+        self._lines = {name: newest_progress(log) for name, log in logs.items()}
+        self._next = time.monotonic() + PROGRESS_S
+
+    def watch(self, name: str, log: Path) -> None:
+        """Adds the output of another run."""
+        self._logs[name], self._lines[name] = log, newest_progress(log)
+
+    def print_of(self, names: Iterable[str]) -> None:
+        """Prints the newest line of progress of each of these runs, if it is new and the time has come."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PROGRESS_S
+        for name in names:
+            line = newest_progress(self._logs[name])
+            if line and line != self._lines[name]:
+                self._lines[name] = line
+                print(f"{name}: {line}", flush=True)
+
+
 def newest_progress(log: Path) -> str:
     """Returns the newest line of progress near the end of a run's output, such as ``"33%  32,832 agent steps ..."``.
+
+    Before training, it is the beginning of the last line. It is "" if there is none.
 
     Args:
         log: The file with the output. It may be missing.
@@ -144,4 +179,5 @@ def newest_progress(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if re.match(" *[0-9]+%  ", line)), "")
+    said = [line.strip() for line in reversed(lines) if line.strip()]
+    return next((line for line in said if re.match("[0-9]+%  ", line)), said[0][:_MOST_SAID] if said else "")

@@ -11,10 +11,11 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from marl_connectors.cli.config_settings import configured, is_remote, load_config, mapping_fn, same, settings_of
-from marl_connectors.cli.values import ACTIVATIONS, TRACKER_NAMES, VIDEO_FORMATS, brief
+from marl_connectors.cli.values import ACTIVATIONS, TRACKER_NAMES, VIDEO_FORMATS
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.json_data import brief
 from marl_connectors.policy_mapping import OneAgainst, PatternPolicies, PolicyMappingFn, check_patterns
 from marl_connectors.spaces import describe
 from marl_connectors.validators import (

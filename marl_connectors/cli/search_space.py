@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marl_connectors.cli.values import brief, literal
+from marl_connectors.cli.values import literal
 from marl_connectors.errors import ConfigError
+from marl_connectors.json_data import brief
 
 _FORMS = "such as 1e-4..1e-2, 1e-4..1e-2:log, 2..10 or tanh,relu"
 

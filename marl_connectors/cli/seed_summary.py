@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, number, percent, table
+from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.pictures import draw_seed_curves
-from marl_connectors.cli.results import agent_steps, module_returns, number, percent, table
-from marl_connectors.cli.values import brief, is_whole, parsed_json
 from marl_connectors.errors import CheckpointError
-from marl_connectors.json_data import jsonable
+from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
 SEEDS = "seeds.json"
 LEARNING_CURVES = "learning_curves.png"
@@ -184,7 +184,7 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
     run = path / seed_folder(seed)
     if not (run / run_folder.CONFIG).is_file():
         return SeedResult(seed, run.name, error=error)
-    rows, _ = run_folder.read_metrics(run / run_folder.METRICS)
+    rows, _ = read_metrics(run / run_folder.METRICS)
     done = agent_steps(rows[-1]) if rows else 0
     final = run_folder.read_final(run)
     baselines = run_folder.read_baselines(run) if rows else {}

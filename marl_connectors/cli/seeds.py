@@ -15,26 +15,23 @@ import contextlib
 import shlex
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli import run_folder, seed_summary, suggestions, train
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess, newest_progress
+from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
-from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable
 
-PROGRESS_S = 10.0
-"""The seconds from one line of progress to the next, for seeds that are trained in other processes."""
 _OF_ALL_SEEDS = {"run", "resume", "seeds", "parallel", "out", "trusted", "new_episodes"}
 """Options that are not passed on to the runs of the seeds, or not in the same form."""
 
@@ -151,7 +148,7 @@ class _SeedRuns:
     def _in_parallel(self, waiting: list[int]) -> int:
         """Trains several seeds at a time, each in a process. Returns the status of an interruption, or 0."""
         left, running, stopped = list(waiting), {}, 0
-        news = _LogNews(self.path, waiting)
+        news = LogNews({f"seed {seed}": self.path / _log_name(seed) for seed in waiting})
         with InterruptGate() as gate:
             try:
                 while running or (left and gate.requested is None):
@@ -169,7 +166,7 @@ class _SeedRuns:
                     connection.wait([process.sentinel for process in running.values()], timeout=POLL_S)
                     for seed in [seed for seed, process in running.items() if process.has_ended()]:
                         stopped = self._ended(seed, *running.pop(seed).result()) or stopped
-                    news.print_of(running)
+                    news.print_of([f"seed {seed}" for seed in running])
             except KeyboardInterrupt as stop:  # a second signal
                 stopped = exit_status(stop)
                 for process in running.values():
@@ -303,28 +300,3 @@ def _merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def _log_name(seed: int) -> str:
     return f"{seed_folder(seed)}.log"
-
-
-class _LogNews:
-    """Prints from time to time the newest line of progress in the seeds' logs.
-
-    Args:
-        path: The folder of all seeds.
-        seeds: The seeds. What their logs have already is not printed.
-    """
-
-    def __init__(self, path: Path, seeds: Iterable[int]):
-        self._path = path
-        self._lines = {seed: newest_progress(path / _log_name(seed)) for seed in seeds}
-        self._next = time.monotonic() + PROGRESS_S
-
-    def print_of(self, seeds: Mapping[int, Any]) -> None:
-        """Prints the newest line of progress of each of these seeds, if it is new and the time has come."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + PROGRESS_S
-        for seed in seeds:
-            line = newest_progress(self._path / _log_name(seed))
-            if line and line != self._lines.get(seed):
-                self._lines[seed] = line
-                print(f"seed {seed}: {line}", flush=True)

@@ -24,19 +24,20 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import number, table
+from marl_connectors.algorithms.fitting.run_files import LOWEST
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
 from marl_connectors.cli import run_folder, suggestions, train
 from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, read_layer, resolved
 from marl_connectors.cli.pictures import draw_sweep
 from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.results import number, table
-from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess
+from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.search_space import Choices, Range, search_space
-from marl_connectors.cli.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli.values import literal_text, parsed_json, require_extras
+from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError
-from marl_connectors.json_data import jsonable
+from marl_connectors.json_data import jsonable, parsed_json
 
 SWEEP, STUDY, PICTURE = "sweep.json", "study.db", "sweep.png"
 NUM_TRIALS = 20
@@ -134,6 +135,7 @@ class _Sweep:
     parallel: int
     pruner: str
     _running: dict[str, _Running] = field(default_factory=dict)
+    _news: LogNews = field(default_factory=lambda: LogNews({}))
 
     def run(self) -> int:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
@@ -157,7 +159,7 @@ class _Sweep:
         study = optuna.create_study(
             storage=storage,
             study_name="sweep",
-            direction="minimize" if self.metric.startswith(run_folder.LOWEST) else "maximize",
+            direction="minimize" if self.metric.startswith(LOWEST) else "maximize",
             pruner=median if self.pruner == "median" else quiet,
             load_if_exists=True,
         )
@@ -192,6 +194,7 @@ class _Sweep:
                         each.read(self._metric_name())
                         if has_ended:
                             self._ended(study, running.pop(name))
+                    self._news.print_of(running)
             except KeyboardInterrupt as stop:  # a second signal
                 stopped = exit_status(stop)
                 self._send(stopped - 128)
@@ -208,7 +211,7 @@ class _Sweep:
             each.process.send_signal(signal_number)
 
     def _metric_name(self) -> str:
-        return self.metric.removeprefix(run_folder.LOWEST)
+        return self.metric.removeprefix(LOWEST)
 
     def _has_more(self, study: Any) -> bool:
         states = _optuna().trial.TrialState
@@ -227,6 +230,7 @@ class _Sweep:
             options: dict[str, Any] = {"resume": str(path)}
         else:
             options = {**with_values(self.options, values), "out": str(path)}
+        self._news.watch(name, self.path / f"{name}.log")
         process = RunProcess(options, self.path / f"{name}.log")
         total = new_settings(with_values(self.options, values)).steps
         self._running[name] = _Running(trial, process, path, total)
@@ -270,7 +274,7 @@ class _Sweep:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
         results = [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()]
         finished = [result for result in results if result["state"] == "complete"]
-        lowest = self.metric.startswith(run_folder.LOWEST)
+        lowest = self.metric.startswith(LOWEST)
         sign = 1 if lowest else -1
         ranked = sorted(finished, key=lambda result: sign * result["value"])
         others = [result for result in results if result["state"] != "complete"]

@@ -9,15 +9,29 @@ import math
 import platform
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import (
+    agent_steps,
+    fewer_episodes,
+    module_returns,
+    number,
+    percent,
+    spread,
+    success_measure,
+    success_name,
+    success_of,
+    table,
+    time_shares,
+)
+from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, announced, open_progress
+from marl_connectors.algorithms.fitting.saver import Saver
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.trackers import TRACKERS, Tracker, new_run_id
-from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import (
@@ -31,20 +45,6 @@ from marl_connectors.cli.config_settings import (
     set_by_name,
 )
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
-from marl_connectors.cli.progress import PlayProgress, Progress, open_progress
-from marl_connectors.cli.results import (
-    agent_steps,
-    fewer_episodes,
-    module_returns,
-    number,
-    percent,
-    spread,
-    success_measure,
-    success_name,
-    success_of,
-    table,
-    time_shares,
-)
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
@@ -53,14 +53,15 @@ from marl_connectors.cli.run_settings import (
     settings_to_json,
     use_threads,
 )
-from marl_connectors.cli.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli.values import brief, merged, require_extras
-from marl_connectors.cli.video import record_untrained, record_video
+from marl_connectors.cli.values import merged, require_extras
+from marl_connectors.cli.video import RECORDING, record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
-from marl_connectors.json_data import jsonable
+from marl_connectors.json_data import brief, jsonable
 from marl_connectors.version import library_version
 from marl_connectors.zoo import find_task
 
+BUILDING = "building environments and modules, starting their processes, and trying the environment"
+"""What a program does before a run, in words."""
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = (
     *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
@@ -82,10 +83,6 @@ CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
 _OF_OPTIONS = {*SETTINGS_OF_CONFIG.values(), "num_envs_per_env_runner"} - {"", "disable_env_checking"}
 """The settings of the config that these options change, and ``--set`` does not."""
-CHECKPOINT_AGE_S = 20.0
-"""The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
-_SAVING_SHARE = 0.02
-"""The largest share of the time that saving such checkpoints may take."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,22 +98,11 @@ def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
         given: The parsed options.
         suggests: Whether the run prints at its end which commands to try next.
     """
-    given = resolved(given)
-    training = _resumed(given) if "resume" in given else _new(given)
+    with announced(BUILDING):
+        given = resolved(given)
+        training = _resumed(given) if "resume" in given else _new(given)
     training.suggests = suggests
     return training
-
-
-class LastState:
-    """The state of an Algorithm at the end of an iteration, to be saved if the next one is not finished."""
-
-    def __init__(self, algo: Any):
-        """Copies everything that the next iteration changes."""
-        self._state = snapshot(algo.get_state())
-
-    def save_to_path(self, path: Path) -> None:
-        """Writes a checkpoint folder, as ``Algorithm.save_to_path`` does."""
-        save_state(path, self._state)
 
 
 @dataclasses.dataclass(slots=True)
@@ -132,10 +118,7 @@ class _Training:
         baselines: The results of random play and of the untrained modules.
         steps_done: The agent steps so far.
         iteration: The number of iterations so far.
-        saved_iteration: The iteration of the latest checkpoint.
-        last: The state at the end of ``iteration``; None if the latest checkpoint has it, or it cannot be written.
-        saved_at: The time of the latest checkpoint, or of the start.
-        saving_s: The seconds that saving it took.
+        saver: Decides when to save.
         timers: The sums of the iterations' timers in this process.
         trusted: As in ``Algorithm.from_checkpoint``.
         untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
@@ -151,12 +134,9 @@ class _Training:
     numbered: bool
     folder: RunFolder | None
     baselines: dict[str, Any]
+    saver: Saver
     steps_done: int = 0
     iteration: int = 0
-    saved_iteration: int = -1
-    last: LastState | None = None
-    saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
-    saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
     trusted: bool = True
     untrained_video: bytes = b""
@@ -172,7 +152,8 @@ class _Training:
             if not self.baselines:
                 self.baselines = self._measure_baselines()
                 if self.settings.video != "none":
-                    self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
+                    with announced(RECORDING):
+                        self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
                 try:
                     self._loop(gate)
@@ -189,8 +170,7 @@ class _Training:
                     self._say_what_is_saved()
                     raise
                 folder = self._started_folder()
-                if self.saved_iteration != self.iteration:
-                    self._save(folder)
+                self.saver.save(folder, self.iteration)
                 if gate.requested is not None:
                     print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}", flush=True)
                     return exit_status(gate.requested)
@@ -204,10 +184,10 @@ class _Training:
     def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
         """Prints what was saved of the run. Returns the exit status."""
         self._save_last()
-        if self.saved_iteration < 0:
+        if self.saver.saved_iteration < 0:
             hint = "Nothing of it was saved."
         else:
-            hint = f"The latest checkpoint is of iteration {self.saved_iteration}. {self._resume_hint()}"
+            hint = f"The latest checkpoint is of iteration {self.saver.saved_iteration}. {self._resume_hint()}"
         late = "The iteration took too long and was given up. " if gate is not None and gate.gave_up else ""
         print(f"\nStopped at once. {late}{hint}", flush=True)
         return exit_status(stop)
@@ -215,21 +195,20 @@ class _Training:
     def _say_what_is_saved(self) -> None:
         """Saves the end of the last complete iteration after an error in the next one, and prints how to resume."""
         self._save_last()
-        if self.saved_iteration >= 0:
+        if self.saver.saved_iteration >= 0:
             print(
                 f"\nStopped by an error in iteration {self.iteration + 1}. The latest checkpoint is of iteration "
-                f"{self.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
+                f"{self.saver.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
                 f"--no-env-check, --num-env-workers N.",
                 flush=True,
             )
 
     def _save_last(self) -> None:
         """Saves the end of the newest complete iteration, unless it is saved already."""
-        if self.last is None or self.folder is None:
+        if self.folder is None:
             return
         try:
-            self.folder.save_checkpoint(self.last, self.iteration)
-            self.saved_iteration, self.last = self.iteration, None
+            self.saver.save_last(self.folder)
         except Exception as error:  # the error that has ended the run must not be hidden
             print(f"\nIteration {self.iteration} could not be saved: {describe_error(error)}.", file=sys.stderr)
 
@@ -245,11 +224,12 @@ class _Training:
         found = {}
         for name, what in BASELINES.items():
             print(f"Measuring {what}: {wanted} episodes, or those that end within {limit:g} s ...", flush=True)
-            watch: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": PlayProgress(wanted)}
-            if name == "random_play":
-                found[name] = self.algo.random_play(**watch)
-            else:
-                found[name] = self.algo.evaluate(seed=settings.seed, **watch)
+            with PlayProgress(wanted) as watch:
+                how: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": watch}
+                if name == "random_play":
+                    found[name] = self.algo.random_play(**how)
+                else:
+                    found[name] = self.algo.evaluate(seed=settings.seed, **how)
             _say(fewer_episodes(what, found[name], wanted))
         _say(self._why_no_success(found["random_play"]))
         return jsonable(found)
@@ -269,12 +249,15 @@ class _Training:
 
     def _loop(self, gate: InterruptGate) -> None:
         settings = self.settings
-        progress = open_progress(settings.steps, self.steps_done, sys.stdout, settings.num_env_runners)
+        runners = settings.num_env_runners
+        progress = open_progress(
+            Goal(settings.steps), self.steps_done, sys.stdout, runners, activity=lambda: self.algo.activity
+        )
         try:
             while self.steps_done < settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
                     result = self.algo.train()
-                self.last = None  # it is the state of the iteration before
+                self.saver.forget()
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
@@ -282,13 +265,7 @@ class _Training:
                 self._track(self.folder, result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update({name: s for name, s in result["timers"].items() if not isinstance(s, Mapping)})
-                age = time.monotonic() - self.saved_at
-                if self.iteration % settings.checkpoint_every == 0:
-                    self._save(self.folder)
-                elif age >= max(CHECKPOINT_AGE_S, self.saving_s / _SAVING_SHARE) and self.steps_done < settings.steps:
-                    self._save(self.folder, in_between=True)
-                else:
-                    self.last = LastState(self.algo)
+                self.saver.iteration_ended(self.folder, self.iteration, is_last=self.steps_done >= settings.steps)
                 progress.update(result)
                 if settings.video_every and settings.video != "none" and self.iteration % settings.video_every == 0:
                     self._record_iteration(self.folder, progress)
@@ -312,12 +289,6 @@ class _Training:
         if self.records and (failed := record_video(self.algo, path, seed=self.settings.seed, label=label)):
             self.records = False  # the reason is the same for all videos, and printed once
             progress.say(failed)
-
-    def _save(self, folder: RunFolder, *, in_between: bool = False) -> None:
-        began = time.monotonic()
-        folder.save_checkpoint(self.algo, self.iteration, in_between=in_between)
-        self.saved_iteration, self.saved_at, self.last = self.iteration, time.monotonic(), None
-        self.saving_s = self.saved_at - began
 
     def _make_folder(self) -> RunFolder:
         config = {
@@ -347,18 +318,19 @@ class _Training:
         """Evaluates the modules, records a video, and prints what the folder holds and which commands to try next."""
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
-        watch = PlayProgress(wanted)
-        results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
+        with PlayProgress(wanted) as watch:
+            results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
         now = module_returns(results)
         no_video, video = "No video, as asked.", folder.path / f"video.{self.settings.video}"
         if self.settings.video != "none":
-            no_video = record_video(
-                self.algo,
-                video,
-                seed=self.settings.seed,
-                label="after training, ",
-                untrained=folder.path / run_folder.UNTRAINED_VIDEO,
-            )
+            with announced(RECORDING):
+                no_video = record_video(
+                    self.algo,
+                    video,
+                    seed=self.settings.seed,
+                    label="after training, ",
+                    untrained=folder.path / run_folder.UNTRAINED_VIDEO,
+                )
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )
@@ -455,7 +427,7 @@ def _new(given: Mapping[str, Any]) -> _Training:
     check_extras(settings)
     algo = settings.build_algorithm()
     _say(preset_sentence(settings))
-    return _Training(settings, algo, out, numbered, folder=None, baselines={})
+    return _Training(settings, algo, out, numbered, None, {}, Saver(algo, settings.checkpoint_every))
 
 
 def check_options_of_new_run(given: Mapping[str, Any]) -> None:
@@ -486,7 +458,8 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     checkpoint = run_folder.checkpoint_to_resume(path)
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
-        return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
+        algo = settings.build_algorithm()
+        return _Training(settings, algo, path, False, None, {}, Saver(algo, settings.checkpoint_every))
     use_threads(settings.threads)
     changed = {**_earlier_changes(path, config), **now}
     trusted = given.get("trusted", True)
@@ -517,9 +490,9 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     print(f"Continuing from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
     for name, value in changed.items():
         print(f"  {name} is {value!r} from now on.", flush=True)
-    done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "saved_iteration": iteration}
-    done["resumed_at"] = steps_done
-    return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
+    saver = Saver(algo, settings.checkpoint_every, iteration)
+    done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "resumed_at": steps_done}
+    return _Training(settings, algo, path, False, folder, folder.baselines, saver, **done, trusted=trusted)
 
 
 def check_changeable_options(given: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from marl_connectors.errors import MissingDependencyError, did_you_mean
 
@@ -230,32 +230,3 @@ def layer_sizes(text: str) -> list[int]:
 def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Merges repeated ``KEY=VALUE`` options to one dict; the last value of a key is used."""
     return dict(pairs)
-
-
-def parsed_json(data: bytes | str) -> Any:
-    """Reads strict JSON, of any depth and size that Python can hold.
-
-    Raises:
-        ValueError: If it is something else. The message says what is wrong.
-    """
-    try:
-        return json.loads(data, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def is_whole(value: Any, at_least: int = 0, at_most: float = math.inf) -> bool:
-    """Whether a value is an integer, but not a bool, within bounds."""
-    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
-
-
-def brief(value: Any) -> str:
-    """Formats a value for an error message, on one line and shortened if it is long."""
-    text = " ".join(repr(value).split()) if not isinstance(value, (dict, list)) or len(value) < 20 else ""
-    if not text:
-        return f"a {type(value).__name__} of {len(value)}"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_connectors.cli.results import number
+from marl_connectors.algorithms.fitting.figures import number
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ MAX_FRAMES = 50
 """The number of frames of an episode."""
 MAX_SECONDS = 10.0
 """The seconds after which an episode is stopped."""
+RECORDING = f"recording a video, at most {MAX_SECONDS:.0f} s for each episode"
+"""What ``record_video`` does, in words."""
 MAX_WIDTH, MIN_WIDTH = 480, 240
 """The widths in pixels between which captioned frames are scaled."""
 MAX_BYTES = 4_000_000

@@ -8,8 +8,8 @@ import json
 import textwrap
 from typing import Any
 
+from marl_connectors.algorithms.fitting.figures import percent, table
 from marl_connectors.cli.presets import decimals, duration, expected_return, new_settings
-from marl_connectors.cli.results import percent, table
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean

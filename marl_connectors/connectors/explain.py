@@ -15,6 +15,7 @@ from marl_connectors.connectors.item_adapter import agent_episodes
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.bootstrap_view import originals
 from marl_connectors.errors import EpisodeError
+from marl_connectors.html_tables import html_text
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
@@ -160,6 +161,21 @@ class Explanation:
                 lines.append((start + text).rstrip())
                 start = " " * len(start)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Returns the table for notebooks."""
+        return html_text(str(self))
+
+
+class Explanations(dict[str, Explanation]):
+    """The explanations of an algorithm's pipelines, by their names. ``str()`` returns all tables."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.values()))
+
+    def _repr_html_(self) -> str:
+        """Returns the tables for notebooks."""
+        return html_text(str(self))
 
 
 # The table.

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.checkpoints import save_state
 from marl_connectors.cli import run_folder, run_settings
-from marl_connectors.cli.run_folder import RunFolder, check_can_be_made, read_baselines, read_config, read_metrics
+from marl_connectors.cli.run_folder import RunFolder, check_can_be_made, read_baselines, read_config
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -278,10 +279,33 @@ def test_ctrl_c_is_sent_on_to_the_processes_and_no_more_are_started(command, beh
 def test_the_newest_line_of_progress_is_found_in_a_log(tmp_path):
     log = tmp_path / "seed0.log"
     assert run_processes.newest_progress(log) == ""
+    log.write_text("Building ...\nMeasuring ...\n\n")
+    assert run_processes.newest_progress(log) == "Measuring ..."
     log.write_text("Measuring ...\n  4%   4,096 agent steps\n 74%  73,728 agent steps\nCtrl-C\n")
     assert run_processes.newest_progress(log) == "74%  73,728 agent steps"
     log.write_text("74% of it\n" + "x" * 5000)
-    assert run_processes.newest_progress(log) == ""
+    assert run_processes.newest_progress(log) == "x" * 160
+
+
+def test_news_of_runs_are_printed_once_and_not_too_often(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(run_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    old, new = tmp_path / "old.log", tmp_path / "new.log"
+    old.write_text(" 10%  100 agent steps\n")
+    news = run_processes.LogNews({"old": old})
+    news.watch("new", new)
+    new.write_text("Measuring ...\n")
+    news.print_of(["old", "new"])
+    assert capsys.readouterr().out == ""
+    for now[0], said in ((10.0, "new: Measuring ...\n"), (20.0, ""), (30.0, "old: 20%  200 agent steps\n")):
+        if now[0] == 30.0:
+            old.write_text(" 20%  200 agent steps\n")
+        news.print_of(["old", "new"])
+        assert capsys.readouterr().out == said
+    new.write_text("50%  500 agent steps\n")
+    now[0] = 40.0
+    news.print_of(["old"])
+    assert capsys.readouterr().out == ""
 
 
 # For good ------------------------------------------------------------------------------------------------------------

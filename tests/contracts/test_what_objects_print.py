@@ -34,6 +34,32 @@ def test_a_config_is_a_table_in_notebooks():
     assert "<code>env</code>" in html and "&lt;my&gt; env" in html and "<my>" not in html
 
 
+def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
+    with match().build_algo() as algo:
+        quiet = {"progress": False}
+        results = algo.fit(num_iterations=1, checkpoint_folder=tmp_path / "<i>", **quiet)
+        html = algo._repr_html_()
+        policy = load_policy(results.checkpoint)._repr_html_()
+        shown = results._repr_html_()
+        assert repr(results).startswith(
+            "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
+        )
+    for text in (html, policy):
+        size = sum(parameter.numel() for parameter in algo.rl_module["agent_0"].parameters())
+        assert f"DefaultPPORLModule, {size:,} parameters" in text and "2 agents (agent_0, agent_1)" in text
+    assert "match_v0" in html and "1 iteration, 40 agent steps" in html
+    assert "the most likely ones" in policy
+    assert "&lt;i&gt;/checkpoints/000001" in shown and "<i>" not in shown and "return of agent_0" in shown
+
+
+def test_explanations_are_tables_also_all_of_them_together():
+    with match().build_algo() as algo:
+        explained = algo.explain()
+    assert str(explained) == "\n\n".join(str(each) for each in explained.values())
+    assert explained._repr_html_().count("<pre") == 1 and "NumpyToTensor" in explained._repr_html_()
+    assert "AddObservations" in explained["learner"]._repr_html_()
+
+
 def test_an_algorithm_and_its_parts_print_what_they_are_and_how_far():
     with match().build_algo() as algo:
         modules = "2 modules (agent_0, agent_1)"

@@ -47,7 +47,7 @@ class FakeAlgorithm:
         self.config = FakeConfig(env)
         self.modules = modules
         self.agent_ids = ["agent_0", "agent_1"]
-        self.masking = ""
+        self.masking = self.activity = ""
         space = spaces.Discrete(2)
         self.rl_module = dict.fromkeys(modules, RLModule(space, space))
         self.signal = number

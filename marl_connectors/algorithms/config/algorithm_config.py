@@ -6,7 +6,6 @@ import copy
 import math
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
@@ -34,6 +33,7 @@ from marl_connectors.algorithms.config.setting_types import (
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls, Callbacks, Functions
 from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError
+from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import import_attribute, qualified_name
 from marl_connectors.ops.schedule import Schedule, schedule
@@ -573,11 +573,8 @@ class AlgorithmConfig:
 
     def _repr_html_(self) -> str:
         """Returns the same as a table, for notebooks."""
-        rows = "".join(
-            f"<tr><td><code>{escape(name)}</code></td><td><code>{escape(text)}</code></td></tr>"
-            for name, text in self._changed().items()
-        )
-        return f"<table><caption>{type(self).__name__}, what differs from the defaults</caption>{rows}</table>"
+        caption = f"{type(self).__name__}, what differs from the defaults"
+        return html_table(caption, self._changed(), code=True)
 
     def _changed(self) -> dict[str, str]:
         """Returns the settings that differ from the defaults, as short text."""

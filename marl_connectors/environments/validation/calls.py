@@ -132,7 +132,9 @@ def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if there are threads
+        child = os.fork()
     if child == 0:
         _run_and_exit(fn, writer)
     os.close(writer)

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from marl_connectors.algorithms.fitting import saver, stop_signals
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli import evaluate, stop_signals, train
+from marl_connectors.cli import evaluate
 from marl_connectors.cli.main import main
 from marl_connectors.errors import EnvError
 
@@ -40,8 +41,8 @@ def raised(number):
 
 def always_saving(monkeypatch):
     """A checkpoint at the end of each iteration, as if each took longer than 20 s."""
-    monkeypatch.setattr(train, "CHECKPOINT_AGE_S", 0.0)
-    monkeypatch.setattr(train, "_SAVING_SHARE", 1e9)
+    monkeypatch.setattr(saver, "CHECKPOINT_AGE_S", 0.0)
+    monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
 
 
 @BOTH
@@ -249,9 +250,9 @@ def test_short_iterations_leave_none_in_between(command):
 
 
 def test_saving_takes_no_more_than_its_share_of_the_time(command, monkeypatch):
-    monkeypatch.setattr(train, "CHECKPOINT_AGE_S", 0.0)
+    monkeypatch.setattr(saver, "CHECKPOINT_AGE_S", 0.0)
     clock, saved = [0.0], []
-    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     train_once, save = command.algo.train, command.algo.save_to_path
 
     def slow_save(path):

@@ -1,0 +1,1 @@
+"""Training to a goal: ``Algorithm.fit``, and what the command line shares with it."""

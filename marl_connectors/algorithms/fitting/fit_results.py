@@ -1,0 +1,124 @@
+"""The results of ``Algorithm.fit``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, percent, spread, success_of
+from marl_connectors.callbacks.trackers import BY_AGENT, MAX_AGENT_SERIES, scalars
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.html_tables import html_table
+from marl_connectors.json_data import jsonable
+
+
+@dataclass(repr=False, slots=True)
+class FitResults(Sequence[dict[str, Any]]):
+    """The results of the iterations of one call of ``Algorithm.fit``: a sequence of what ``train()`` returned for each.
+
+    ``results[-1]`` is the newest. The results of single agents (docs/results.md) are only in the newest one if there
+    are more than 100 agents.
+
+    Attributes:
+        stopped_by: Why the call ended: ``"num_agent_steps"``, ``"num_env_steps"``, ``"num_iterations"``, ``"stop"`` or
+            ``"interrupt"``.
+        reason: The same as a sentence.
+        checkpoint: The newest checkpoint of the run; None without ``checkpoint_folder``.
+        best_checkpoint: The best checkpoint of the run; None if there is none.
+    """
+
+    stopped_by: str = ""
+    reason: str = ""
+    checkpoint: Path | None = None
+    best_checkpoint: Path | None = None
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Adds the result of an iteration."""
+        if self._rows:
+            self._rows[-1] = _without_agents(self._rows[-1])
+        self._rows.append(result)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Returns the values of a metric and the agent steps at which it had them, to be plotted.
+
+        Args:
+            name: The path of the metric, such as ``"env_runners/episode_return_mean"``.
+
+        Returns:
+            Agent steps and values, for all iterations with a finite value. ``plt.plot(*results.series(name))`` draws
+            them.
+
+        Raises:
+            ConfigError: If no result has such a number. It names the closest one.
+        """
+        steps: list[int] = []
+        values: list[float] = []
+        known: set[str] = set()
+        for row in self._rows:
+            numbers = dict(scalars(jsonable(row)))
+            if name in numbers:
+                steps.append(agent_steps(row))
+                values.append(numbers[name])
+            known.update(numbers)
+        if not values:
+            hint = did_you_mean(name, sorted(known)) if known else "There was no iteration."
+            raise ConfigError(f"FitResults.series: no iteration has a number called {name!r}. {hint}")
+        return steps, values
+
+    def __repr__(self) -> str:
+        facts = "; ".join(f"{name}: {value}" for name, value in self._facts().items())
+        return f"<FitResults of {self._size()}{'. ' * bool(facts)}{facts}>"
+
+    def _repr_html_(self) -> str:
+        """Returns the same as a table, for notebooks."""
+        return html_table(self._size(), self._facts())
+
+    def _size(self) -> str:
+        return f"{len(self):,} iteration{'s' * (len(self) != 1)}"
+
+    def _facts(self) -> dict[str, str]:
+        """Returns what is most worth knowing, by name."""
+        facts = {"ended": self.reason} if self.reason else {}
+        if self._rows:
+            last = self._rows[-1]
+            facts["agent steps"] = f"{agent_steps(last):,}"
+            returns = module_returns(last["env_runners"])
+            facts |= {f"return of {module_id}": spread(stats) for module_id, stats in list(returns.items())[:8]}
+            facts |= {"more modules": str(len(returns) - 8)} if len(returns) > 8 else {}
+            if math.isfinite(success := success_of(last["env_runners"])):
+                facts["success"] = percent(success)
+        if self.checkpoint is not None:
+            facts["checkpoint"] = str(self.checkpoint)
+        if self.best_checkpoint is not None:
+            facts["best checkpoint"] = str(self.best_checkpoint)
+        return facts
+
+
+def _without_agents(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a result without those of single agents, if there are many of them."""
+    changed = {}
+    for part in ("env_runners", "evaluation"):
+        results = row.get(part, {})
+        many = {name for name in BY_AGENT if len(results.get(name, ())) > MAX_AGENT_SERIES}
+        if many:
+            changed[part] = {name: value for name, value in results.items() if name not in many}
+    return {**row, **changed} if changed else row

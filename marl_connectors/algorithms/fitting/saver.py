@@ -1,0 +1,88 @@
+"""Decides when a run is saved, so that little is lost however it ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.algorithms.fitting.run_files import RunFiles
+from marl_connectors.checkpoints import save_state, snapshot
+
+CHECKPOINT_AGE_S = 20.0
+"""The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
+_SAVING_SHARE = 0.02
+"""The largest share of the time that saving such checkpoints may take."""
+
+
+class LastState:
+    """The state of an Algorithm at the end of an iteration, to be saved if the next one is not finished."""
+
+    def __init__(self, algo: Any):
+        """Copies everything that the next iteration changes."""
+        self._state = snapshot(algo.get_state())
+
+    def save_to_path(self, path: Path) -> None:
+        """Writes a checkpoint folder, as ``Algorithm.save_to_path`` does."""
+        save_state(path, self._state)
+
+
+class Saver:
+    """Saves an Algorithm every few iterations, and in between if the latest checkpoint is old.
+
+    Of an iteration that is not saved, it keeps the state until the next one has ended.
+
+    Attributes:
+        saved_iteration: The iteration of the latest checkpoint; -1 before the first one.
+    """
+
+    def __init__(self, algo: Any, every: int, saved_iteration: int = -1):
+        """Begins to count the age of the latest checkpoint.
+
+        Args:
+            algo: The Algorithm.
+            every: The number of iterations from one checkpoint to the next.
+            saved_iteration: The iteration of the latest checkpoint; -1 if there is none.
+        """
+        self.saved_iteration = saved_iteration
+        self._algo = algo
+        self._every = every
+        self._last: LastState | None = None
+        self._iteration = 0
+        self._saved_at = time.monotonic()
+        self._saving_s = 0.0
+
+    def forget(self) -> None:
+        """Forgets the state of the iteration before, because a newer one has ended."""
+        self._last = None
+
+    def iteration_ended(self, files: RunFiles, iteration: int, *, is_last: bool) -> None:
+        """Saves the algorithm if it is time, or else keeps its state.
+
+        Args:
+            files: The files of the run.
+            iteration: The number of iterations so far.
+            is_last: Whether the run is at its end, so that ``save`` comes next.
+        """
+        age = time.monotonic() - self._saved_at
+        if iteration % self._every == 0:
+            self.save(files, iteration)
+        elif age >= max(CHECKPOINT_AGE_S, self._saving_s / _SAVING_SHARE) and not is_last:
+            self.save(files, iteration, in_between=True)
+        else:
+            self._iteration, self._last = iteration, LastState(self._algo)
+
+    def save(self, files: RunFiles, iteration: int, *, in_between: bool = False) -> None:
+        """Saves the algorithm, unless the latest checkpoint is of this iteration."""
+        if self.saved_iteration == iteration:
+            return
+        began = time.monotonic()
+        files.save_checkpoint(self._algo, iteration, in_between=in_between)
+        self.saved_iteration, self._saved_at, self._last = iteration, time.monotonic(), None
+        self._saving_s = self._saved_at - began
+
+    def save_last(self, files: RunFiles) -> None:
+        """Saves the end of the newest complete iteration, if the next one was not finished and it is not saved yet."""
+        if self._last is not None:
+            files.save_checkpoint(self._last, self._iteration)
+            self.saved_iteration, self._last = self._iteration, None

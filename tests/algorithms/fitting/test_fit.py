@@ -1,0 +1,474 @@
+"""``Algorithm.fit``: how far it trains, what it leaves behind, and that it changes nothing about training."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.runs.fake_ray import use_fake_ray
+from helpers.runs.random_runs import described, differences, plain, random_config, without_times
+from marl_connectors import Algorithm, Callbacks, PPOConfig, load_policy
+from marl_connectors.algorithms.fitting import fit as fit_module
+from marl_connectors.algorithms.fitting import run_files, saver
+from marl_connectors.callbacks import TensorBoardTracker, Tracker
+from marl_connectors.checkpoints import is_checkpoint
+from marl_connectors.errors import CheckpointError, ConfigError, EnvError
+
+STEPS = 40
+"""The agent steps of an iteration of ``match``."""
+
+
+def match(**settings):
+    config = PPOConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 5})
+    config.multi_agent(policies="independent").env_runners(num_envs_per_env_runner=2)
+    config.training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1, **settings)
+    return config.debugging(seed=3)
+
+
+@pytest.fixture
+def algo():
+    with match().build_algo() as built:
+        yield built
+
+
+def quiet(algo, *args, **kwargs):
+    return algo.fit(*args, progress=False, **kwargs)
+
+
+# How far it trains ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("amount", "iterations"),
+    [
+        ({"num_agent_steps": 1}, 1),
+        ({"num_agent_steps": 2 * STEPS}, 2),
+        ({"num_agent_steps": 2 * STEPS + 1}, 3),
+        ({"num_env_steps": STEPS}, 2),
+        ({"num_env_steps": 1e2}, 5),
+        ({"num_iterations": 3}, 3),
+    ],
+)
+def test_it_trains_as_far_as_it_is_asked_to_and_then_as_far_again(algo, amount, iterations):
+    for called in (1, 2):
+        results = quiet(algo, **amount)
+        assert (len(results), algo.iteration) == (iterations, called * iterations)
+        assert results.stopped_by == next(iter(amount))
+
+
+def test_agent_steps_need_no_name(algo):
+    assert len(quiet(algo, 2 * STEPS)) == 2
+
+
+def test_a_metric_ends_it_where_it_first_reaches_its_level():
+    class Counts(Callbacks):
+        def on_train_result(self, *, algorithm, result, **kwargs):
+            result["score"] = {"own": [3.0, 7.0, 5.0, 9.0][algorithm.iteration - 1]}
+
+    with match().callbacks(Counts).build_algo() as algo:
+        results = quiet(algo, 10_000, stop={"score/own": 7.0, "env_runners/episode_return_mean": 1e9})
+        assert len(results) == 2 and results.stopped_by == "stop"
+        assert results.reason == "score/own is 7.00, at least 7.00"
+        assert len(quiet(algo, stop=lambda result: result["score"]["own"] > 8.0)) == 2
+
+
+def test_a_count_of_the_whole_run_is_reached_once(algo):
+    level = {"num_agent_steps_sampled_lifetime": 3 * STEPS}
+    assert len(quiet(algo, stop=level)) == 3
+    again = quiet(algo, stop=level)
+    assert len(again) == 0 and again.stopped_by == "stop" and algo.iteration == 3
+    assert "already" in again.reason
+    assert len(quiet(algo, stop={"training_iteration": 5})) == 2
+
+
+def test_a_metric_that_no_result_has_is_named_once(algo, caplog):
+    quiet(algo, num_iterations=2, stop={"env_runners/episode_return_men": 1})
+    [warning] = caplog.messages
+    assert "no result is called 'env_runners/episode_return_men' so far" in warning
+    assert "Did you mean 'env_runners/episode_return_mean'?" in warning
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "say when training ends: num_agent_steps=, num_env_steps=, num_iterations= or stop="),
+        ({"num_agent_steps": 5, "num_iterations": 2}, "but got num_agent_steps and num_iterations"),
+        ({"num_agent_steps": 0}, "num_agent_steps: expected a whole number from 1"),
+        ({"num_iterations": 1.5}, "num_iterations: expected a whole number from 1"),
+        ({"num_iterations": 1, "stop": 3}, "expected stop to be a dict"),
+        ({"stop": {"a": "b"}}, r"stop\['a'\]: expected a number"),
+        ({"stop": {"evaluation/success": 1}}, "never reached, because this run has no evaluations"),
+        ({"num_iterations": 1, "checkpoint_every": 0}, "checkpoint_every: expected a whole number from 1"),
+        ({"num_iterations": 1, "keep_checkpoints": 0}, "keep_checkpoints: expected a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_training(algo, given, message):
+    with pytest.raises(ConfigError, match=message):
+        quiet(algo, **given)
+    assert algo.iteration == 0
+
+
+# It changes nothing about training ------------------------------------------------------------------------------------
+
+
+def outcome(algo, rows):
+    """Everything that may not depend on how iterations were asked for."""
+    return plain({"results": [without_times(row) for row in rows], "state": without_times(algo.get_state())})
+
+
+def check_calls(seed, folder):
+    """Holds two calls of fit against one call, and against a loop over train."""
+    rng = np.random.default_rng(seed)
+    first, second = (int(n) for n in rng.integers(1, 3, 2))
+    found = []
+    for calls in ([first + second], [first, second], None):
+        algo = random_config(seed).build_algo()
+        try:
+            if calls is None:
+                rows = [algo.train() for _ in range(first + second)]
+            else:
+                options = {
+                    "checkpoint_folder": folder / f"{seed}-{len(calls)}",
+                    "checkpoint_every": 1,
+                    "progress": False,
+                }
+                rows = [row for n in calls for row in algo.fit(num_iterations=n, **options)]
+            found.append(outcome(algo, rows))
+        finally:
+            algo.stop()
+    for other in found[1:]:
+        assert not differences(found[0], other), (
+            seed,
+            described(random_config(seed)),
+            differences(found[0], other)[:5],
+        )
+
+
+def check_restored(seed, folder):
+    """Holds a run that is restored from its folder against one that was never interrupted."""
+    config, rng = random_config(seed), np.random.default_rng(seed)
+    last, before = int(rng.integers(2, 5)), int(rng.integers(1, 3))
+    options = {"checkpoint_every": int(rng.integers(1, 4)), "progress": False}
+    goal = {"training_iteration": last}
+    algo = config.copy().build_algo()
+    try:
+        algo.fit(num_iterations=before, checkpoint_folder=folder / "whole", **options)
+        rows = algo.fit(stop=goal, checkpoint_folder=folder / "whole", **options)
+        expected = outcome(algo, rows)
+    finally:
+        algo.stop()
+    algo = config.copy().build_algo()
+    try:
+        algo.fit(num_iterations=before, checkpoint_folder=folder / "parts", **options)
+    finally:
+        algo.stop()
+    restored = type(algo).from_checkpoint(folder / "parts", config=config)
+    try:
+        found = outcome(restored, restored.fit(stop=goal, checkpoint_folder=folder / "parts", **options))
+    finally:
+        restored.stop()
+    assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
+    metrics = [
+        [without_times(json.loads(line)) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    assert [row["training_iteration"] for row in metrics[0]] == list(range(1, max(last, before) + 1))
+    assert metrics[0] == metrics[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_calls_are_one_call_and_a_loop_over_train(seed, tmp_path):
+    check_calls(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_that_is_restored_from_its_folder_ends_as_if_it_had_never_stopped(seed, tmp_path):
+    check_restored(seed, tmp_path)
+
+
+FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy % 2**30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(30))
+def test_many_runs_do_not_depend_on_how_iterations_were_asked_for(part, tmp_path):
+    print(f"FIRST_SEED={FIRST_SEED}")
+    check_calls(FIRST_SEED + part, tmp_path)
+    check_restored(FIRST_SEED + part, tmp_path)
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_folder_has_checkpoints_results_and_the_best_one(algo, tmp_path):
+    results = quiet(algo, num_iterations=5, checkpoint_folder=tmp_path, checkpoint_every=2)
+    assert names(tmp_path) == ["000002", "000004", "000005", "best", "latest"]
+    assert results.checkpoint == tmp_path / "checkpoints/000005"
+    assert results.best_checkpoint is not None and is_checkpoint(results.best_checkpoint)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert load_policy(tmp_path).agent_ids == algo.agent_ids
+    with Algorithm.from_checkpoint(tmp_path) as restored:
+        assert restored.iteration == 5
+
+
+def test_old_checkpoints_are_removed_but_not_the_best(tmp_path):
+    scores = iter([1.0, 5.0, 2.0, 3.0])
+
+    def score(*, result, **kwargs):
+        result["score"] = next(scores)
+
+    with match().callbacks(on_train_result=score).build_algo() as algo:
+        kept = {"keep_checkpoints": 1, "keep_best": "score"}
+        results = quiet(algo, num_iterations=4, checkpoint_folder=tmp_path, checkpoint_every=1, **kept)
+    assert names(tmp_path) == ["000002", "000004", "best", "latest"]
+    assert results.best_checkpoint == tmp_path / "checkpoints/000002"
+
+
+def test_no_folder_is_written_unless_one_is_wanted(algo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quiet(algo, num_iterations=1).checkpoint is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoints_of_another_run_are_not_replaced(algo, tmp_path):
+    quiet(algo, num_iterations=3, checkpoint_folder=tmp_path)
+    with match().build_algo() as other, pytest.raises(ConfigError, match="checkpoints up to iteration 3, but this"):
+        quiet(other, num_iterations=1, checkpoint_folder=tmp_path)
+    assert names(tmp_path) == ["000003", "best", "latest"]
+
+
+def test_the_folder_of_the_command_line_is_left_alone(algo, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="marl-connectors train --resume"):
+        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named_before_training(algo, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file could not be written|checkpoints could not be written"):
+        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / "file")
+    assert algo.iteration == 0
+
+
+# Interruptions --------------------------------------------------------------------------------------------------------
+
+needs_signals = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+def interrupting(times, at=2, number=signal.SIGINT):
+    """A callback that sends a signal in the middle of an iteration, at the end of its sample."""
+
+    left = [number] * times
+
+    def send(*, env_runner, **kwargs):
+        if env_runner.num_env_steps == 20 * at:
+            while left:
+                os.kill(os.getpid(), left.pop())
+
+    return match().callbacks(on_sample_end=send)
+
+
+@needs_signals
+def test_ctrl_c_ends_it_after_the_iteration_with_a_checkpoint(tmp_path, capsys):
+    with interrupting(1).build_algo() as algo:
+        results = algo.fit(num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+        assert (len(results), results.stopped_by) == (2, "interrupt")
+        assert results.checkpoint == tmp_path / "checkpoints/000002"
+        said = capsys.readouterr()
+        assert "Stopping after this iteration; Ctrl-C again stops at once." in said.err
+        assert f"Stopped after iteration 2, as asked. The newest checkpoint is {results.checkpoint}." in said.out
+        assert quiet(algo, num_iterations=2).stopped_by == "num_iterations"
+        interrupted = plain(algo.rl_module.get_state())
+    with match().build_algo() as algo:
+        quiet(algo, num_iterations=4)
+        assert not differences(plain(algo.rl_module.get_state()), interrupted)
+
+
+@needs_signals
+def test_a_second_ctrl_c_ends_it_at_once_with_the_iteration_before_in_a_checkpoint(tmp_path):
+    with interrupting(2).build_algo() as algo:
+        with pytest.raises(KeyboardInterrupt):
+            quiet(algo, num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+        assert names(tmp_path) == ["000001", "best", "latest"]
+        assert algo.iteration == 1
+        algo.restore_from_path(tmp_path)
+        assert quiet(algo, num_iterations=1)[-1]["training_iteration"] == 2
+
+
+@needs_signals
+def test_sigterm_does_what_it_would_have_done_as_soon_as_the_iteration_is_saved(tmp_path):
+    seen = []
+    former = signal.signal(signal.SIGTERM, lambda *_: seen.append(names(tmp_path)))
+    try:
+        with interrupting(1, number=signal.SIGTERM).build_algo() as algo:
+            assert quiet(algo, num_iterations=9, checkpoint_folder=tmp_path).stopped_by == "interrupt"
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert seen == [["000002", "best", "latest"]]
+
+
+@needs_signals
+def test_afterwards_signals_do_what_they_did(algo):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    quiet(algo, num_iterations=1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_it_works_in_any_thread(algo):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(quiet(algo, num_iterations=2)))
+    thread.start()
+    thread.join()
+    assert len(found[0]) == 2
+
+
+def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path):
+    def fail(*, algorithm, **kwargs):
+        if algorithm.iteration == 4:
+            raise EnvError("the simulator is gone.")
+
+    with match().build_algo() as algo, pytest.raises(EnvError, match="the simulator is gone"):
+        quiet(algo, num_iterations=9, callbacks=fail, checkpoint_folder=tmp_path, checkpoint_every=2)
+    assert names(tmp_path) == ["000002", "000003", "best", "latest"]
+
+
+def test_a_condition_that_fails_does_not_lose_the_iteration(algo, tmp_path):
+    def fail(result):
+        return 1 / (3 - result["training_iteration"]) < 0
+
+    with pytest.raises(ZeroDivisionError):
+        quiet(algo, num_iterations=9, stop=fail, checkpoint_folder=tmp_path)
+    assert names(tmp_path) == ["000003", "best", "latest"]
+
+
+def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
+    quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_files, "replace_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*continue with: Algorithm.from_checkpoint\(FOLDER\)"):
+        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+    assert names(tmp_path) == ["000001", "best", "latest"]
+
+
+def test_long_iterations_are_saved_in_between(algo, tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "CHECKPOINT_AGE_S", 0.0)
+    monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
+    seen = []
+    looked = lambda **kwargs: seen.append(names(tmp_path))
+    quiet(algo, num_iterations=4, checkpoint_folder=tmp_path, checkpoint_every=100, callbacks=looked)
+    assert seen == [[], ["000001", "latest"], ["000002", "latest"], ["000003", "latest"]]
+    assert names(tmp_path) == ["000004", "best", "latest"]
+
+
+# Callbacks ------------------------------------------------------------------------------------------------------------
+
+
+class Notes(Callbacks):
+    closed = 0
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_result(self, *, result, **kwargs):
+        self.seen.append(result["training_iteration"])
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_callbacks_are_called_after_those_of_the_config_and_only_in_this_call():
+    order, notes = [], Notes()
+
+    def own(*, result, **kwargs):
+        order.append("config")
+
+    with match().callbacks(on_train_result=own).build_algo() as algo:
+        given = [notes, Notes, functools.partial(Notes), lambda **kwargs: order.append("call")]
+        quiet(algo, num_iterations=2, callbacks=given)
+        quiet(algo, num_iterations=1)
+    assert notes.seen == [1, 2]
+    assert order == ["config", "call", "config", "call", "config"]
+    assert Notes.closed == 3
+
+
+def test_a_callback_that_would_never_be_called_is_refused(algo):
+    class Watches(Callbacks):
+        def on_episode_step(self, **kwargs): ...
+
+    with pytest.raises(ConfigError, match=r"Watches.on_episode_step is not called .* config.callbacks"):
+        quiet(algo, num_iterations=1, callbacks=Watches)
+
+
+def test_every_tracker_can_be_given(algo, tmp_path):
+    pytest.importorskip("tensorboard")
+    tracker = TensorBoardTracker(folder=tmp_path)
+    assert isinstance(tracker, Tracker)
+    quiet(algo, num_iterations=2, callbacks=tracker)
+    assert [path.name.partition(".")[0] for path in tmp_path.iterdir()] == ["events"]
+    assert tracker.run_id == algo.metrics.peek("tracked_run")
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_one_line_or_more_unless_it_is_off(algo, capsys):
+    algo.fit(num_iterations=2)
+    assert "100%  80 agent steps" in capsys.readouterr().out
+    quiet(algo, num_iterations=2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_display_is_that_of_the_goal(algo, monkeypatch):
+    goals = []
+
+    def opened(goal, done, *args):
+        goals.append((goal.total, goal.count, goal.origin, done))
+        return fit_module.NoProgress()
+
+    monkeypatch.setattr(fit_module, "open_progress", opened)
+    algo.fit(num_iterations=2)
+    algo.fit(stop={"num_env_steps_sampled_lifetime": 60})
+    algo.fit(stop=lambda result: True)
+    assert goals == [
+        (2, "training_iteration", 0, 0),
+        (60, "num_env_steps_sampled_lifetime", 40, 80),
+        (None, "num_agent_steps_sampled_lifetime", 0, 120),
+    ]
+
+
+def test_paths_may_be_texts(algo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quiet(algo, num_iterations=1, checkpoint_folder="runs/one").checkpoint == Path("runs/one/checkpoints/000001")
+
+
+# Several processes ----------------------------------------------------------------------------------------------------
+
+
+def test_remote_env_runners_lead_to_the_same_results_and_are_in_the_lines(algo, tmp_path, monkeypatch, capsys):
+    quiet(algo, num_iterations=2)
+    alone = plain(algo.rl_module.get_state())
+    use_fake_ray(monkeypatch)
+    config = match().env_runners(num_env_runners=2, num_envs_per_env_runner=1)
+    with config.build_algo() as remote:
+        results = remote.fit(num_iterations=2, checkpoint_folder=tmp_path)
+        assert not differences(plain(remote.rl_module.get_state()), alone)
+    assert results[-1]["fault_tolerance"]["num_healthy_workers"] == 2
+    assert "env runners: " in capsys.readouterr().out
+    with Algorithm.from_checkpoint(tmp_path, config=match()) as restored:
+        assert not differences(plain(restored.rl_module.get_state()), alone)
