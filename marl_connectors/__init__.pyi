@@ -1,6 +1,8 @@
 from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm import explain_algorithm as explain_algorithm
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
+from .algorithms.dqn.config import DQNConfig as DQNConfig
+from .algorithms.dqn.dqn import DQN as DQN
 from .algorithms.fitting.fit_results import FitResults as FitResults
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
@@ -119,6 +121,10 @@ from .learner.learner import Learner as Learner
 from .learner.learner_group import LearnerGroup as LearnerGroup
 from .learner.minibatches import CountedRows as CountedRows
 from .metrics import MetricsLogger as MetricsLogger
+from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.prioritized_episode_replay_buffer import (
+    PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
+)
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI
@@ -126,6 +132,7 @@ from .rl_module.apis import ValueFunctionAPI as ValueFunctionAPI
 from .rl_module.apis import update_target_networks as update_target_networks
 from .rl_module.default_model_config import DefaultModelConfig as DefaultModelConfig
 from .rl_module.distributions import Distribution as Distribution
+from .rl_module.distributions import EpsilonGreedy as EpsilonGreedy
 from .rl_module.distributions import TorchBernoulli as TorchBernoulli
 from .rl_module.distributions import TorchBeta as TorchBeta
 from .rl_module.distributions import TorchCategorical as TorchCategorical

@@ -321,7 +321,44 @@ _LEARNER = _Record(
         "never_updated": _list_of(_TEXT),
         "metrics": _METRICS,
         "kl_coeffs": _map_of(_NUMBER),
+        "last_target_update": _COUNT,
     },
+)
+_ROW_RING = _Record(
+    {
+        "columns": _map_of(_tree),
+        "flags": _line("flags", "u"),
+        "numbers": _line("whole numbers", "i"),
+        "written": _line("whole numbers", "i"),
+        "num_rows": _COUNT,
+        "num_steps_added": _COUNT,
+        "num_episodes_added": _COUNT,
+        "actions_from_0": _BOOL,
+        "open": _map_of(_row(_TEXT, _INDEX, _COUNT, _COUNT)),
+    },
+    {"weights": _line("numbers", "f"), "greatest": _NUMBER},
+)
+
+
+def _row_ring(value: Any, where: str) -> None:
+    """Accepts the state of a replay buffer's RowRing, whose arrays all have the same rows."""
+    _ROW_RING(value, where)
+    size = value["num_rows"] * len(value["written"])
+    rows = {"flags": value["flags"], "numbers": value["numbers"], "weights": value.get("weights", value["flags"])}
+    for name, column in [*rows.items(), *((f"columns/{n}", c) for n, c in value["columns"].items())]:
+        if any(len(leaf) != size for leaf in leaves(column)):
+            raise _fault(f"{where}/{name}", f"{size} rows", column)
+    if any(lane >= len(value["written"]) for _, lane, *_ in value["open"].values()):
+        raise _fault(f"{where}/open", f"of {len(value['written'])} lanes", list(value["open"].values()))
+
+
+_OFF_POLICY = _Record(
+    {
+        "replay_buffer": _Record(
+            {"num_samples": _COUNT, "num_steps_sampled": _COUNT, "seed": _SEED, "rings": _map_of(_row_ring)}
+        ),
+        "updates_due": _NUMBER,
+    }
 )
 
 
@@ -479,7 +516,7 @@ _STATE = _Record(
         "learner": _LEARNER,
         "env_runner": _ENV_RUNNER,
     },
-    {"metrics": _METRICS, "masking": _MASKING, "num_episodes": _INDEX},
+    {"metrics": _METRICS, "masking": _MASKING, "num_episodes": _INDEX, "off_policy": _OFF_POLICY},
 )
 
 

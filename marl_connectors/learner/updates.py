@@ -14,6 +14,7 @@ from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch, Shuffle, minibatches_of_epoch
+from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -37,6 +38,10 @@ def groups_of_episodes(
         episodes: SingleAgentEpisodes or MultiAgentEpisodes.
         is_trained: Whether a module is trained. It is called once for each module.
     """
+    if isinstance(episodes, ReplaySample):
+        wanted = {module_id for module_id in episodes.segments if is_trained(module_id)}
+        present = [[m for m in module_ids if m in wanted] for module_ids in module_groups(module)]
+        return [ColumnGroup(episodes.rows(module_ids)) for module_ids in present if module_ids]
     by_module: dict[ModuleID, list[SingleAgentEpisode | AgentChunk]] = defaultdict(list)
     trained: dict[ModuleID, bool] = {}
     for chunk in chunks_of(episodes):

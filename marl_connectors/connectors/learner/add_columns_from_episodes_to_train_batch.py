@@ -40,6 +40,8 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
             if name not in columns:
                 values = rows.get(name)
                 columns[name] = values.astype(np.float32) if name == Columns.REWARDS else values
+        if Columns.TERMINATEDS in columns and Columns.TRUNCATEDS in columns:  # the rows of a replay buffer have them
+            return
         last_steps = np.cumsum(rows.counts) - (2 if rows.acted is not None else 1)
         for name, flags in (
             (Columns.TERMINATEDS, [chunk.is_terminated for chunk in rows.chunks]),

@@ -4,6 +4,7 @@ from marl_connectors.rl_module.distributions.beta import TorchBeta
 from marl_connectors.rl_module.distributions.categorical import TorchBernoulli, TorchCategorical, TorchMultiCategorical
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, default_distribution
 from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.epsilon_greedy import EpsilonGreedy
 from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
 from marl_connectors.rl_module.distributions.uniform import TorchUniform
@@ -12,6 +13,7 @@ from marl_connectors.rl_module.masked_logits import apply_action_mask
 __all__ = [
     "BOX_DISTRIBUTIONS",
     "Distribution",
+    "EpsilonGreedy",
     "TorchBernoulli",
     "TorchBeta",
     "TorchCategorical",

@@ -1,0 +1,96 @@
+"""Adds n-step returns, and the observations that their targets continue from, to the train batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.errors import ConnectorError
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import ModuleID
+
+DISCOUNTS = "discounts"
+"""``[B]`` float32, the factor of the value of ``new_obs`` in a step's target: 0 if the episode was terminated."""
+NEXT_ACTION_MASK = "new_action_mask"
+"""``[B, n]`` bool, the action mask that came with ``new_obs``; a row without any True is free."""
+
+
+class AddNStepReturnsToTrainBatch(ConnectorV2):
+    """Adds what temporal-difference targets of steps from a replay buffer need.
+
+    A target is ``rewards + discounts * value(new_obs)``. ``rewards`` is the discounted sum of the next ``n_step``
+    rewards of the agent, or of those up to its episode's end. ``new_obs`` is the observation after them.
+
+    Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories; writes ``rewards`` (``[B]``
+    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` in the place of ``action_mask`` to
+    the batch. Keeps no state.
+    """
+
+    belongs_in = (LEARNER,)
+
+    def __init__(
+        self,
+        input_observation_space=None,
+        input_action_space=None,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        module_settings: Mapping[ModuleID, float] | None = None,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            n_step: The number of rewards.
+            gamma: The discount per agent step.
+            module_settings: The discounts of modules that have their own.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self.n_step = n_step
+        self.gamma = gamma
+        self.module_settings = dict(module_settings or {})
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Adds the columns.
+
+        Raises:
+            ConnectorError: If the rows are not of a replay buffer.
+        """
+        rows = columns.rows
+        if not rows.has(Columns.TERMINATEDS):
+            raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
+        gammas = np.array([self.module_settings.get(m, self.gamma) for m in columns.module_ids])
+        gammas = np.repeat(gammas, np.diff(columns.splits))
+        total = np.array(rows.get(Columns.REWARDS), np.float64)
+        terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
+        new_obs = rows.get(Columns.OBS, offset=1)
+        masks = rows.reach(Columns.ACTION_MASK, 1)[0] if rows.has(Columns.ACTION_MASK) else None
+        discounts = gammas.copy()
+        for k in range(1, self.n_step):
+            is_taken = rows.reached(k + 1)
+            if not is_taken.any():
+                break
+            total += np.where(is_taken, discounts * rows.get(Columns.REWARDS, offset=k, fill=0), 0.0)
+            terminated |= is_taken & (rows.get(Columns.TERMINATEDS, offset=k, fill=0) > 0)
+            discounts = np.where(is_taken, discounts * gammas, discounts)
+            new_obs = _where(is_taken, rows.reach(Columns.OBS, k + 1)[0], new_obs)
+            if masks is not None:
+                masks = _where(is_taken, rows.reach(Columns.ACTION_MASK, k + 1)[0], masks)
+        columns[Columns.REWARDS] = total.astype(np.float32)
+        columns[Columns.NEXT_OBS] = new_obs
+        columns[DISCOUNTS] = np.where(terminated, 0.0, discounts).astype(np.float32)
+        if masks is not None:
+            columns[NEXT_ACTION_MASK] = masks
+            columns.pop(Columns.ACTION_MASK, None)
+
+
+def _where(chosen: np.ndarray, values: Any, others: Any) -> Any:
+    return tree_map(
+        lambda value, other: np.where(chosen.reshape(-1, *[1] * (value.ndim - 1)), value, other), values, others
+    )

@@ -1,0 +1,1 @@
+"""Replay buffers: the newest episodes of a run, from which off-policy algorithms draw their train batches."""

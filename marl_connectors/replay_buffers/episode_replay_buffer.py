@@ -1,0 +1,194 @@
+"""EpisodeReplayBuffer: keeps the newest steps of all modules, and draws them with equal probabilities."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
+from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
+from marl_connectors.seeding import stream
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.validators import integer
+
+
+class EpisodeReplayBuffer:
+    """The newest steps of each module's agents, as columns.
+
+    Episodes of one agent and of several agents may be added, in chunks, as env runners return them. Infos are not kept,
+    and of the modules' outputs only ``extra_columns``. What connector pieces have written to the episodes is kept.
+
+    Attributes:
+        capacity: The greatest number of rows of each module. A row is a step, or the last observation of an episode.
+        extra_columns: The recorded module outputs that are kept, such as ``state_out``.
+        seed: The seed of what is drawn.
+        num_samples: The number of times that steps were drawn.
+        num_steps_sampled: The number of steps that were drawn.
+    """
+
+    def __init__(self, capacity: int = 100_000, *, extra_columns: Sequence[str] = (), seed: int = 0):
+        """Creates an empty buffer.
+
+        Args:
+            capacity: As above.
+            extra_columns: As above.
+            seed: As above.
+
+        Raises:
+            ConfigError: If the capacity is not a number of rows.
+        """
+        name = type(self).__name__
+        self.capacity = integer(min=2).check(capacity, name, "capacity")
+        self.seed = integer(min=0).check(seed, name, "seed")
+        self.extra_columns = tuple(extra_columns)
+        self.num_samples = 0
+        self.num_steps_sampled = 0
+        self._rings: dict[ModuleID, RowRing] = {}
+
+    def __len__(self) -> int:
+        """The number of steps that are kept, of all modules together."""
+        return sum(ring.num_steps for ring in self._rings.values())
+
+    def __repr__(self) -> str:
+        of_modules = ", ".join(f"{m}: {ring.num_steps:,}" for m, ring in self._rings.items()) or "no modules yet"
+        return f"<{type(self).__name__} with {len(self):,} steps ({of_modules}), {self.nbytes:,} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all arrays, in bytes."""
+        return sum(ring.nbytes for ring in self._rings.values())
+
+    @property
+    def module_ids(self) -> list[ModuleID]:
+        """The modules whose agents' steps were added."""
+        return list(self._rings)
+
+    def get_num_timesteps(self, module_id: ModuleID | None = None) -> int:
+        """Returns the number of steps that are kept, of one module or of all."""
+        return len(self) if module_id is None else self._ring(module_id).num_steps
+
+    def get_added_timesteps(self, module_id: ModuleID | None = None) -> int:
+        """Returns the number of steps that were ever added, of one module or of all."""
+        rings = self._rings.values() if module_id is None else [self._ring(module_id)]
+        return sum(ring.num_steps_added for ring in rings)
+
+    def get_sampled_timesteps(self) -> int:
+        """Returns the number of steps that were drawn."""
+        return self.num_steps_sampled
+
+    def _ring(self, module_id: ModuleID) -> RowRing:
+        if module_id not in self._rings:
+            raise EpisodeError(
+                f"{type(self).__name__}: no steps of module {module_id!r} were added. "
+                f"{did_you_mean(str(module_id), map(str, self._rings))}"
+            )
+        return self._rings[module_id]
+
+    def add(self, episodes: Iterable[Any]) -> None:
+        """Adds the steps of episodes; if there is no more room, the oldest steps are forgotten.
+
+        Args:
+            episodes: SingleAgentEpisodes or MultiAgentEpisodes, whole or in chunks. Chunks of one episode must come in
+                their order.
+
+        Raises:
+            EpisodeError: If their columns have other shapes or types than those of the same module before.
+        """
+        by_module: dict[ModuleID, list[Any]] = defaultdict(list)
+        for chunk in chunks_of(episodes):
+            if chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk):
+                by_module[chunk.module_id or DEFAULT_MODULE_ID].append(chunk)
+        for module_id, chunks in by_module.items():
+            ring = self._rings.get(module_id)
+            if ring is None:
+                ring = self._rings[module_id] = self._new_ring(module_id)
+            ring.add(chunks)
+
+    def _new_ring(self, module_id: ModuleID) -> RowRing:
+        return RowRing(module_id, self.capacity, self.extra_columns)
+
+    def sample(
+        self,
+        num_items: int | Mapping[ModuleID, int],
+        *,
+        batch_length_T: int = 1,  # RLlib's name
+        n_step: int = 1,
+        lookback: int = 0,
+        module_ids: Collection[ModuleID] | None = None,
+    ) -> ReplaySample:
+        """Draws steps, or sequences of steps, with replacement. Each step is equally likely to be the first one.
+
+        Args:
+            num_items: The number of steps or sequences of each module, or one number for each.
+            batch_length_T: The greatest length of a sequence. One that reaches its episode's end is shorter.
+            n_step: The number of rows after each item's last step that are drawn with it, for n-step returns.
+            lookback: The number of rows before each item that are drawn with it, where its episode has them.
+            module_ids: The modules; all that have steps if None.
+
+        Raises:
+            EpisodeError: If there are no steps of one of these modules.
+        """
+        if module_ids is None:
+            module_ids = list(num_items) if isinstance(num_items, Mapping) else self.module_ids
+        if not module_ids:
+            raise EpisodeError(f"{type(self).__name__}: there are no steps to draw from. Add episodes first.")
+        segments: dict[ModuleID, Segments] = {}
+        for module_id in module_ids:
+            ring = self._ring(module_id)
+            number = num_items[module_id] if isinstance(num_items, Mapping) else num_items
+            generator = stream(self.seed, "replay", str(module_id), self.num_samples)
+            positions, weights = self._draw(
+                ring, integer(min=1).check(number, type(self).__name__, "num_items"), generator
+            )
+            segments[module_id] = Segments(
+                ring, positions, num_steps=batch_length_T, ahead=n_step, lookback=lookback, weights=weights
+            )
+        self.num_samples += 1
+        sample = ReplaySample(segments)
+        self.num_steps_sampled += sample.num_steps
+        return sample
+
+    def every_step(self, *, n_step: int = 1) -> ReplaySample:
+        """Returns all steps that are kept, each once and as an item of its own.
+
+        Args:
+            n_step: As for ``sample``.
+        """
+        return ReplaySample(
+            {
+                module_id: Segments(ring, np.flatnonzero(ring.flags & ACTED), num_steps=1, ahead=n_step, lookback=0)
+                for module_id, ring in self._rings.items()
+            }
+        )
+
+    def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the positions of steps, and their importance in the loss; None if all are equally likely."""
+        return ring.draw(number, generator), None
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns everything that later samples depend on, as JSON data and arrays."""
+        return {
+            "num_samples": self.num_samples,
+            "num_steps_sampled": self.num_steps_sampled,
+            "seed": self.seed,
+            "rings": {module_id: ring.get_state() for module_id, ring in self._rings.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that ``get_state`` returned."""
+        self.num_samples, self.num_steps_sampled = state["num_samples"], state["num_steps_sampled"]
+        self.seed = state["seed"]
+        self._rings = {}
+        for module_id, saved in state["rings"].items():
+            ring = self._rings[module_id] = self._new_ring(module_id)
+            ring.set_state(saved)
+
+
+MultiAgentEpisodeReplayBuffer = EpisodeReplayBuffer
+"""RLlib's name for a buffer of several agents' episodes; here one class does both."""

@@ -1,0 +1,182 @@
+"""ReplaySample: steps that were drawn from a replay buffer, for a learner's train batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import Rollout, take
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.replay_buffers.row_ring import TERMINATED, TRUNCATED, RowRing
+from marl_connectors.typing import ModuleID
+
+WEIGHTS = "weights"
+"""``[B]`` float32, the importance of each step in its module's loss, where steps are drawn by their priorities."""
+
+
+class Segments(Sequence[SingleAgentEpisode]):
+    """Copies of parts of episodes: some steps each, the observation after them, and rows around them.
+
+    As a sequence they are SingleAgentEpisodes, which are made when they are asked for.
+
+    Attributes:
+        module_id: The module whose steps these are.
+        rollout: A rollout of one lane that holds all rows.
+        first: ``[N]`` the first row of each segment, which may be lookback.
+        start: ``[N]`` the row of its first step.
+        stop: ``[N]`` the row of the observation after its last step.
+        last: ``[N]`` its last row, which may lie further ahead.
+        terminated: ``[N]`` bool, whether the episode was terminated by the segment's last step.
+        truncated: ``[N]`` bool, whether it was truncated then.
+        positions: ``[N]`` the position of the first step in the replay buffer.
+    """
+
+    def __init__(
+        self,
+        ring: RowRing,
+        positions: np.ndarray,
+        *,
+        num_steps: int,
+        ahead: int,
+        lookback: int,
+        weights: np.ndarray | None = None,
+    ):
+        """Copies segments.
+
+        Args:
+            ring: The ring that holds the steps.
+            positions: ``[N]`` the positions of the segments' first steps there.
+            num_steps: The greatest number of steps of a segment. It is shorter where its episode has no more.
+            ahead: The number of rows after a segment's last step, at least 1.
+            lookback: The number of rows before its first step, if its episode has them.
+            weights: ``[N]`` the importance of each segment, for the column ``weights``; None for no such column.
+        """
+        self.module_id = ring.module_id
+        self.positions = positions
+        offsets = np.arange(-lookback, num_steps + ahead)
+        sources, same = ring.reach(positions, offsets)
+        acted = same & ((ring.flags[sources] & 1) > 0)
+        counts = acted[:, lookback : lookback + num_steps].sum(1)
+        before = same[:, :lookback].sum(1)
+        after = np.minimum(same[:, lookback:].sum(1) - 1, counts - 1 + ahead)
+        here = np.arange(len(positions)) * len(offsets) + lookback
+        self.first, self.start, self.stop, self.last = here - before, here, here + counts, here + after
+        ends = ring.flags[sources[np.arange(len(positions)), lookback + counts - 1]]
+        self.terminated, self.truncated = (ends & TERMINATED) > 0, (ends & TRUNCATED) > 0
+        flat = sources.reshape(-1)
+        columns = {name: take(column, flat) for name, column in ring.columns.items()}
+        flags = ring.flags[flat]
+        columns[Columns.TERMINATEDS], columns[Columns.TRUNCATEDS] = (flags & TERMINATED) > 0, (flags & TRUNCATED) > 0
+        if weights is not None:
+            columns[WEIGHTS] = np.repeat(weights.astype(np.float32), len(offsets))
+        self.rollout = Rollout.of_columns(
+            columns,
+            ring.observation_space,
+            ring.action_space,
+            num_rows=len(flat),
+            actions_from_0=ring.actions_from_0,
+        )
+        self._has_single_steps = num_steps == 1
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, index: int) -> SingleAgentEpisode: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SingleAgentEpisode]: ...
+
+    def __getitem__(self, index: int | slice) -> SingleAgentEpisode | list[SingleAgentEpisode]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        first, start, stop = (int(rows[index]) for rows in (self.first, self.start, self.stop))
+        storage = LaneStorage(self.rollout, 0, first_row=first, start_row=start, stop_row=stop)
+        times: Any = self.rollout.columns[Columns.T]
+        episode = SingleAgentEpisode.from_storage(
+            storage,
+            id_=f"{self.module_id}/{int(self.positions[index])}",
+            module_id=self.module_id,
+            t_started=int(times[start]),
+            observation_space=self.rollout.observation_space,
+            action_space=self.rollout.action_space,
+        )
+        episode.is_terminated, episode.is_truncated = bool(self.terminated[index]), bool(self.truncated[index])
+        return episode
+
+    def row_part(self) -> tuple[RowPart, np.ndarray]:
+        """Returns the rows of all steps, and the number of steps of each segment."""
+        counts = self.stop - self.start
+        if self._has_single_steps:
+            return RowPart(self.rollout, self.start, self.first, self.last), counts
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        first, last = np.repeat(self.first, counts), np.repeat(self.last, counts)
+        return RowPart(self.rollout, np.repeat(self.start, counts) + number, first, last), counts
+
+
+class SampledRows(Rows):
+    """The steps of segments, of which no last observation is a row of its own."""
+
+    def __init__(self, segments: Sequence[Segments]):
+        """Selects all steps of all segments.
+
+        Args:
+            segments: Those of each module.
+        """
+        parts, counts = zip(*(own.row_part() for own in segments), strict=True)
+        lengths = [len(part.first) for part in parts]
+        super().__init__(
+            parts,
+            module_ids=tuple(own.module_id for own in segments),
+            splits=(0, *np.cumsum(lengths).tolist()),
+            episodes=_Joined(segments),
+            counts=np.concatenate(counts).tolist(),
+        )
+
+
+class _Joined(Sequence[SingleAgentEpisode]):
+    """The episodes of several modules' segments, which are made when they are asked for."""
+
+    def __init__(self, segments: Sequence[Segments]):
+        self._segments = segments
+
+    def __len__(self) -> int:
+        return sum(map(len, self._segments))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        for own in self._segments:
+            if index < len(own):
+                return own[index]
+            index -= len(own)
+        raise IndexError(index)
+
+
+class ReplaySample(_Joined):
+    """Steps of all modules, drawn from a replay buffer. ``Learner.update(episodes=...)`` accepts it.
+
+    As a sequence it holds SingleAgentEpisodes.
+
+    Attributes:
+        segments: The segments of each module that has any.
+    """
+
+    def __init__(self, segments: Mapping[ModuleID, Segments]):
+        super().__init__(list(segments.values()))
+        self.segments = dict(segments)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of all modules."""
+        return sum(int((own.stop - own.start).sum()) for own in self.segments.values())
+
+    def rows(self, module_ids: Sequence[ModuleID]) -> SampledRows:
+        """Returns the rows of some modules, in their order."""
+        return SampledRows([self.segments[module_id] for module_id in module_ids])

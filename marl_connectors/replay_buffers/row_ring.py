@@ -1,0 +1,366 @@
+"""RowRing: the newest rows of one module's agents, in columns of a fixed size.
+
+The rows are divided into lanes, each of which is a ring. An agent's episode is in one lane, from its first to its last
+observation, so its steps follow one another although other agents' steps arrive between them:
+
+====  ==========  ==========
+row   lane 0      lane 1
+====  ==========  ==========
+0     step 3      last obs      an older episode's end
+1     step 4      step 0        the lane's next episode
+2     last obs    step 1
+3     (oldest)    last obs      continued by the next chunk of this episode
+====  ==========  ==========
+
+Rows of a lane are numbered without end; row ``r`` is kept at ``r % num_rows``. The next observation of a step is that
+of the next row, so every observation is kept once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.multi_agent_episode import agent_episode_id
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.rollout import put, take
+from marl_connectors.episodes.rows import Rows, env_number_of
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import ModuleID, Tree
+
+Chunk = SingleAgentEpisode | AgentChunk
+ACTED, TERMINATED, TRUNCATED = 1, 2, 4
+"""Bits of a row's flags: a step was taken there; the episode ended after it."""
+_ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
+
+
+class OpenEpisode(NamedTuple):
+    """An agent's episode that has not ended, and continues in the row of its last observation.
+
+    Attributes:
+        episode_id: The episode's id, with the agent's name and life.
+        lane: Its lane.
+        number: The number that its rows have.
+        num_steps: The number of steps that the agent has taken in it.
+    """
+
+    episode_id: str
+    lane: int
+    number: int
+    num_steps: int
+
+
+class Places(NamedTuple):
+    """Where chunks of episodes go.
+
+    Attributes:
+        lanes: ``[E]`` the lane of each chunk.
+        starts: ``[E]`` the row of its first observation.
+        numbers: ``[E]`` the number of its episode.
+    """
+
+    lanes: np.ndarray
+    starts: np.ndarray
+    numbers: np.ndarray
+
+
+class RowRing:
+    """The newest rows of one module's agents.
+
+    Attributes:
+        capacity: The greatest number of rows.
+        num_lanes: The number of lanes: the greatest number of agents that took part at the same time.
+        num_rows: The number of rows of each lane.
+        columns: Name to ``[num_rows * num_lanes, ...]`` array or tree of arrays.
+        flags: ``[num_rows * num_lanes]`` uint8, see ``ACTED``.
+        numbers: ``[num_rows * num_lanes]`` int32, the number of the row's episode.
+        written: ``[num_lanes]`` int64, the number of rows that each lane has ever had.
+        num_steps: The number of steps that are kept.
+        num_steps_added: The number of steps that were ever added.
+        num_episodes_added: The number of agents' episodes of which steps were added.
+    """
+
+    def __init__(self, module_id: ModuleID, capacity: int, extra_columns: Sequence[str] = ()):
+        """Creates an empty ring, whose columns are allocated when the first chunks are added.
+
+        Args:
+            module_id: The module whose agents' steps these are.
+            capacity: The greatest number of rows.
+            extra_columns: Recorded module outputs that are kept where episodes have them.
+        """
+        self.module_id = module_id
+        self.capacity = capacity
+        self.extra_columns = tuple(extra_columns)
+        self.num_lanes = 0
+        self.num_rows = 0
+        self.columns: dict[str, Tree] = {}
+        self.flags = np.zeros(0, np.uint8)
+        self.numbers = np.zeros(0, np.int32)
+        self.written = np.zeros(0, np.int64)
+        self.num_steps = 0
+        self.num_steps_added = 0
+        self.num_episodes_added = 0
+        self.observation_space: Any = None
+        self.action_space: Any = None
+        self.actions_from_0 = True
+        self._open: dict[str, OpenEpisode] = {}
+        self._free: list[tuple[int, int]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all arrays, in bytes."""
+        columns = sum(leaf.nbytes for column in self.columns.values() for leaf in leaves(column))
+        return columns + self.flags.nbytes + self.numbers.nbytes + self.written.nbytes
+
+    @property
+    def kept(self) -> np.ndarray:
+        """``[num_lanes]`` int64, the number of rows of each lane that are still kept."""
+        return np.minimum(self.written, self.num_rows)
+
+    def positions(self, lanes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Returns the positions in the columns of some rows."""
+        return rows % self.num_rows * self.num_lanes + lanes
+
+    # Adding.
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Adds the steps of agents' episodes, or of chunks of them; the oldest steps give way.
+
+        Args:
+            chunks: They have at least one step each. Chunks of one episode come in their order.
+
+        Raises:
+            EpisodeError: If the columns do not fit those of the episodes before.
+        """
+        rows = rows_of_episodes(chunks, [self.module_id])
+        chunks = rows.chunks
+        columns = self._columns_of(rows)
+        num_open = len(self._open.keys() | {_actor(chunk) for chunk in chunks if not chunk.is_done})
+        self._widen(num_open + any(chunk.is_done for chunk in chunks))
+        if not self.columns:
+            size = self.num_rows * self.num_lanes
+            for name, values in columns.items():
+                self.columns[name] = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), values)
+        if self.action_space is None:
+            self.observation_space, self.action_space = rows.observation_space, rows.action_space
+            self.actions_from_0 = rows.parts[0].rollout.actions_from_0
+        counts = np.array(rows.counts, np.int64)
+        self._write(columns, counts, self._places(chunks, counts), _end_flags(chunks))
+        self.num_steps_added += int(counts.sum()) - len(counts)
+
+    def _columns_of(self, rows: Rows) -> dict[str, Tree]:
+        """Returns the columns of rows that are kept.
+
+        Raises:
+            EpisodeError: If they do not fit those before.
+        """
+        names = [*_ALWAYS, *(name for name in self.extra_columns if rows.has(name))]
+        if self.columns and self.columns.keys() != set(names):
+            (name, *_) = sorted(self.columns.keys() ^ set(names))
+            without = "these episodes do not have" if name in self.columns else "the episodes before do not have"
+            raise self._misfit(f"{without} the column {name!r}")
+        columns = {name: rows.get(name) for name in names}
+        assert rows.acted is not None
+        without = ~rows.acted
+        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
+            tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
+        for name, column in self.columns.items():
+            own, new = ([(leaf.shape[1:], leaf.dtype) for leaf in leaves(tree)] for tree in (column, columns[name]))
+            if own != new:
+                raise self._misfit(f"{name!r} has items of {_described(new)}, those before of {_described(own)}")
+        return columns
+
+    def _places(self, chunks: Sequence[Chunk], counts: np.ndarray) -> Places:
+        """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
+        lanes, starts, numbers = [], [], []
+        written = self.written.tolist()
+        for chunk, count in zip(chunks, counts.tolist(), strict=True):
+            actor, episode_id = _actor(chunk), _episode_id(chunk)
+            known = self._open.pop(actor, None)
+            if known is not None and known[0] == episode_id and known.num_steps == chunk.t_started:
+                lane, number, start = known.lane, known.number, written[known.lane] - 1
+            else:
+                if known is not None:  # the rest of its episode never came, or a part is missing
+                    heapq.heappush(self._free, (written[known.lane], known.lane))
+                start, lane = heapq.heappop(self._free)
+                number = self.num_episodes_added % 2**31
+                self.num_episodes_added += 1
+            written[lane] = start + count
+            if chunk.is_done:
+                heapq.heappush(self._free, (written[lane], lane))
+            else:
+                self._open[actor] = OpenEpisode(episode_id, lane, number, chunk.t_started + count - 1)
+            lanes.append(lane)
+            starts.append(start)
+            numbers.append(number)
+        self.written = np.array(written, np.int64)
+        return Places(np.array(lanes), np.array(starts), np.array(numbers, np.int32))
+
+    def _write(self, columns: Mapping[str, Tree], counts: np.ndarray, places: Places, end_flags: np.ndarray) -> None:
+        number_in_chunk = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, lanes = np.repeat(places.starts, counts) + number_in_chunk, np.repeat(places.lanes, counts)
+        flags = np.full(len(rows), ACTED, np.uint8)
+        ends = np.cumsum(counts) - 1
+        flags[ends] = 0
+        flags[ends - 1] |= end_flags
+        numbers = np.repeat(places.numbers, counts)
+        fresh = np.flatnonzero(rows >= self.written[lanes] - self.num_rows)  # if a lane gets more rows than it keeps
+        if len(fresh) < len(rows):
+            rows, lanes, flags, numbers = rows[fresh], lanes[fresh], flags[fresh], numbers[fresh]
+            columns = {name: take(column, fresh) for name, column in columns.items()}
+        positions = self.positions(lanes, rows)
+        # Of two chunks of one episode, the second overwrites the row of the first one's last observation.
+        self.num_steps -= int((self.flags[np.unique(positions)] & ACTED).sum())
+        self.flags[positions] = flags
+        self.num_steps += int((flags & ACTED).sum())
+        self.numbers[positions] = numbers
+        for name, values in columns.items():
+            put(self.columns[name], positions, values)
+        self._after_write(positions)
+
+    def _after_write(self, positions: np.ndarray) -> None:
+        """Called when rows have got other data; does nothing unless overridden."""
+
+    def _misfit(self, what: str) -> EpisodeError:
+        return EpisodeError(
+            f"Replay buffer, module {self.module_id!r}: {what}. All episodes in a buffer need the same columns. "
+            f"Make a new buffer after a change of environments, pieces or modules."
+        )
+
+    def _widen(self, num_lanes: int) -> None:
+        """Makes enough lanes. What no longer fits into shorter lanes is forgotten, the oldest rows first."""
+        if num_lanes <= self.num_lanes:
+            return
+        num_rows = max(self.capacity // num_lanes, 2)
+        kept = np.minimum(self.written, min(self.num_rows, num_rows))
+        lanes = np.repeat(np.arange(self.num_lanes), kept)
+        rows = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept) + np.repeat(self.written - kept, kept)
+        old = self.positions(lanes, rows) if len(rows) else rows
+        self._free += [(0, lane) for lane in range(self.num_lanes, num_lanes)]
+        heapq.heapify(self._free)
+        self.written = np.concatenate([self.written, np.zeros(num_lanes - self.num_lanes, np.int64)])
+        self.num_lanes, self.num_rows = num_lanes, num_rows
+        new = self.positions(lanes, rows)
+
+        def moved(leaf: np.ndarray) -> np.ndarray:
+            fresh = np.zeros((num_rows * num_lanes, *leaf.shape[1:]), leaf.dtype)
+            fresh[new] = leaf[old]
+            return fresh
+
+        self.columns = {name: tree_map(moved, column) for name, column in self.columns.items()}
+        self.flags, self.numbers = moved(self.flags), moved(self.numbers)
+        self.num_steps = int((self.flags & ACTED).sum())
+        self._after_move(moved)
+
+    def _after_move(self, moved: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Called when rows have got other positions; does nothing unless overridden.
+
+        Args:
+            moved: Returns an array of the new size with the data of all rows at their new positions.
+        """
+
+    # Sampling.
+
+    def draw(self, number: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns ``[number]`` positions of steps, drawn with replacement.
+
+        All steps have the same probability, unless a subclass gives them others.
+
+        Raises:
+            EpisodeError: If there are no steps.
+        """
+        if not self.num_steps:
+            raise EpisodeError(f"Replay buffer, module {self.module_id!r}: there are no steps to draw from.")
+        return self._draw_positions(number, generator)
+
+    def _draw_positions(self, number: int, generator: np.random.Generator) -> np.ndarray:
+        found: list[np.ndarray] = []
+        missing = number
+        bounds = np.cumsum(self.kept)
+        share = self.num_steps / int(bounds[-1])
+        while missing > 0:
+            drawn = generator.integers(bounds[-1], size=int(missing / share * 1.1) + 8)
+            lanes = np.searchsorted(bounds, drawn, side="right")
+            # Which row of a lane a number stands for does not matter, as long as each row has one.
+            positions = (drawn - (bounds - self.kept)[lanes]) * self.num_lanes + lanes
+            found.append(positions[(self.flags[positions] & ACTED) > 0][:missing])
+            missing -= len(found[-1])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def reach(self, positions: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the positions at some offsets in the same lane, and whether they belong to the same episode.
+
+        Args:
+            positions: ``[N]`` positions of rows that are kept.
+            offsets: ``[K]`` numbers of rows, from the oldest to the newest; 0 for the row itself.
+
+        Returns:
+            ``[N, K]`` positions and ``[N, K]`` bool.
+        """
+        lanes = positions % self.num_lanes
+        places = positions // self.num_lanes
+        written = self.written[lanes]
+        age = (written - 1 - places) % self.num_rows  # the number of rows of the lane that are newer
+        wanted = age[:, None] - offsets
+        found = (places[:, None] + offsets) % self.num_rows * self.num_lanes + lanes[:, None]
+        is_kept = (wanted >= 0) & (wanted < np.minimum(written, self.num_rows)[:, None])
+        return found, is_kept & (self.numbers[found] == self.numbers[positions][:, None])
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns everything that the ring holds, as JSON data and arrays."""
+        return {
+            "columns": dict(self.columns),
+            "flags": self.flags,
+            "numbers": self.numbers,
+            "written": self.written,
+            "num_rows": self.num_rows,
+            "num_steps_added": self.num_steps_added,
+            "num_episodes_added": self.num_episodes_added,
+            "actions_from_0": self.actions_from_0,
+            "open": {key: list(episode) for key, episode in self._open.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that ``get_state`` returned."""
+        self.columns = {name: tree_map(np.array, column) for name, column in state["columns"].items()}
+        self.flags, self.numbers = np.array(state["flags"]), np.array(state["numbers"])
+        self.written = np.array(state["written"])
+        self.num_lanes, self.num_rows = len(self.written), state["num_rows"]
+        self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
+        self.actions_from_0 = state["actions_from_0"]
+        self.num_steps = int((self.flags & ACTED).sum())
+        self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
+        taken = {episode.lane for episode in self._open.values()}
+        self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
+        heapq.heapify(self._free)
+
+
+def _episode_id(chunk: Chunk) -> str:
+    """Returns the id of an agent's episode, the same for all of its chunks."""
+    if isinstance(chunk, AgentChunk):
+        return str(agent_episode_id(chunk.multi_agent_episode_id, chunk.agent_id, 0))
+    return str(chunk.id_)
+
+
+def _actor(chunk: Chunk) -> str:
+    """Returns a name of the agent in its sub-environment, which has one episode at a time."""
+    number = env_number_of(chunk)
+    return _episode_id(chunk) if number is None else str(agent_episode_id(str(number), chunk.agent_id, 0))
+
+
+def _end_flags(chunks: Sequence[Chunk]) -> np.ndarray:
+    """Returns ``[E]`` uint8, the flags of each chunk's last step besides ``ACTED``."""
+    return np.array([TERMINATED * c.is_terminated + TRUNCATED * c.is_truncated for c in chunks], np.uint8)
+
+
+def _described(items: Sequence[tuple[tuple[int, ...], Any]]) -> str:
+    return ", ".join(f"{list(shape)} {dtype}" for shape, dtype in items)

@@ -1,0 +1,276 @@
+"""DQN: what it samples, what it learns from, and that a run continues exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv
+from marl_connectors import DQN, Algorithm, Columns, DQNConfig, MeanStdFilter, load_policy
+from marl_connectors.algorithms.dqn.learner import DQNLearner
+from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
+
+BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
+
+
+def small_dqn(env, seed=0, **training):
+    settings = {
+        "train_batch_size_per_learner": 8,
+        "num_steps_sampled_before_learning_starts": 20,
+        "target_network_update_freq": 30,
+        "epsilon": [[0, 1.0], [200, 0.1]],
+        "replay_buffer_config": {"type": BUFFERS[seed % 2], "capacity": 300},
+        "lr": 0.01,
+    }
+    config = DQNConfig().environment(env, disable_env_checking=True).rl_module(model_config={"fcnet_hiddens": (6,)})
+    config.training(**(settings | training)).reporting(min_sample_timesteps_per_iteration=60).debugging(seed=seed)
+    return config.env_runners(num_env_workers=0)
+
+
+def random_dqn(seed):
+    rng = np.random.default_rng(seed)
+    kind = [LifeEnv, RandomAEC, "CartPole-v1"][int(rng.integers(3))]
+    config = small_dqn(
+        kind,
+        seed,
+        double_q=bool(rng.integers(2)),
+        dueling=bool(rng.integers(2)),
+        n_step=int(rng.integers(1, 4)),
+        td_error_loss_fn=str(rng.choice(["huber", "mse"])),
+        tau=float(rng.choice([1.0, 0.3])),
+        training_intensity=[None, 2.5][int(rng.integers(2))],
+    )
+    if kind != "CartPole-v1":
+        config.environment(env_config={"die": 0.1, "join": 0.2, "max_steps": 6})
+        config.multi_agent(policies=str(rng.choice(["shared", "independent"])))
+    config.env_runners(
+        num_envs_per_env_runner=int(rng.integers(1, 4)),
+        rollout_fragment_length=["auto", 3][int(rng.integers(2))],
+        env_to_module_connector=[None, lambda: MeanStdFilter()][int(rng.integers(2))],
+    )
+    return config
+
+
+FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+
+
+def parameters(algo):
+    return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
+
+
+@pytest.mark.parametrize("seed", [*range(6), *FRESH])
+def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
+    config = random_dqn(seed)
+    whole = config.build_algo()
+    for _ in range(3):
+        whole.train()
+    saved = whole.save_to_path(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved, config=config)
+    assert type(resumed) is DQN
+    for _ in range(2):
+        one, other = whole.train(), resumed.train()
+        assert one["learners"] == other["learners"]
+        assert one["env_runners"].get("episode_return_mean") == other["env_runners"].get("episode_return_mean")
+    before, after = parameters(whole), parameters(resumed)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert len(whole.replay_buffer) == len(resumed.replay_buffer)
+    whole.stop()
+    resumed.stop()
+
+
+@pytest.mark.parametrize("seed", [*range(4), *FRESH])
+def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
+    runs = []
+    for stack in (True, False):
+        config = small_dqn(LifeEnv, seed, dueling=bool(seed % 3)).multi_agent(policies="independent")
+        algo = config.learners(stack_modules=stack).build_algo()
+        for _ in range(2):
+            algo.train()
+        runs.append(parameters(algo))
+        algo.stop()
+    for name, value in runs[0].items():
+        torch.testing.assert_close(value, runs[1][name], rtol=1e-3, atol=1e-4)
+
+
+def by_hand(algo, module_id, batch, config):
+    """The loss of a batch, written as in the papers, one step after another."""
+    module, losses, errors = algo.get_module(module_id), [], []
+    for i in range(len(batch[Columns.REWARDS])):
+        obs, new_obs = batch[Columns.OBS][i : i + 1], batch[Columns.NEXT_OBS][i : i + 1]
+
+        def values(obs, encoder, af, vf):
+            embeddings = encoder(obs)
+            advantages = af(embeddings)[0]
+            return advantages if vf is None else vf(embeddings)[0, 0] + advantages - advantages.mean()
+
+        own = (module.encoder, module.af, getattr(module, "vf", None))
+        slow = (module.target_encoder, module.target_af, getattr(module, "target_vf", None))
+        target_values = values(new_obs, *slow)
+        best = (values(new_obs, *own) if config.double_q else target_values).argmax()
+        target = batch[Columns.REWARDS][i] + batch["discounts"][i] * target_values[best]
+        error = values(obs, *own)[batch[Columns.ACTIONS][i]] - target.detach()
+        size = error.abs()
+        loss = error**2 if config.td_error_loss_fn == "mse" else torch.where(size < 1, 0.5 * error**2, size - 0.5)
+        losses.append(loss * batch["weights"][i] if "weights" in batch else loss)
+        errors.append(error.item())
+    return torch.stack(losses).mean(), errors
+
+
+@pytest.mark.parametrize("seed", [*range(6), *FRESH])
+def test_the_loss_is_that_of_the_papers(seed):
+    config = random_dqn(seed)
+    algo = config.build_algo()
+    algo.train()
+    sample = algo.replay_buffer.sample(16, n_step=config.n_step)
+    for group in algo.learner.make_batch(sample).groups:
+        for module_id, columns in group.module_columns():
+            batch = dict(columns)
+            expected, errors = by_hand(algo, module_id, batch, config)
+            fwd_out = algo.get_module(module_id).forward_train(batch)
+            found = algo.learner.compute_loss_for_module(
+                module_id=module_id, config=algo.config, batch=batch, fwd_out=fwd_out
+            )
+            torch.testing.assert_close(found, expected)
+            np.testing.assert_allclose(algo.learner._errors[module_id], errors, rtol=1e-4, atol=1e-5)
+    algo.stop()
+
+
+class ByAutograd(DQNLearner):
+    """The same loss, without its closed form."""
+
+    def compute_loss_for_module(self, **given):
+        return super().compute_loss_for_module(**given)
+
+    def compute_loss_for_stacked_modules(self, **given):
+        return super().compute_loss_for_stacked_modules(**given)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *FRESH])
+def test_the_closed_form_has_the_gradients_of_autograd(seed):
+    runs = []
+    for learner_class in (DQNLearner, ByAutograd):
+        algo = random_dqn(seed).learners(learner_class=learner_class).build_algo()
+        results = [algo.train()["learners"] for _ in range(2)]
+        closed = [bound is not None for bound in algo.learner._closed_updates.values()]
+        assert closed and all(closed) is (learner_class is DQNLearner)
+        runs.append((parameters(algo), results))
+        algo.stop()
+    for name, value in runs[0][0].items():
+        torch.testing.assert_close(value, runs[1][0][name], rtol=1e-3, atol=1e-4)
+    for one, other in zip(runs[0][1], runs[1][1], strict=True):
+        for module_id, terms in one.items():
+            assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *FRESH])
+def test_forbidden_actions_are_neither_taken_nor_valued(seed):
+    config = small_dqn("pettingzoo.classic.tictactoe_v3", seed, epsilon=0.5, n_step=1 + seed % 3)
+    algo = config.build_algo()
+    algo.train()
+    ring = algo.replay_buffer._rings["default_policy"]
+    steps = (ring.flags & 1) > 0
+    masks = ring.columns[Columns.ACTION_MASK][steps]
+    assert masks[np.arange(len(masks)), ring.columns[Columns.ACTIONS][steps]].all()
+    (group,) = algo.learner.make_batch(algo.replay_buffer.sample(64, n_step=config.n_step)).groups
+    following = algo.learner._next_values(algo.config, algo.get_module(), group)
+    values = algo.get_module().forward_target({Columns.OBS: group[Columns.NEXT_OBS]})["qf_preds"]
+    for i, mask in enumerate(group["new_action_mask"].bool()):
+        allowed = values[i][mask] if mask.any() else values[i]
+        assert torch.isclose(allowed, following[i]).any()
+    algo.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_updates_keep_up_with_sampling(seed):
+    config = small_dqn("CartPole-v1", seed).env_runners(num_envs_per_env_runner=2)
+    algo = config.build_algo()
+    result = algo.train()
+    assert result["num_env_steps_sampled_lifetime"] == 60
+    assert result["learners"]["default_policy"]["num_module_steps_trained"] == 8 * 21  # after 20, 22, ... 60 steps
+    algo.stop()
+    algo = config.copy().training(training_intensity=1.0).build_algo()
+    trained = sum(algo.train()["learners"]["default_policy"]["num_module_steps_trained"] for _ in range(4))
+    assert abs(trained - (240 - 18)) <= 8
+    algo.stop()
+
+
+def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
+    algo = small_dqn("CartPole-v1", epsilon=[[0, 1.0], [100, 0.5]]).build_algo()
+    assert algo.get_module().epsilon.item() == 1.0
+    for _ in range(3):
+        algo.train()
+    assert algo.get_module().epsilon.item() == 0.5
+    obs = torch.rand(50, 4)
+    inputs = algo.get_module().forward_inference({Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
+    greedy = algo.get_module().get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
+    assert torch.equal(greedy, algo.get_module().compute_q_values({Columns.OBS: obs}).argmax(-1))
+    algo.stop()
+
+
+def test_target_networks_are_copied_when_it_is_time():
+    algo = small_dqn("CartPole-v1", target_network_update_freq=10**6).build_algo()
+    module = algo.get_module()
+    before = [parameter.clone() for parameter in module.target_af.parameters()]
+    algo.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, module.target_af.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(before, module.af.parameters(), strict=True))
+    algo.stop()
+
+
+def test_a_policy_acts_after_training(tmp_path):
+    algo = small_dqn("CartPole-v1").build_algo()
+    algo.train()
+    policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))
+    obs = np.zeros(4, np.float32)
+    values = algo.get_module().compute_q_values({Columns.OBS: torch.zeros(1, 4)})
+    assert policy(obs) == values.argmax().item()
+    algo.stop()
+
+
+def test_episodes_are_learned_from_without_a_buffer_too():
+    algo = small_dqn(LifeEnv, n_step=2).multi_agent(policies="independent").build_algo()
+    episodes = algo.env_runner.sample(num_timesteps=40)
+    steps = sum(episode.agent_steps() for episode in episodes)
+    results = algo.learner.update(episodes=episodes)
+    assert sum(own["num_module_steps_trained"] for own in results.values()) == steps
+    assert "AddNStepReturnsToTrainBatch" in str(algo.explain()["learner"])
+    algo.stop()
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ConfigError, match=r"no type 'PrioritisedEpisodeReplayBuffer'. Did you mean 'Prioritized"):
+        small_dqn("CartPole-v1", replay_buffer_config={"type": "PrioritisedEpisodeReplayBuffer"}).build_algo()
+    with pytest.raises(ConfigError, match=r"does not accept these arguments.*'size'"):
+        small_dqn("CartPole-v1", replay_buffer_config={"size": 3}).build_algo()
+    with pytest.raises(ConfigError, match=r"num_learners=1, but a replay buffer"):
+        small_dqn("CartPole-v1").learners(num_learners=1).build_algo()
+    with pytest.raises(ModuleError, match=r"Discrete action space.*Box"):
+        small_dqn("Pendulum-v1").build_algo()
+    with pytest.raises(ModuleError, match=r"use_lstm and use_gru are not supported"):
+        small_dqn("CartPole-v1").rl_module(model_config={"use_lstm": True}).build_algo()
+
+
+def test_a_damaged_buffer_is_named(tmp_path):
+    algo = small_dqn("CartPole-v1").build_algo()
+    algo.train()
+    state = algo.get_state()
+    ring = state["off_policy"]["replay_buffer"]["rings"]["default_policy"]
+    ring["flags"] = ring["flags"][:-1]
+    with pytest.raises(CheckpointError, match=r"off_policy/replay_buffer/rings/default_policy/flags.*300 rows"):
+        algo.set_state(state)
+    algo.stop()
+
+
+@pytest.mark.learning
+def test_cart_pole_is_learned():
+    config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": (256, 256)})
+    config.training(lr=5e-4, n_step=3).debugging(seed=0)
+    algo = config.build_algo()
+    for _ in range(60):
+        algo.train()
+        if algo.evaluate(num_episodes=5)["episode_return_mean"] > 450:
+            break
+    assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 400
+    algo.stop()

@@ -1,0 +1,248 @@
+import numpy as np
+import pytest
+
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from marl_connectors import Columns, PPOConfig, SingleAgentEpisode
+from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
+
+
+def random_run(seed):
+    """An env runner of a random environment and its random number generator."""
+    rng = np.random.default_rng(seed)
+    kind = LifeEnv if rng.random() < 0.5 else RandomAEC
+    env_config = {"join": rng.choice([0.0, 0.3]), "die": rng.choice([0.0, 0.2]), "fixed": bool(rng.random() < 0.5)}
+    env_config |= {"max_steps": int(rng.integers(2, 12))}
+    config = small_config(kind, env_config=env_config, disable_env_checking=True)
+    config.multi_agent(policies=str(rng.choice(["shared", "independent"])))
+    config.env_runners(num_envs_per_env_runner=int(rng.integers(1, 4)))
+    config.debugging(seed=seed)
+    return config.build_algo(), rng
+
+
+def agent_episodes(episodes):
+    for episode in episodes:
+        yield from [episode] if isinstance(episode, SingleAgentEpisode) else episode.all_agent_episodes()
+
+
+class Log:
+    """All steps of agents' episodes, in lists."""
+
+    def __init__(self):
+        self.steps = {}
+        self.last = {}
+
+    def add(self, episodes):
+        for episode in agent_episodes(episodes):
+            own = self.steps.setdefault((episode.module_id, episode.id_), [])
+            n = len(episode)
+            observations = [np.asarray(episode.get_observations(i)) for i in range(n + 1)]
+            for i in range(n):
+                flags = (episode.is_terminated, episode.is_truncated) if i == n - 1 else (False, False)
+                own.append(
+                    (observations[i], episode.get_actions(i), episode.get_rewards(i), observations[i + 1], *flags)
+                )
+
+    def of_module(self, module_id):
+        """Observation, as bytes, to the episode and the number of its step."""
+        return {
+            step[0].tobytes(): (steps, i)
+            for (own, _), steps in self.steps.items()
+            if own == module_id
+            for i, step in enumerate(steps)
+        }
+
+
+def check_step(step, row):
+    for expected, found in zip(step, row, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def rows_of(segments):
+    """The single steps that were drawn, as ``Log`` keeps them."""
+    columns = segments.rollout.columns
+    for i, (here, stop) in enumerate(zip(segments.start, segments.stop, strict=True)):
+        assert stop == here + 1
+        obs, action, reward = (columns[name][here] for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS))
+        yield obs, action, reward, columns[Columns.OBS][stop], segments.terminated[i], segments.truncated[i]
+
+
+SEEDS = [
+    *range(6),
+    *(pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(1e6, size=60)),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_drawn_was_played(seed):
+    algo, rng = random_run(seed)
+    buffer, log = EpisodeReplayBuffer(capacity=int(rng.choice([30, 200, 10_000])), seed=seed), Log()
+    for _ in range(int(rng.integers(1, 12))):
+        episodes = algo.env_runner.sample(num_timesteps=int(rng.integers(1, 40)))
+        log.add(episodes)
+        buffer.add(episodes)
+    assert buffer.get_added_timesteps() == sum(map(len, log.steps.values()))
+    n_step, lookback = int(rng.integers(1, 4)), int(rng.integers(0, 3))
+    sample = buffer.sample(64, n_step=n_step, lookback=lookback)
+    assert sample.num_steps == 64 * len(buffer.module_ids)
+    for module_id, segments in sample.segments.items():
+        known = log.of_module(module_id)
+        observations = segments.rollout.columns[Columns.OBS]
+        for i, row in enumerate(rows_of(segments)):
+            steps, number = known[row[0].tobytes()]
+            check_step(steps[number], row)
+            ahead = segments.last[i] - segments.start[i]
+            assert ahead == min(n_step, len(steps) - number)
+            for k in range(1, ahead):
+                np.testing.assert_array_equal(observations[segments.start[i] + k], steps[number + k][0])
+            before = segments.start[i] - segments.first[i]
+            assert before <= min(lookback, number)
+            for k in range(1, before + 1):
+                np.testing.assert_array_equal(observations[segments.start[i] - k], steps[number - k][0])
+    algo.stop()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_that_was_played_is_kept_while_there_is_room(seed):
+    algo, rng = random_run(seed)
+    buffer, log = EpisodeReplayBuffer(capacity=20_000), Log()
+    for _ in range(6):
+        episodes = algo.env_runner.sample(num_timesteps=int(rng.integers(1, 40)))
+        log.add(episodes)
+        buffer.add(episodes)
+    assert len(buffer) == sum(map(len, log.steps.values()))
+    for module_id in buffer.module_ids:
+        ring = buffer._rings[module_id]
+        kept = {ring.columns[Columns.OBS][p].tobytes() for p in np.flatnonzero(ring.flags & ACTED)}
+        assert kept == log.of_module(module_id).keys()
+    algo.stop()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sequences_are_consecutive_steps_of_one_episode(seed):
+    algo, rng = random_run(seed)
+    buffer, log = EpisodeReplayBuffer(capacity=int(rng.choice([60, 10_000])), seed=seed), Log()
+    for _ in range(8):
+        episodes = algo.env_runner.sample(num_timesteps=20)
+        log.add(episodes)
+        buffer.add(episodes)
+    length = int(rng.integers(2, 6))
+    for module_id, segments in buffer.sample(20, batch_length_T=length).segments.items():
+        known = log.of_module(module_id)
+        for episode in segments:
+            steps, number = known[np.asarray(episode.get_observations(0)).tobytes()]
+            assert len(episode) <= min(length, len(steps) - number)
+            is_whole = len(episode) == min(length, len(steps) - number)
+            assert is_whole or len(buffer._rings[module_id].flags) < 10_000
+            for i in range(len(episode)):
+                check_step(
+                    steps[number + i][:3], (episode.get_observations(i), episode.get_actions(i), episode.get_rewards(i))
+                )
+            ends = steps[number + len(episode) - 1][4:]
+            assert (episode.is_terminated, episode.is_truncated) == ends
+    algo.stop()
+
+
+def cart_pole_algo(**training):
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=3)
+    return config.training(train_batch_size_per_learner=128, minibatch_size=64, **training).build_algo()
+
+
+def test_the_oldest_steps_give_way():
+    algo = cart_pole_algo()
+    buffer, log = EpisodeReplayBuffer(capacity=400), Log()
+    for _ in range(30):
+        episodes = algo.env_runner.sample(num_timesteps=64)
+        log.add(episodes)
+        buffer.add(episodes)
+    ring = buffer._rings["default_policy"]
+    assert len(ring.flags) <= 400 and len(buffer) > 300
+    newest = {step[0].tobytes() for steps in log.steps.values() for step in steps[-1:]}
+    kept = {ring.columns[Columns.OBS][p].tobytes() for p in np.flatnonzero(ring.flags & ACTED)}
+    last = {e.get_observations(-2).tobytes() for e in episodes if len(e)}
+    assert last <= kept and not newest <= kept
+
+
+def test_steps_are_drawn_with_equal_probabilities():
+    algo = cart_pole_algo()
+    buffer = EpisodeReplayBuffer(capacity=300)
+    for _ in range(8):
+        buffer.add(algo.env_runner.sample(num_timesteps=64))
+    ring = buffer._rings["default_policy"]
+    counts = np.zeros(len(ring.flags))
+    for _ in range(100):
+        np.add.at(counts, buffer.sample(1000).segments["default_policy"].positions, 1)
+    steps = (ring.flags & ACTED) > 0
+    assert not counts[~steps].any()
+    expected = 100_000 / steps.sum()
+    chi2 = ((counts[steps] - expected) ** 2 / expected).sum()
+    assert abs(chi2 - steps.sum()) < 6 * np.sqrt(2 * steps.sum())
+
+
+def test_a_restored_buffer_draws_what_the_first_one_draws(tmp_path):
+    algo = cart_pole_algo()
+    first = EpisodeReplayBuffer(capacity=300, seed=5)
+    for _ in range(6):
+        first.add(algo.env_runner.sample(num_timesteps=64))
+    first.sample(3)
+    save_state(tmp_path / "buffer", first.get_state())
+    second = EpisodeReplayBuffer(capacity=300)
+    second.set_state(load_state(tmp_path / "buffer"))
+    episodes = algo.env_runner.sample(num_timesteps=64)
+    for buffer in (first, second):
+        buffer.add(episodes)
+    one, other = (b.sample(50, n_step=3).segments["default_policy"] for b in (first, second))
+    np.testing.assert_array_equal(one.positions, other.positions)
+    for name, column in one.rollout.columns.items():
+        np.testing.assert_array_equal(column, other.rollout.columns[name])
+
+
+def test_the_same_batch_comes_from_a_sample_and_from_its_episodes():
+    algo = cart_pole_algo()
+    buffer = EpisodeReplayBuffer(capacity=1000)
+    for _ in range(4):
+        buffer.add(algo.env_runner.sample(num_timesteps=64))
+    sample = buffer.sample(32)
+    (group,) = algo.learner.make_batch(list(sample)).groups
+    (direct,) = algo.learner.make_batch(sample).groups
+    acted = group.rows.acted if group.rows.acted is not None else np.ones(len(group.rows), bool)
+    for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS):
+        np.testing.assert_array_equal(np.asarray(direct[name]), np.asarray(group[name])[acted], err_msg=name)
+
+
+def test_memory_is_near_that_of_the_arrays():
+    ring = RowRing("m", 1000)
+    assert ring.nbytes == 0
+    algo = cart_pole_algo()
+    buffer = EpisodeReplayBuffer(capacity=50_000)
+    buffer.add(algo.env_runner.sample(num_timesteps=256))
+    # obs 16, new_obs 16, action 8, reward 8 and two flags: what a plain buffer of transitions holds
+    assert buffer.nbytes <= 1.2 * 50_000 * (16 + 16 + 8 + 8 + 2)
+
+
+def test_episodes_whose_rest_never_comes_do_not_take_lanes_for_ever():
+    algo = cart_pole_algo()
+    buffer = EpisodeReplayBuffer(capacity=1000)
+    for _ in range(20):
+        buffer.add(algo.env_runner.sample(num_timesteps=16, force_reset=True))
+    assert buffer._rings["default_policy"].num_lanes <= 5
+
+
+def test_wrong_use_is_named():
+    with pytest.raises(ConfigError, match="capacity"):
+        EpisodeReplayBuffer(capacity=0)
+    buffer = EpisodeReplayBuffer(capacity=100)
+    with pytest.raises(EpisodeError, match="no steps to draw from"):
+        buffer.sample(3)
+    algo = cart_pole_algo()
+    buffer.add(algo.env_runner.sample(num_timesteps=16))
+    with pytest.raises(EpisodeError, match=r"no steps of module 'pi'.*default_policy"):
+        buffer.sample(3, module_ids=["pi"])
+    other = PPOConfig().environment("Acrobot-v1").build_algo()
+    with pytest.raises(EpisodeError, match=r"'obs' has items of \[6\] float32, those before of \[4\] float32"):
+        buffer.add(other.env_runner.sample(num_timesteps=16))
+    assert len(buffer) == buffer.get_added_timesteps() == 16
+    assert "16 steps" in repr(buffer)

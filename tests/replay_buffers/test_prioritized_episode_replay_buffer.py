@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from marl_connectors import PPOConfig
+from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.errors import EpisodeError
+from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.row_ring import ACTED
+from marl_connectors.replay_buffers.sum_tree import SumTree
+
+
+def filled(capacity=300, rounds=8, **settings):
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4).debugging(seed=3)
+    algo = config.build_algo()
+    buffer = PrioritizedEpisodeReplayBuffer(capacity, **settings)
+    for _ in range(rounds):
+        buffer.add(algo.env_runner.sample(num_timesteps=64))
+    return algo, buffer, buffer._rings["default_policy"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tree_draws_like_a_running_sum(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 40))
+    tree, weights = SumTree(size), np.zeros(size)
+    for _ in range(5):
+        items = rng.integers(size, size=int(rng.integers(1, 20)))
+        new = rng.random(len(items)) * rng.integers(0, 2, len(items))
+        tree.set(items, new)
+        weights[items] = new
+        np.testing.assert_array_equal(tree.weights, weights)
+        assert tree.total == pytest.approx(weights.sum())
+        if not weights.any():
+            continue
+        at = rng.random(200) * tree.total
+        drawn = tree.draw(at)
+        assert (weights[drawn] > 0).all()
+        ends = np.cumsum(weights)
+        clear = np.abs(ends[:, None] - at).min(0) > 1e-9
+        np.testing.assert_array_equal(drawn[clear], np.searchsorted(ends, at[clear], side="right"))
+
+
+def test_steps_are_drawn_in_proportion_to_their_priorities():
+    _, buffer, ring = filled(alpha=0.5, beta=1.0)
+    steps = np.flatnonzero(ring.flags & ACTED)
+    sample = buffer.sample(2000)
+    errors = sample.segments["default_policy"].positions.astype(float)
+    buffer.update_priorities(sample, {"default_policy": errors})
+    drawn = set(sample.segments["default_policy"].positions.tolist())
+    expected = np.array([(p + 1e-6) ** 0.5 if p in drawn else 1.0 for p in steps.tolist()])
+    np.testing.assert_allclose(ring.tree.weights[steps], expected)
+    counts = np.zeros(len(ring.flags))
+    for _ in range(100):
+        np.add.at(counts, buffer.sample(1000).segments["default_policy"].positions, 1)
+    frequent = 100_000 * expected / expected.sum()
+    chi2 = ((counts[steps] - frequent) ** 2 / frequent).sum()
+    assert abs(chi2 - len(steps)) < 6 * np.sqrt(2 * len(steps))
+    assert counts.sum() == counts[steps].sum()
+
+
+def test_weights_correct_for_the_probabilities():
+    _, buffer, ring = filled(alpha=1.0, beta=1.0)
+    first = buffer.sample(500)
+    buffer.update_priorities(first, {"default_policy": 1.0 + first.segments["default_policy"].positions % 3})
+    segments = buffer.sample(5000).segments["default_policy"]
+    weights = segments.rollout.columns["weights"][segments.start]
+    priorities = ring.tree.weights[segments.positions]
+    np.testing.assert_allclose(weights, priorities.min() / priorities, rtol=1e-5)
+
+
+def test_new_steps_get_the_greatest_priority_and_forgotten_ones_none():
+    algo, buffer, ring = filled()
+    sample = buffer.sample(50)
+    buffer.update_priorities(sample, {"default_policy": np.full(50, 9.0)})
+    before = ring.flags.copy(), ring.columns["t"].copy(), ring.tree.weights.copy()
+    buffer.add(algo.env_runner.sample(num_timesteps=64))
+    changed = (ring.columns["t"] != before[1]) & ((ring.flags & ACTED) > 0)
+    assert changed.any()
+    np.testing.assert_allclose(ring.tree.weights[changed], (9.0 + 1e-6) ** 0.6)
+    assert not ring.tree.weights[(ring.flags & ACTED) == 0].any()
+
+
+def test_priorities_stay_with_their_steps_when_lanes_are_added():
+    _, buffer, ring = filled(capacity=4000)
+    sample = buffer.sample(300)
+    positions = sample.segments["default_policy"].positions
+    buffer.update_priorities(sample, {"default_policy": positions.astype(float)})
+    by_obs = {ring.columns["obs"][p].tobytes(): ring.tree.weights[p] for p in np.flatnonzero(ring.flags & ACTED)}
+    ring._widen(ring.num_lanes + 3)
+    steps = np.flatnonzero(ring.flags & ACTED)
+    assert {ring.columns["obs"][p].tobytes(): ring.tree.weights[p] for p in steps} == by_obs
+    assert ring.tree.total == pytest.approx(sum(by_obs.values()))
+
+
+def test_a_restored_buffer_draws_what_the_first_one_draws(tmp_path):
+    _, first, _ = filled(seed=4)
+    sample = first.sample(40)
+    first.update_priorities(sample, {"default_policy": np.arange(40.0)})
+    save_state(tmp_path / "buffer", first.get_state())
+    second = PrioritizedEpisodeReplayBuffer(300)
+    second.set_state(load_state(tmp_path / "buffer"))
+    one, other = (b.sample(50).segments["default_policy"] for b in (first, second))
+    np.testing.assert_array_equal(one.positions, other.positions)
+    np.testing.assert_array_equal(one.rollout.columns["weights"], other.rollout.columns["weights"])
+
+
+@pytest.mark.parametrize("errors", [np.ones(3), np.array([1.0, np.nan]), np.ones((2, 1))])
+def test_wrong_errors_are_named(errors):
+    _, buffer, _ = filled()
+    with pytest.raises(EpisodeError, match="expected 2 finite errors of module 'default_policy'"):
+        buffer.update_priorities(buffer.sample(2), {"default_policy": errors})
