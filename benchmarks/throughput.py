@@ -10,15 +10,11 @@ of the settings, and are compared with the yardstick of the plain row. With ``--
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
+from peers import name_and_python, result_of
 
 
 class Row(NamedTuple):
@@ -74,27 +70,16 @@ def contender(peer: str | None) -> Contender:
     """Returns the toolkit, or the peer of ``"name=python"``."""
     if peer is None:
         return Contender()
-    name, _, python = peer.partition("=")
-    if name not in PEER_MODES or not python:
-        raise SystemExit(f"--peer: expected NAME=PYTHON with one of the names {', '.join(PEER_MODES)}, got {peer!r}.")
+    name, python = name_and_python(peer, PEER_MODES)
     return Contender(f"peer_{name}.py", python, PEER_MODES[name])
 
 
 def rate(script: str, row: Row, variant: str | None = None, *, python: str = sys.executable, share: int = 1) -> float:
     """Returns agent-steps per second of one run with one of ``share`` parts of the row's iterations."""
-    environment = {
-        **os.environ,
-        "SDL_VIDEODRIVER": "dummy",
-        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
     mode = "sample" if row.mode == "limit" else row.mode
     iterations = str(-(-row.iterations // share))
-    command = [python, str(HERE / script), mode, row.env, iterations, *([variant] if variant else [])]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])["agent_steps_per_cpu_second"]
+    arguments = [mode, row.env, iterations, *([variant] if variant else [])]
+    return result_of(script, arguments, python=python)["agent_steps_per_cpu_second"]
 
 
 def main() -> None:

@@ -19,6 +19,11 @@ _WITHOUT_PARTS = {spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Mult
 """Space classes without parts. Looking them up here is faster than ``isinstance`` with Dict and Tuple."""
 
 
+def is_leaf(space: spaces.Space) -> bool:
+    """Whether a space has no parts, so that it is neither a Dict nor a Tuple."""
+    return type(space) in _WITHOUT_PARTS or not isinstance(space, (spaces.Dict, spaces.Tuple))
+
+
 def zeros(space: spaces.Space, *lead: int) -> Tree:
     """Returns a zero array, or a tree of them, of a space's shape and dtype, with the leading axes ``lead``.
 
@@ -56,15 +61,15 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     """
     if space is None:
         return _stack_as_they_are(items)
-    if type(space) not in _WITHOUT_PARTS and isinstance(space, spaces.Dict):
-        keys = space.spaces.keys()
-        for item in items:
-            if type(item) is not dict or item.keys() != keys:
-                parts_in(space, item)  # raises if it has other parts
-        return {key: stack([item[key] for item in items], part) for key, part in space.spaces.items()}
-    if type(space) not in _WITHOUT_PARTS and isinstance(space, spaces.Tuple):
-        split = [parts_in(space, item) for item in items]
-        return tuple([stack([parts[i] for parts in split], part) for i, part in enumerate(space.spaces)])
+    if not is_leaf(space):
+        if isinstance(space, spaces.Dict):
+            keys = space.spaces.keys()
+            for item in items:
+                if type(item) is not dict or item.keys() != keys:
+                    parts_in(space, item)  # raises if it has other parts
+            return {key: stack([item[key] for item in items], part) for key, part in space.spaces.items()}
+        split = [parts_in(space, item) for item in items]  # type: ignore[arg-type]
+        return tuple([stack([parts[i] for parts in split], part) for i, part in enumerate(space.spaces)])  # type: ignore[attr-defined]
     array = np.array(items)
     if array.shape[1:] != space.shape and space.shape is not None:
         if not len(items):
@@ -129,9 +134,9 @@ def parts_in(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any]:
 
 def leaves_in(space: spaces.Space, item: Any) -> list[tuple[spaces.Space, Any]]:
     """Returns each leaf of an item, or of a batch of items, with its space; see ``parts_in``."""
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+    if is_leaf(space):
         return [(space, item)]
-    pairs = zip(parts_of(space), parts_in(space, item), strict=True)
+    pairs = zip(parts_of(space), parts_in(space, item), strict=True)  # type: ignore[arg-type]
     return [leaf for (_, part), own in pairs for leaf in leaves_in(part, own)]
 
 

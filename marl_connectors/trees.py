@@ -20,6 +20,8 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 def leaves(tree: Tree) -> list[Any]:
     """Returns all leaves in a fixed order."""
+    if type(tree) is np.ndarray:
+        return [tree]
     return optree.tree_leaves(tree)
 
 

@@ -8,6 +8,7 @@ episode with load_policy, and prints the same returns again. It takes about 30 s
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import tempfile
@@ -15,25 +16,32 @@ from pathlib import Path
 
 from marl_connectors import MeanStdFilter, PPOConfig, load_policy
 
-ROBOT = """
+
+def play(policy):
+    """Plays an episode, and returns the return of each agent. It works with either kind of policy."""
+    from marl_envs import spread_v0
+
+    env = spread_v0.parallel_env()
+    observations, infos = env.reset(seed=1)
+    policy.reset()
+    returns = dict.fromkeys(env.agents, 0.0)
+    while env.agents:
+        actions = policy.actions(observations, infos=infos, agent_ids=env.agents)
+        observations, rewards, _, _, infos = env.step(actions)
+        for agent, reward in rewards.items():
+            returns[agent] += reward
+    return {agent: round(total, 3) for agent, total in returns.items()}
+
+
+ROBOT = f"""
 import sys
 
 sys.modules.update(torch=None, marl_connectors=None)  # importing one of them would raise an error
 
 from onnx_policy import OnnxPolicy
-from marl_envs import spread_v0
 
-policy = OnnxPolicy(".")
-env = spread_v0.parallel_env()
-observations, infos = env.reset(seed=1)
-policy.reset()
-returns = dict.fromkeys(env.agents, 0.0)
-while env.agents:
-    actions = policy.actions(observations, infos=infos, agent_ids=env.agents)
-    observations, rewards, terminations, truncations, infos = env.step(actions)
-    for agent, reward in rewards.items():
-        returns[agent] += reward
-print("without torch:", {agent: round(total, 3) for agent, total in returns.items()})
+{inspect.getsource(play)}
+print("without torch:", play(OnnxPolicy(".")))
 """
 
 
@@ -42,8 +50,6 @@ def filters(*arguments):
 
 
 def main() -> None:
-    from marl_envs import spread_v0
-
     config = (
         PPOConfig()
         .environment("marl_envs.spread_v0")
@@ -63,16 +69,7 @@ def main() -> None:
             subprocess.run([sys.executable, "robot.py"], cwd=export, check=True, text=True, capture_output=True).stdout
         )
     algo.stop()
-    env = spread_v0.parallel_env()
-    observations, infos = env.reset(seed=1)
-    policy.reset()
-    returns = dict.fromkeys(env.agents, 0.0)
-    while env.agents:
-        actions = policy.actions(observations, infos=infos, agent_ids=env.agents)
-        observations, rewards, _, _, infos = env.step(actions)
-        for agent, reward in rewards.items():
-            returns[agent] += reward
-    print("with load_policy:", {agent: round(total, 3) for agent, total in returns.items()})
+    print("with load_policy:", play(policy))
 
 
 if __name__ == "__main__":

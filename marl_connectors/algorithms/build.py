@@ -353,6 +353,7 @@ def build_learner_for_spaces(
     )
     learner_class: Any = config.learner_class or config.get_default_learner_class()
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
+    learner.algorithm_pieces = tuple(of_algorithm)
     learner.build()
     return learner
 

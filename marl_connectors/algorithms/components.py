@@ -9,7 +9,6 @@ from os import PathLike
 from typing import Any
 
 import torch
-from gymnasium import Space
 
 from marl_connectors.algorithms.build import build_learner_for_spaces
 from marl_connectors.algorithms.checkpoint_schema import taking_over
@@ -58,9 +57,11 @@ def describe(component: Any) -> dict[str, Any]:
             "modules": _described_modules(component.module),
             "spaces": [_argument(s) for s in (pipeline.input_observation_space, pipeline.input_action_space)],
             "multi_agent": "AgentToModuleMapping" in pipeline.names(),
+            "pieces": list(map(_described_piece, component.algorithm_pieces)),
             "seed": component._seed,
         }
-    return {"kind": "piece", "piece": _described_piece(component)}
+    spaces = component.input_observation_space, component.input_action_space
+    return {"kind": "piece", "piece": _described_piece(component), "spaces": list(map(_argument, spaces))}
 
 
 def _described_modules(modules: MultiRLModule) -> dict[str, Any]:
@@ -75,8 +76,7 @@ def _described_modules(modules: MultiRLModule) -> dict[str, Any]:
 def _described_piece(piece: ConnectorV2) -> dict[str, Any]:
     found: dict[str, Any] = {"class": qualified_name(type(piece)), "name": type(piece).__name__}
     if isinstance(piece, ConnectorPipelineV2):
-        spaces = piece.input_observation_space, piece.input_action_space
-        return {**found, "spaces": [_argument(s) for s in spaces], "pieces": list(map(_described_piece, piece))}
+        return {**found, "pieces": list(map(_described_piece, piece))}
     given = piece._constructed_with
     if given.args is None or given.kwargs is None:
         return found
@@ -130,11 +130,13 @@ def _make(kind: str, how: Mapping[str, Any], names: Names) -> Any:
             _modules(how["modules"], names),
             input_spaces=tuple(arguments_from_state(space, "spaces", names) for space in how["spaces"]),  # type: ignore[arg-type]
             multi_agent=how["multi_agent"],
-            of_algorithm=config.default_learner_pieces(None, None),  # type: ignore[arg-type]
+            of_algorithm=[_piece(piece, names) for piece in how["pieces"]],
             seed=how["seed"],
         )
     if kind == "piece":
-        return _piece(how["piece"], names)
+        piece = _piece(how["piece"], names)
+        piece.set_input_spaces(*(arguments_from_state(space, "spaces", names) for space in how["spaces"]))
+        return piece
     raise CheckpointError(f"checkpoint: {brief(kind)} is no kind of component.")
 
 
@@ -159,8 +161,7 @@ def _piece(how: Mapping[str, Any], names: Names) -> ConnectorV2:
         raise CheckpointError(f"checkpoint: the class of the piece {name} cannot be imported by name. {_YOURSELF}")
     cls: Any = names.resolve(how["class"], _PIECE, who=f"checkpoint, piece {name}")
     if issubclass(cls, ConnectorPipelineV2):
-        spaces: list[Space | None] = [arguments_from_state(space, "spaces", names) for space in how["spaces"]]
-        return cls(*spaces, connectors=[_piece(piece, names) for piece in how["pieces"]])
+        return cls(connectors=[_piece(piece, names) for piece in how["pieces"]])
     if "arguments" not in how:
         raise CheckpointError(f"checkpoint: the arguments of the piece {name} were not known. {_YOURSELF}")
     try:

@@ -8,30 +8,27 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.spaces import in_key_order
+from marl_connectors.spaces import in_key_order, is_leaf, leaves_in
 from marl_connectors.typing import Tree
 
 
 def fits(space: Space, values: Tree) -> bool:
     """Whether a batch has the structure and the item shapes of a space. The numbers are not checked."""
+    if is_leaf(space):
+        return type(values) is np.ndarray and values.shape[1:] == space.shape
     if isinstance(space, spaces.Dict):
         return (
             isinstance(values, dict)
             and len(values) == len(space.spaces)
             and all(key in values and fits(part, values[key]) for key, part in space.spaces.items())
         )
-    if isinstance(space, spaces.Tuple):
-        return isinstance(values, tuple) and len(values) == len(space.spaces) and all(map(fits, space.spaces, values))
-    return type(values) is np.ndarray and values.shape[1:] == space.shape
+    parts: Any = space.spaces  # type: ignore[attr-defined]
+    return isinstance(values, tuple) and len(values) == len(parts) and all(map(fits, parts, values))
 
 
 def has_dtypes(space: Space, values: Tree) -> bool:
     """Whether a batch that ``fits`` a space has its dtypes too."""
-    if isinstance(space, spaces.Dict):
-        return all(has_dtypes(part, values[key]) for key, part in space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return all(map(has_dtypes, space.spaces, values))
-    return values.dtype == space.dtype
+    return all(own.dtype == part.dtype for part, own in leaves_in(space, values))
 
 
 def map_space(change: Callable[[Space], Space], space: Space) -> Space:
@@ -45,11 +42,12 @@ def map_space(change: Callable[[Space], Space], space: Space) -> Space:
 
 def map_values(change: Callable[[Space, Any], Any], space: Space, values: Tree) -> Tree:
     """Replaces each array of the values by ``change(its leaf space, array)``."""
+    if is_leaf(space):
+        return change(space, values)
     if isinstance(space, spaces.Dict):
         return {key: map_values(change, part, values[key]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple([map_values(change, part, value) for part, value in zip(space.spaces, values, strict=True)])
-    return change(space, values)
+    parts: Any = space.spaces  # type: ignore[attr-defined]
+    return tuple([map_values(change, part, value) for part, value in zip(parts, values, strict=True)])
 
 
 def leaf_spaces(space: Space) -> list[Space]:

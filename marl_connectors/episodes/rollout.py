@@ -54,6 +54,9 @@ def put(column: Tree, positions: Positions, values: Tree) -> None:
     """Writes ``values`` (leading axis ``B``) to ``positions``."""
     if type(column) is np.ndarray:
         column[positions] = values
+    elif type(column) is type(values) is dict and column.keys() == values.keys():
+        for key, part in column.items():
+            put(part, positions, values[key])
     else:
         tree_map(lambda leaf, value: leaf.__setitem__(positions, value), column, values)
 

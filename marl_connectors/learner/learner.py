@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.checkpoints import Checkpointable
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.batch import RANKS, ColumnBatch
@@ -56,6 +57,8 @@ class Learner(Checkpointable, ABC):
         device: The device of the modules and their batches.
         module: The modules.
         pipeline: Turns episodes into a train batch.
+        algorithm_pieces: The pieces in ``pipeline`` that come from the algorithm, as ``default_learner_pieces`` of its
+            config returned them.
         timestep: The number of env steps sampled so far, by which schedules are evaluated.
         metrics: The metrics of the pieces of ``pipeline``.
         pipeline_seconds: How long making the newest train batch took.
@@ -69,6 +72,7 @@ class Learner(Checkpointable, ABC):
         self.device: torch.device = config.device
         self.module = module
         self.pipeline = pipeline
+        self.algorithm_pieces: Sequence[ConnectorV2] = ()
         self.timestep = 0
         self.metrics = MetricsLogger()
         self.pipeline_seconds = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from functools import lru_cache, partial
 from itertools import chain
 from types import FunctionType, MethodType
@@ -86,7 +86,7 @@ def has_hooks(part: nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
-def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[str]) -> bool:
+def overrides_methods_of(module: nn.Module, base: type, unrelated: frozenset[str]) -> bool:
     """Whether a class before ``base`` in the resolution order, or the object, overrides a method of ``base``.
 
     Args:
@@ -94,7 +94,7 @@ def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[st
         base: The class.
         unrelated: Methods that may be overridden.
     """
-    known = _methods(base).difference(unrelated)
+    known = _methods_without(base, unrelated)
     for cls in type(module).__mro__:
         if cls is base:
             return has_own_methods(module)
@@ -106,6 +106,11 @@ def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[st
 def has_own_methods(thing: Any) -> bool:
     """Whether a method of this one object was replaced."""
     return not _methods(type(thing)).isdisjoint(vars(thing))
+
+
+@lru_cache(256)
+def _methods_without(cls: type, unrelated: frozenset[str]) -> frozenset[str]:
+    return _methods(cls) - unrelated
 
 
 @lru_cache(256)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
-from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_watched, row_tile
+from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_recorded, row_tile
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -21,24 +21,26 @@ from marl_connectors.typing import ModuleID, Tree
 
 _KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *ACTIVATIONS.values()}
 """The layers whose forward passes can be bound. A user may have replaced a layer by another one."""
-_UNRELATED = {
-    "__init__",
-    "setup",
-    "compute_values",
-    "_forward_train",
-    "training_layers",
-    "get_initial_state",
-    "get_inference_action_dist_cls",
-    "get_exploration_action_dist_cls",
-    "get_train_action_dist_cls",
-    "get_non_inference_attributes",
-    "make_target_networks",
-    "get_target_network_pairs",
-    "get_state",
-    "set_state",
-    "extra_repr",
-    "__repr__",
-}
+_UNRELATED = frozenset(
+    {
+        "__init__",
+        "setup",
+        "compute_values",
+        "_forward_train",
+        "training_layers",
+        "get_initial_state",
+        "get_inference_action_dist_cls",
+        "get_exploration_action_dist_cls",
+        "get_train_action_dist_cls",
+        "get_non_inference_attributes",
+        "make_target_networks",
+        "get_target_network_pairs",
+        "get_state",
+        "set_state",
+        "extra_repr",
+        "__repr__",
+    }
+)
 """Methods that a forward pass for acting does not call, or that a bound forward pass calls, too."""
 _WIDTH = 16
 """Weights are padded to a multiple of this number of outputs: matrix products compute narrower ones differently."""
@@ -456,11 +458,13 @@ def _joined(states: Sequence[Tree]) -> Tree:
 
 
 def can_be_bound(rl_module: MultiRLModule) -> bool:
-    """Whether the modules are called as the library calls them, and no hook or trace watches torch."""
+    """Whether the modules are called as the library calls them, and no hook or trace watches torch.
+
+    Gradients are off while agents act, so that nothing but a hook or a trace can watch.
+    """
     if overrides_methods_of(rl_module, MultiRLModule, _UNRELATED) or has_hooks(rl_module):
         return False
-    with torch.no_grad():  # as it is when acting
-        return not is_watched()
+    return not is_recorded()
 
 
 def bind_forward(

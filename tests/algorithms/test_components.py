@@ -14,14 +14,17 @@ from marl_connectors import (
     ConnectorPipelineV2,
     ConnectorV2,
     EnvToModulePipeline,
+    FlattenObservations,
     Learner,
     LearnerConnectorPipeline,
+    MAPPOConfig,
     MeanStdFilter,
     ModuleToEnvPipeline,
     MultiRLModule,
     MultiRLModuleSpec,
     PPOConfig,
     PPOLearner,
+    PrevActionsPrevRewards,
     RLModule,
     RLModuleSpec,
 )
@@ -132,6 +135,77 @@ def test_a_learner_comes_back(trained, tmp_path):
     episodes = trained.env_runner.sample(num_timesteps=32)
     made.update(episodes=episodes, timesteps={"num_env_steps_sampled_lifetime": 64})
     assert not same(made, trained.learner)
+
+
+def make_pieces(env):
+    return [PrevActionsPrevRewards(), FlattenObservations(), MeanStdFilter()]
+
+
+LSTM = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5}
+
+
+def _run(config, policies=None, model=(), **training):
+    if policies is None:
+        config.environment("CartPole-v1")
+    else:
+        config.environment("mpe2.simple_spread_v3", env_config={"max_cycles": 10}).multi_agent(policies=policies)
+    return (
+        config.env_runners(num_envs_per_env_runner=2)
+        .rl_module(model_config={"fcnet_hiddens": [8], **dict(model)})
+        .training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1, **training)
+        .debugging(seed=1)
+    )
+
+
+RUNS = {
+    "PPO, independent": lambda: _run(PPOConfig(), "independent"),
+    "PPO, pieces, LSTM": lambda: _run(PPOConfig(), "shared", LSTM).env_runners(env_to_module_connector=make_pieces),
+    "PPO, one agent, LSTM": lambda: _run(PPOConfig(), model=LSTM),
+    "MAPPO, independent": lambda: _run(MAPPOConfig(), "independent"),
+    "MAPPO, pieces, LSTM": lambda: _run(MAPPOConfig(), "shared", LSTM).env_runners(env_to_module_connector=make_pieces),
+    "MAPPO, states": lambda: _run(MAPPOConfig(), "agent_0=first,agent_*=others", critic_obs="state"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_components_of_a_run_come_back(name, tmp_path):
+    with RUNS[name]().build_algo() as algo:
+        algo.train()
+        whole = algo.save_to_path(tmp_path / "algorithm")
+        modules = f"{whole}/learner_group/learner/rl_module"
+        for place in (algo.rl_module.save_to_path(tmp_path / "modules"), modules):
+            assert same(MultiRLModule.from_checkpoint(place), algo.rl_module)
+        for module_id, module in algo.learner.module.items():
+            for place in (
+                module.save_to_path(tmp_path / module_id),
+                f"{whole}/learner_group/learner/rl_module/{module_id}",
+            ):
+                made = RLModule.from_checkpoint(place)
+                assert type(made) is type(module) and same(made, module)
+        for connector in ("env_to_module", "module_to_env"):
+            pipeline = getattr(algo.env_runner, connector)
+            for place in (pipeline.save_to_path(tmp_path / connector), f"{whole}/env_runner/{connector}_connector"):
+                made = ConnectorPipelineV2.from_checkpoint(place)
+                assert made.names() == pipeline.names() and same(made, pipeline)
+        pipelines = (algo.env_runner.env_to_module, algo.env_runner.module_to_env, algo.learner.pipeline)
+        for i, piece in enumerate(piece for pipeline in pipelines for piece in pipeline):
+            made = ConnectorV2.from_checkpoint(piece.save_to_path(tmp_path / f"piece_{i}"))
+            assert type(made) is type(piece) and same(made, piece)
+            assert made.observation_space == piece.observation_space
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_learner_that_came_back_goes_on_as_the_first_one_does(name, tmp_path):
+    with RUNS[name]().build_algo() as algo:
+        algo.train()
+        made = Learner.from_checkpoint(algo.learner.save_to_path(tmp_path / "learner"))
+        assert type(made) is type(algo.learner) and same(made, algo.learner)
+        assert made.pipeline.names() == algo.learner.pipeline.names()
+        again = Learner.from_checkpoint(made.save_to_path(tmp_path / "again"))
+        episodes = algo.env_runner.sample(num_timesteps=40)
+        for learner in (algo.learner, made, again):
+            learner.update(episodes=episodes, timesteps={"num_env_steps_sampled_lifetime": 80})
+        assert same(made, algo.learner) and same(again, algo.learner)
 
 
 def test_a_piece_comes_back_with_the_arguments_of_its_constructor(tmp_path):

@@ -7,7 +7,6 @@ from typing import Final
 
 from marl_connectors.errors import ConfigError, did_you_mean
 
-_NUM_ENVS = ".env_runners(num_envs_per_env_runner=...)"
 _NUM_RUNNERS = ".env_runners(num_env_runners=...)"
 _RESTART = ".fault_tolerance(restart_failed_env_runners=...)"
 _TOLERANCE = ".fault_tolerance(num_consecutive_env_failures_tolerance=...)"
@@ -28,7 +27,7 @@ RENAMED: Final[dict[str, str]] = {
     "num_consecutive_worker_failures_tolerance": _TOLERANCE,
     "num_cpus_per_learner_worker": ".learners(num_cpus_per_learner=...)",
     "num_cpus_per_worker": ".env_runners(num_cpus_per_env_runner=...)",
-    "num_envs_per_worker": _NUM_ENVS,
+    "num_envs_per_worker": ".env_runners(num_envs_per_env_runner=...)",
     "num_gpus": ".learners(num_gpus_per_learner=...)",
     "num_gpus_per_learner_worker": ".learners(num_gpus_per_learner=...)",
     "num_gpus_per_worker": ".env_runners(num_gpus_per_env_runner=...)",
@@ -50,21 +49,19 @@ RENAMED: Final[dict[str, str]] = {
 }
 """Settings of RLlib that have another name or are in another section here, and what to use."""
 
-_CHANGE_RUNNERS = "Callbacks and connector pieces change what env runners do, so leave it out."
-_EPISODES = "An evaluation has evaluation_duration episodes, so leave it out."
-_LOGGING = 'Use logging.getLogger("marl_connectors").setLevel(...).'
+_ONE_BATCH = "An iteration has one train batch, so leave it out."
 
 NOT_HERE: Final[dict[str, str]] = {
     "compress_observations": "Observations are not compressed, so leave it out.",
     "enable_connectors": "Connector pieces are always on, so leave it out.",
-    "env_runner_cls": _CHANGE_RUNNERS,
+    "env_runner_cls": "Callbacks and connector pieces change what env runners do, so leave it out.",
     "env_task_fn": "Give the environment get_task and set_task instead (docs/checkpoints.md).",
-    "evaluation_duration_unit": _EPISODES,
+    "evaluation_duration_unit": "An evaluation has evaluation_duration episodes, so leave it out.",
     "is_atari": "Use wrappers or connector pieces for images (docs/wrappers.md).",
-    "log_level": _LOGGING,
-    "min_sample_timesteps_per_iteration": "An iteration has one train batch, so leave it out.",
-    "min_time_s_per_iteration": "An iteration has one train batch, so leave it out.",
-    "min_train_timesteps_per_iteration": "An iteration has one train batch, so leave it out.",
+    "log_level": 'Use logging.getLogger("marl_connectors").setLevel(...).',
+    "min_sample_timesteps_per_iteration": _ONE_BATCH,
+    "min_time_s_per_iteration": _ONE_BATCH,
+    "min_train_timesteps_per_iteration": _ONE_BATCH,
     "observation_fn": "Use an env-to-module connector piece instead.",
     "policy_map_capacity": "All modules stay in memory, so leave it out.",
     "validate_env_runners_after_construction": "Env runners are always checked, so leave it out.",

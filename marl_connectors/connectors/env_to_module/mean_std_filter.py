@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class MeanStdFilter(ObservationTransform):
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """Returns the bounded space; ``how`` is the number of features and the key of agents that share statistics."""
         boxes = [part for part in leaf_spaces(space) if isinstance(part, spaces.Box)]
-        features = sum(int(np.prod(box.shape)) for box in boxes)
+        features = sum(prod(box.shape) for box in boxes)
         if not features:
             raise ConfigError(
                 f"MeanStdFilter: there is no Box to standardise in {describe(space)}. Put FlattenObservations before "
@@ -236,7 +237,7 @@ class MeanStdFilter(ObservationTransform):
             nonlocal begin
             if not isinstance(space, spaces.Box):
                 return leaf
-            end = begin + int(np.prod(space.shape))
+            end = begin + prod(space.shape)
             part, begin = values[:, begin:end], end
             return part.reshape(leaf.shape).astype(_dtype(space))
 
@@ -252,7 +253,7 @@ class MeanStdFilter(ObservationTransform):
             nonlocal begin
             if not isinstance(space, spaces.Box):
                 return leaf
-            begin, part = begin + int(np.prod(space.shape)), slice(begin, begin + int(np.prod(space.shape)))
+            begin, part = begin + prod(space.shape), slice(begin, begin + prod(space.shape))
             values = leaf.flatten(1).double() if space.shape else leaf.double().unsqueeze(1)
             values = values - mean[:, part] if self.de_mean_to_zero else values
             values = values / std[:, part] if self.de_std_to_one else values
@@ -339,7 +340,7 @@ def _misplaced() -> ConnectorError:
 
 def _dtype(space: Space) -> np.dtype:
     assert space.dtype is not None
-    return space.dtype if np.issubdtype(space.dtype, np.floating) else np.dtype(np.float32)
+    return space.dtype if space.dtype.kind == "f" else np.dtype(np.float32)
 
 
 def _numbers(space: Space, observations: Tree) -> np.ndarray:

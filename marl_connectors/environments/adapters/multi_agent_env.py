@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import gymnasium
 from gymnasium import Space
 
+from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.environments.adapters.turn_based import EnvStep, TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.errors import EnvError
@@ -178,7 +179,7 @@ def _space_of(env: Any, kind: str, agent_id: AgentID) -> Space:
     )
 
 
-class MultiAgentEnvAdapter:
+class MultiAgentEnvAdapter(EnvAdapter):
     """A ``MultiAgentEnv`` with the methods of a parallel environment, for runners in which agents may wait.
 
     A step contains an agent when it observes again or ends, with all of its rewards since its last observation, as with
@@ -192,7 +193,7 @@ class MultiAgentEnvAdapter:
         acting: The agents that act next.
     """
 
-    __slots__ = ("_live", "_owed", "_reset_options", "_turn", "acting", "agents", "env")
+    __slots__ = ("_live", "_owed", "_reset_options", "_turn", "acting")
 
     def __init__(self, env: Any, reset_options: Mapping[str, Any] | None = None):
         """Wraps an environment, which need not have been reset.
@@ -201,9 +202,8 @@ class MultiAgentEnvAdapter:
             env: The environment.
             reset_options: The options that the environment gets with every reset; None for no options.
         """
-        self.env = env
+        super().__init__(env)
         self._reset_options = reset_options
-        self.agents: list[AgentID] = []
         self.acting: list[AgentID] = []
         self._live: dict[AgentID, None] = {}
         self._owed: dict[AgentID, Any] = {}
@@ -217,16 +217,6 @@ class MultiAgentEnvAdapter:
         spaces = spaces.spaces if isinstance(spaces, gymnasium.spaces.Dict) else spaces
         named = getattr(env, "possible_agents", None) or (list(spaces) if isinstance(spaces, Mapping) else None)
         return list(named or getattr(env, "agents", None) or [])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The environment's metadata."""
-        return self.env.metadata
-
-    @property
-    def render_mode(self) -> str | None:
-        """The environment's render mode, or None."""
-        return getattr(self.env, "render_mode", None)
 
     @property
     def unwrapped(self) -> Any:
@@ -245,14 +235,6 @@ class MultiAgentEnvAdapter:
     def action_space(self, agent: AgentID) -> Space:
         """Returns an agent's action space."""
         return self.env.get_action_space(agent)
-
-    def render(self) -> Any:
-        """Returns what the environment renders."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self.env.close()
 
     def take_reset_rewards(self) -> dict[AgentID, Any]:
         """Returns no rewards, because a reset has none."""

@@ -6,21 +6,19 @@ from typing import Any
 
 import gymnasium as gym
 
+from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.typing import DEFAULT_AGENT_ID
 
 
-class SingleAgentEnv:
+class SingleAgentEnv(EnvAdapter):
     """A ``gymnasium.Env`` with the methods of a PettingZoo parallel environment.
 
     All other code can treat it like a multi-agent environment. Its one agent is called ``DEFAULT_AGENT_ID``.
     """
 
     def __init__(self, env: gym.Env):
-        self.env = env
+        super().__init__(env)
         self.possible_agents = [DEFAULT_AGENT_ID]
-        self.agents: list[str] = []
-        self.metadata = env.metadata
-        self.render_mode = getattr(env, "render_mode", None)
 
     def observation_space(self, agent: Any) -> gym.Space:
         """Returns the observation space of the one agent."""
@@ -55,14 +53,6 @@ class SingleAgentEnv:
             {DEFAULT_AGENT_ID: truncated},
             {DEFAULT_AGENT_ID: info},
         )
-
-    def render(self) -> Any:
-        """Returns what the environment renders."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self.env.close()
 
 
 def _is_pair(given: Any) -> bool:

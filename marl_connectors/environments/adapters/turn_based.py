@@ -9,6 +9,7 @@ import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
+from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.environments.validation import checks
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
@@ -20,7 +21,7 @@ EnvStep: TypeAlias = tuple[
 """Observations, rewards, terminations, truncations and infos, each by agent."""
 
 
-class TurnBasedEnv:
+class TurnBasedEnv(EnvAdapter):
     """A PettingZoo ``AECEnv`` with the methods of a parallel environment, for ``MultiAgentEpisode.add_env_step``.
 
     A step is one agent's turn. Only the agent that acts next gets an observation, and with it its reward since its last
@@ -40,7 +41,7 @@ class TurnBasedEnv:
         agent_selection: The agent that acts next; None if there is none.
     """
 
-    __slots__ = ("_action_mask_key", "_reset_rewards", "_turn", "agent_selection", "agents", "env")
+    __slots__ = ("_action_mask_key", "_reset_rewards", "_turn", "agent_selection")
 
     def __init__(self, env: AECEnv, *, action_mask_key: str | None = None):
         """Wraps an environment, which need not have been reset.
@@ -58,9 +59,8 @@ class TurnBasedEnv:
                 f"TurnBasedEnv: expected a PettingZoo AECEnv, but got a {type(env).__name__}. A parallel environment "
                 f"or a gymnasium.Env needs no wrapping."
             )
-        self.env = env
+        super().__init__(env)
         self._action_mask_key = action_mask_key
-        self.agents: list[AgentID] = []
         self.agent_selection: AgentID | None = None
         self._turn = 0
         self._reset_rewards: dict[AgentID, Any] = {}
@@ -74,16 +74,6 @@ class TurnBasedEnv:
     def acting(self) -> list[AgentID]:
         """The agent that acts next, if there is one."""
         return [] if self.agent_selection is None else [self.agent_selection]
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The environment's metadata."""
-        return self.env.metadata
-
-    @property
-    def render_mode(self) -> str | None:
-        """The environment's render mode, or None."""
-        return getattr(self.env, "render_mode", None)
 
     @property
     def unwrapped(self) -> AECEnv:
@@ -111,14 +101,6 @@ class TurnBasedEnv:
     def state(self) -> Any:
         """Returns the environment's state."""
         return self.env.state()
-
-    def render(self) -> Any:
-        """Returns what the environment renders."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self.env.close()
 
     def reset(
         self, seed: int | None = None, options: dict | None = None

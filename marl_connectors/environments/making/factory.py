@@ -107,28 +107,7 @@ def make_env(
     if is_of_all:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
-    if vector_entry_point:
-        raise EnvError(
-            f"environment {maker.name!r}: with gym_env_vectorize_mode='vector_entry_point' its maker must return "
-            f"a gymnasium.vector.VectorEnv of num_envs sub-environments, but it returned a {type(made).__name__}. Use "
-            f"the mode 'sync' or 'async', which call the maker for each sub-environment."
-        )
-    if not (isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)) or is_multi_agent_env(made)):
-        if missing_parts(made):
-            raise EnvError(
-                f"environment {maker.name!r}: it has num_envs and possible_agents, as natively batched environments "
-                f"have, but lacks {', '.join(missing_parts(made))}. Add all methods of marl_connectors.BatchedEnv."
-            )
-        if is_of_old_gym(made):
-            raise EnvError(
-                f"environment {maker.name!r}: {type(made).__name__} is an environment of the old package gym, which "
-                f"Gymnasium has replaced. {ADVICE_ON_OLD_GYM}"
-            )
-        raise EnvError(
-            f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv, a gymnasium.Env or a "
-            f"MultiAgentEnv, but its maker returned a {type(made).__name__}. Return the environment, or derive its "
-            f"class from one of these."
-        )
+    _check_single(maker.name, made, vector_entry_point)
     wrapped = wrap_env(made, wrappers, name=maker.name)
     if is_multi_agent_env(made) and not is_multi_agent_env(wrapped):
         raise ConfigError(
@@ -136,6 +115,32 @@ def make_env(
             f"the wrapper from MultiAgentEnv, or wrap the environment in the function that makes it."
         )
     return wrapped
+
+
+def _check_single(name: str, made: Any, vector_entry_point: bool) -> None:
+    """Checks what a maker returned that is no environment of several copies."""
+    if vector_entry_point:
+        raise EnvError(
+            f"environment {name!r}: with gym_env_vectorize_mode='vector_entry_point' its maker must return "
+            f"a gymnasium.vector.VectorEnv of num_envs sub-environments, but it returned a {type(made).__name__}. Use "
+            f"the mode 'sync' or 'async', which call the maker for each sub-environment."
+        )
+    if not (isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)) or is_multi_agent_env(made)):
+        if missing_parts(made):
+            raise EnvError(
+                f"environment {name!r}: it has num_envs and possible_agents, as natively batched environments "
+                f"have, but lacks {', '.join(missing_parts(made))}. Add all methods of marl_connectors.BatchedEnv."
+            )
+        if is_of_old_gym(made):
+            raise EnvError(
+                f"environment {name!r}: {type(made).__name__} is an environment of the old package gym, which "
+                f"Gymnasium has replaced. {ADVICE_ON_OLD_GYM}"
+            )
+        raise EnvError(
+            f"environment {name!r}: expected a PettingZoo ParallelEnv or AECEnv, a gymnasium.Env or a "
+            f"MultiAgentEnv, but its maker returned a {type(made).__name__}. Return the environment, or derive its "
+            f"class from one of these."
+        )
 
 
 def _check_batched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -87,14 +88,15 @@ class RandomMasks(ParallelEnv):
         case: Draws who there is; the same number gives the same agents.
         ids: Whose masks are asked for: each of ``"observation"``, ``"info"`` and ``"none"`` may be drawn.
         alike: Whether all agents have the same spaces.
+        most: The largest number of agents.
     """
 
     metadata = {"name": "random_masks", "render_modes": []}
     render_mode = None
 
-    def __init__(self, case=0, places=("observation", "info", "none"), alike=False):
+    def __init__(self, case=0, places=("observation", "info", "none"), alike=False, most=3):
         rng = np.random.default_rng([case, 7])
-        self.possible_agents = [f"agent_{i}" for i in range(int(rng.integers(1, 4)))]
+        self.possible_agents = [f"agent_{i}" for i in range(int(rng.integers(1, most + 1)))]
         self.agents, self.places, self.extra, self.actions = [], {}, {}, {}
         for agent in self.possible_agents:
             place, extra, actions = str(rng.choice(places)), bool(rng.random() < 0.3), random_actions_space(rng)
@@ -156,6 +158,23 @@ class RandomMasks(ParallelEnv):
 
     def close(self):
         pass
+
+
+class AloneWithMasks(gym.Env):
+    """One agent of RandomMasks, whose masks are in its observations or its infos."""
+
+    def __init__(self, case=0):
+        self._game = RandomMasks(case, places=("observation", "info"), most=1)
+        (self._agent,) = self._game.possible_agents
+        self.observation_space = self._game.observation_space(self._agent)
+        self.action_space = self._game.action_space(self._agent)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return tuple(by_agent[self._agent] for by_agent in self._game.reset(seed))
+
+    def step(self, action):
+        return tuple(by_agent[self._agent] for by_agent in self._game.step({self._agent: action}))
 
 
 class StrictTurns(BaseWrapper):
