@@ -9,6 +9,7 @@ import json
 import sys
 
 from marl_connectors.cli.values import merged
+from marl_connectors.environments.making.factory import WrappedMaker
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.json_data import jsonable
 
@@ -19,10 +20,11 @@ _OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "con
 def run(args: argparse.Namespace) -> int:
     """Checks an environment as the parsed options say. Returns the exit status."""
     given = vars(args)
+    env = WrappedMaker(args.env, args.wrappers) if "wrappers" in given else args.env
     options = {key: given[key] for key in _OPTIONS if key in given}
     # What an environment prints is not part of the report.
     with contextlib.redirect_stdout(sys.stderr), _crash_traces():
-        report = check_env(args.env, env_config=merged(given.get("env_config", [])), **options)
+        report = check_env(env, env_config=merged(given.get("env_config", [])), **options)
     print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
     return 0 if report.ok else EXIT_ERRORS
 

@@ -28,21 +28,22 @@ import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_connectors.callbacks.success import SUCCESS
-from marl_connectors.callbacks.trackers import MAX_AGENT_SERIES, scalars
+from marl_connectors.callbacks.trackers import MAX_AGENT_SERIES, leaves, scalars
 from marl_connectors.checkpoints import BEST, LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
+from marl_connectors.cli.metric_names import AUTO, LOWEST, closest_metric, metrics_of
 from marl_connectors.cli.pictures import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
 from marl_connectors.cli.values import brief, is_whole, parsed_json
-from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.json_data import jsonable
+from marl_connectors.programs import PROGRAM, command
 
 CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, CHECKPOINTS, VIDEOS = (
     "config.json",
@@ -59,14 +60,6 @@ CONFIG, BASELINES, METRICS, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, CHECKPOINTS,
 _LOG = logging.getLogger(__name__)
 AGENT_RETURNS = "agent_episode_returns_mean"
 _TEMPORARY = ".tmp"
-AUTO = "auto"
-"""The setting ``keep_best`` that chooses the first of ``AUTO_METRICS`` that the results of the run have."""
-AUTO_METRICS = (
-    *(f"evaluation/{SUCCESS}", "evaluation/episode_return_mean"),
-    *(f"env_runners/{SUCCESS}", "env_runners/episode_return_mean"),
-)
-LOWEST = "min:"
-"""The beginning of ``keep_best`` if the lowest value of a metric is the best."""
 
 
 class RunFolder:
@@ -77,6 +70,7 @@ class RunFolder:
         config: The content of ``config.json``.
         baselines: The content of ``baselines.json``: ``{"random_play": ..., "at_start": ...}``.
         last_steps: Agent steps at the last iteration that was logged.
+        names: The names of all results so far, as ``leaves`` has them.
         keep_best: The metric by which the best checkpoint is chosen, as in ``RunSettings``.
         keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
     """
@@ -95,9 +89,10 @@ class RunFolder:
         self.last_steps = 0
         self.keep_best = keep_best
         self.keep_checkpoints = keep_checkpoints
-        self._metrics = AUTO_METRICS if keep_best == AUTO else () if keep_best is None else (keep_best,)
+        self.names: set[str] = set()
+        self._metrics = metrics_of(keep_best)
         self._scores: list[tuple[int, dict[str, float]]] = []
-        self._numbers: set[str] = set()
+        self._has_warned = False
         self._in_between: Path | None = None
         self._series: dict[str, list[tuple[int, float, float]]] = {}
         for row in read_metrics(path / METRICS)[0]:
@@ -212,44 +207,58 @@ class RunFolder:
 
     def _choose_best(self, iteration: int) -> None:
         """Makes a new checkpoint the best one, unless the best one so far has a better metric."""
-        name = self.best_metric()
-        if name is None:
+        names = self._ranking()
+        if not names:
             self._warn_of_metric()
-        if name is None:
             return
         former = best_iteration(self.path)
-        (measured, now), (before, best) = self._score(name, iteration), self._score(name, former or 0)
+        (measured, now), (before, best) = self._score(names, iteration), self._score(names, former or 0)
         if former is None or (measured > before and not best > now):
             replace_file(self.path / CHECKPOINTS / BEST, f"{iteration:06d}\n".encode())
 
     def _warn_of_metric(self) -> None:
         """Logs a warning, once, if results have no number of the name that the user has given."""
-        if self.keep_best not in (None, AUTO) and self._numbers:
+        if self.keep_best not in (None, AUTO) and self.names and not self._has_warned:
             name = str(self.keep_best).removeprefix(LOWEST)
-            hint = did_you_mean(name, sorted(self._numbers))
+            hint = closest_metric(name, self.names)
             _LOG.warning("--keep-best: no result is called %r so far, so there is no best checkpoint. %s", name, hint)
-            self._numbers.clear()
+            self._has_warned = True
 
-    def best_metric(self) -> str | None:
-        """Returns the metric by which the best checkpoint is chosen; None if there is none, or it has no values."""
-        found = {name for _, values in self._scores for name in values}
-        return next((name for name in self._metrics if name in found), None)
+    def _ranking(self) -> tuple[str, ...]:
+        """Returns the metrics by which the best checkpoint is chosen, the first of which counts most.
 
-    def best(self) -> tuple[Path, float] | None:
-        """Returns the best checkpoint and its metric; None if there is no such checkpoint."""
-        iteration, name = best_iteration(self.path), self.best_metric()
-        if iteration is None or name is None:
+        A metric without a value, and one of ``auto`` that is always the same, is left out.
+        """
+        found: dict[str, set[float]] = {}
+        for _, values in self._scores:
+            for name, value in values.items():
+                found.setdefault(name, set()).add(value)
+        for names in self._metrics:
+            known = [name for name in names if name in found]
+            if self.keep_best == AUTO and names[-1] in known:
+                return tuple(name for name in known if len(found[name]) > 1 or name == names[-1])
+            if names[0] in known:
+                return tuple(known)
+        return ()
+
+    def best(self) -> tuple[Path, str, float] | None:
+        """Returns the best checkpoint, its metric and the value; None if there is no such checkpoint."""
+        iteration, names = best_iteration(self.path), self._ranking()
+        if iteration is None or not names:
             return None
-        score = self._score(name, iteration)[1]
-        return self.path / CHECKPOINTS / f"{iteration:06d}", -score if name.startswith(LOWEST) else score
+        score = self._score(names, iteration)[1][0]
+        value = -score if names[0].startswith(LOWEST) else score
+        return self.path / CHECKPOINTS / f"{iteration:06d}", names[0], value
 
-    def _score(self, name: str, iteration: int) -> tuple[int, float]:
-        """Returns the newest value of a metric until an iteration, with its own iteration, which is 0 for no value.
+    def _score(self, names: Sequence[str], iteration: int) -> tuple[int, tuple[float, ...]]:
+        """Returns the newest values of metrics until an iteration, with their own iteration, which is 0 for no value.
 
         Values for ``min:`` are negative.
         """
-        found = ((at, values[name]) for at, values in reversed(self._scores) if at <= iteration and name in values)
-        return next(found, (0, math.nan))
+        for at, values in reversed(self._scores):
+            if at <= iteration and names[0] in values:
+                return at, tuple(values.get(name, -math.inf) for name in names)
+        return 0, (math.nan,)
 
     def _prune(self, iteration: int) -> None:
         """Removes old checkpoints, but neither the best one nor the newest ones."""
@@ -289,8 +298,8 @@ class RunFolder:
         self.last_steps = agent_steps(row)
         if self._metrics:
             numbers = dict(scalars(row))
-            self._numbers = set(numbers) if not self._scores else self._numbers
-            scores = {name: _score_of(name, numbers) for name in self._metrics}
+            self.names.update(name for name, value in leaves(row) if value is None or name in numbers)
+            scores = {name: _score_of(name, numbers) for names in self._metrics for name in names}
             known = {name: score for name, score in scores.items() if score is not None}
             self._scores.append((row["training_iteration"], known))
         for module_id, (mean, std) in module_returns(from_json(row["env_runners"])).items():
@@ -316,7 +325,7 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
-                resume = f", or continue with: marl-connectors train --resume {shlex.quote(str(path))}"
+                resume = f", or continue with: {command(PROGRAM, 'train', '--resume', path)}"
                 raise ConfigError(
                     f"--out: expected a new or empty folder, but {path} exists. Choose another"
                     + (resume if _is_run(path) else ".")
@@ -404,7 +413,28 @@ def checkpoint_to_resume(path: Path) -> Path | None:
         return checkpoint
     with reading(folder):
         found = [entry for entry in folder.iterdir() if is_checkpoint(entry)] if folder.is_dir() else []
-    return max((entry for entry in found if _is_number(entry.name)), key=_iteration_of, default=None)
+    checkpoint = max((entry for entry in found if _is_number(entry.name)), key=_iteration_of, default=None)
+    if checkpoint is None:
+        _check_had_none(path)
+    return checkpoint
+
+
+def _check_had_none(path: Path) -> None:
+    """Checks that a run without checkpoints never had one. It begins anew, which overwrites what it has logged.
+
+    Raises:
+        CheckpointError: If its checkpoints are lost.
+    """
+    with reading(path):
+        is_lost = (path / CURVES).exists() or (path / FINAL).exists()
+        is_lost |= (
+            not (path / CHECKPOINTS).is_dir() and (path / METRICS).is_file() and bool((path / METRICS).stat().st_size)
+        )
+    if is_lost:
+        raise CheckpointError(
+            f"train --resume: {path} had checkpoints, but none is in {path / CHECKPOINTS} any more. Put them back, or "
+            f"start a new run with the same settings: {command(PROGRAM, 'train', '--config', path / CONFIG)}"
+        )
 
 
 def _iteration_of(checkpoint: Path) -> int:
@@ -565,10 +595,19 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         place = error.filename if isinstance(error.filename, str) else path
-        raise CheckpointError(
-            f"{place} could not be written: {why}. What was saved before is complete: make room, or make the place "
-            f"writable, and continue with: marl-connectors train --resume RUN"
-        ) from error
+        room = "make room, or make the place writable"
+        hint = f"{room.capitalize()}, and try again."
+        if (run := _run_around(path)) is not None:
+            resume = command(PROGRAM, "train", "--resume", run)
+            hint = f"What was saved before is complete: {room}, and continue with: {resume}"
+        raise CheckpointError(f"{place} could not be written: {why}. {hint}") from error
+
+
+def _run_around(path: Path) -> Path | None:
+    """Returns the folder of the run in which a file is; None if it is in none."""
+    with contextlib.suppress(OSError):
+        return next((folder for folder in (path, *path.parents) if (folder / CONFIG).is_file()), None)
+    return None
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -14,7 +14,8 @@ from marl_connectors import MAPPOConfig, MeanStdFilter, PPOConfig
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.cli.config_files import known_sections, layer, read_layer, resolved
 from marl_connectors.cli.config_settings import settings_of
-from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import RunSettings, settings_to_json
 from marl_connectors.cli.suggestions import train_words
@@ -61,7 +62,7 @@ def settings(tmp_path, monkeypatch):
         if file is not None:
             (tmp_path / "run.yaml").write_text(file)
             words = (*words, "--config", "run.yaml")
-        return new_settings(resolved(vars(_parse(["train", *words]))))
+        return new_settings(resolved(vars(parse(["train", *words]))))
 
     return of
 
@@ -302,7 +303,7 @@ def test_without_pyyaml_a_message_says_what_to_install(settings, monkeypatch, ca
 
 
 def test_help_and_parsing_import_neither_yaml_nor_torch():
-    code = "import sys; from marl_connectors.cli.main import _parse; _parse(['train', 'x', '--config', 'run.yaml']); "
+    code = "import sys; from marl_connectors.cli.parser import parse; parse(['train', 'x', '--config', 'run.yaml']); "
     code += "print(sorted({'yaml', 'torch', 'shtab', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

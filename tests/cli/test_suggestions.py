@@ -12,7 +12,8 @@ import pytest
 from gymnasium import spaces
 
 from marl_connectors.cli import suggestions
-from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal, literal_text
@@ -218,7 +219,7 @@ def test_an_environment_that_does_not_repeat_itself_can_be_evaluated(folder, cap
 
 def settings_of(words):
     """As the command line makes them of its words."""
-    return new_settings(vars(_parse(words)))
+    return new_settings(vars(parse(words)))
 
 
 VALUES = [1, 0, -2, 0.5, 1e-9, float("inf"), True, False, None, "a", "5", "True", "none", "a b", "it's", '"', "", "x=y"]
