@@ -298,7 +298,7 @@ class RunFolder:
         self.last_steps = agent_steps(row)
         if self._metrics:
             numbers = dict(scalars(row))
-            self.names.update(name for name, value in leaves(row) if value is None or name in numbers)
+            self.names.update(_names_of(row))
             scores = {name: _score_of(name, numbers) for names in self._metrics for name in names}
             known = {name: score for name, score in scores.items() if score is not None}
             self._scores.append((row["training_iteration"], known))
@@ -532,6 +532,21 @@ def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, A
         if row["training_iteration"] == up_to:
             break
     return rows, b"".join(line + b"\n" for line in lines[: len(rows)])
+
+
+def names_of_results(path: Path, checkpoint: Path) -> set[str]:
+    """Returns the names of all results of a run until a checkpoint.
+
+    Raises:
+        CheckpointError: If the metrics are damaged.
+    """
+    rows, _ = read_metrics(path / METRICS, up_to=_iteration_of(checkpoint))
+    return {name for row in rows for name in _names_of(row)}
+
+
+def _names_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of an iteration's numbers, also of those without a value."""
+    return (name for name, value in leaves(row) if value is None or isinstance(value, (int, float)))
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:

@@ -58,9 +58,10 @@ _ON_RESUME = {"run", "resume", "trials", "parallel", "pruner", "metric", "config
 
 def run(args: argparse.Namespace) -> int:
     """Searches for settings as the parsed options say. Returns the exit status."""
+    given = vars(args)
+    former = _resumed(given) if "resume" in given else None
     require_extras("optuna", "matplotlib", "PIL")
-    sweep = _resumed(vars(args)) if "resume" in args else _new(vars(args))
-    return sweep.run()
+    return (_new(given) if former is None else former).run()
 
 
 @dataclass(slots=True)

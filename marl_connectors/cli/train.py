@@ -509,9 +509,9 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
                 f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
+        if "keep_best" in given and (names := run_folder.names_of_results(path, checkpoint)):
+            check_metric(settings.keep_best, names, algo.config)
         folder = RunFolder.reopen(path, checkpoint, **_kept(settings))
-        if "keep_best" in given and folder.names:
-            check_metric(settings.keep_best, folder.names, algo.config)
         if changed != config.get(CHANGED, {}) or "config" in given:
             lasting = {
                 name: value

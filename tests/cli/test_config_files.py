@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -292,14 +291,6 @@ def test_a_file_that_is_no_config_is_named(name, content, message, tmp_path, mon
     assert main(["train", "--config", name]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_without_pyyaml_a_message_says_what_to_install(settings, monkeypatch, capsys):
-    settings(file="env: CartPole-v1")
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "yaml" else found(name))
-    assert main(["train", "--config", "run.yaml"]) == 2
-    assert "needs pyyaml, which is not installed" in capsys.readouterr().err
 
 
 def test_help_and_parsing_import_neither_yaml_nor_torch():

@@ -25,7 +25,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean, likeness
 from marl_connectors.names import import_attribute
-from marl_connectors.packages import how_to_install
+from marl_connectors.packages import how_to_install, is_installed
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
 """The keywords that ``gymnasium.make`` accepts in addition to the environment's own settings."""
@@ -269,6 +269,9 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
         siblings = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", []))]
         versioned = [name for name in siblings if re.search(r"_v\d+$", name)]
         return f"{parent_name!r} has no module {last!r}. {did_you_mean(last, versioned or siblings)}"
+    for package, names in _NAMES_IN_PACKAGES.items():
+        if re.fullmatch(names, env) and not is_installed(package):
+            return f"it is in the package {package!r}, which is not installed. {how_to_install(PIP_NAMES[package])}"
     alike, known = re.sub(r"-(v\d+)$", r"_\1", env), known_environments()
     if likeness(alike, known) > likeness(env, gymnasium.registry):
         return f"there is no such environment. {did_you_mean(alike, known)}"
@@ -307,6 +310,13 @@ PIP_NAMES = {
     "ale_py": "ale-py",
 }
 """The names under which packages are installed, by the names under which they are imported."""
+
+_NAMES_IN_PACKAGES = {
+    "mpe2": r"simple(_[a-z_]+)?_v\d+",
+    "magent2": r"(adversarial_pursuit|battle|battlefield|combined_arms|gather|tiger_deer)_v\d+",
+    "gymnasium_robotics": r"mamujoco_v\d+",
+}
+"""The names of environments in packages of their own, which cannot be listed unless these are installed."""
 
 GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
 """Namespace to the package that registers Gymnasium ids when it is imported."""
