@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads)
     # What an environment prints is not part of JSON data.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        with naming_a_lost_config(checkpoint, "evaluate"):
+        with naming_a_lost_config(checkpoint, "evaluate", args.config):
             options = {"trusted": args.trusted, "new_episodes": True, "local": True, "source": args.config}
             algo = load_algorithm(checkpoint, **options)
         try:

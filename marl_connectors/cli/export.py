@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         check_python_config(args.config, args.trusted)
     checkpoint = checkpoint_named(args.checkpoint, "export")
     require_onnx()
-    with naming_a_lost_config(checkpoint, "export"):
+    with naming_a_lost_config(checkpoint, "export", args.config):
         config = config_of_python_file(checkpoint, args.config) if args.trusted else None
         policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
     folder = Path(args.checkpoint) / "export" if args.out is None else Path(args.out)

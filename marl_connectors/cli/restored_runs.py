@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import sys
@@ -22,7 +23,7 @@ from marl_connectors.cli.config_settings import (
     module_name,
     set_by_name,
 )
-from marl_connectors.cli.run_settings import settings_from_json
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.cli.values import brief
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
@@ -136,11 +137,31 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
         return None
     if not command:
         return load_config(source)
-    settings = settings_from_json({**command, "config": source}, str(run / run_folder.CONFIG))
-    config = settings.make_config()
+    settings = settings_from_json(command, str(run / run_folder.CONFIG))
+    config = with_config(settings, source).make_config()
     if former is not None and module_name(former) not in sys.modules:
         sys.modules[module_name(former)] = sys.modules[module_name(source)]  # the checkpoint has names in this module
     return config
+
+
+def with_config(settings: RunSettings, source: str) -> RunSettings:
+    """Returns the settings of a run whose Python file has another place, in which its objects may have other names.
+
+    Args:
+        settings: The settings.
+        source: The new place, as for ``load_config``.
+    """
+    old, new = f"{module_name(settings.config or '')}:", f"{module_name(source)}:"
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        if isinstance(value, dict):
+            return {key: renamed(each) for key, each in value.items()}
+        return new + value.removeprefix(old) if isinstance(value, str) and value.startswith(old) else value
+
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return RunSettings(**{**{name: renamed(value) for name, value in values.items()}, "config": source})
 
 
 def check_python_config(source: str, trusted: bool) -> None:
@@ -172,12 +193,13 @@ def _command_of(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def naming_a_lost_config(checkpoint: Path, who: str) -> Iterator[None]:
+def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Iterator[None]:
     """Raises another error in its block if something cannot be read without a Python file that is not there any more.
 
     Args:
         checkpoint: The folder of the checkpoint.
         who: The command, for messages.
+        named: The file that the user names in its place.
 
     Raises:
         CheckpointError: Names the file, and how to name another one.
@@ -187,7 +209,12 @@ def naming_a_lost_config(checkpoint: Path, who: str) -> Iterator[None]:
     except MarlConnectorsError as error:
         _, command = _command_of(checkpoint)
         source = command.get("config")
-        if not isinstance(source, str) or has_source(source) or not _needs(checkpoint, module_name(source)):
+        if (
+            named is not None
+            or not isinstance(source, str)
+            or has_source(source)
+            or not _needs(checkpoint, module_name(source))
+        ):
             raise
         raise CheckpointError(
             f"{who}: the run of {checkpoint} began with the config in {source}, which is not there any more, and has "

@@ -23,7 +23,9 @@ from typing import Any
 
 from marl_connectors.cli import run_folder, seed_summary, train
 from marl_connectors.cli.config_files import resolved
+from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.restored_runs import check_python_config
 from marl_connectors.cli.run_processes import FAILED, POLL_S, RunProcess, newest_progress
 from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
@@ -215,7 +217,7 @@ class _SeedRuns:
         return results
 
     def _write(self, results: list[SeedResult]) -> None:
-        lasting = {name: value for name, value in self.changes.items() if name in train.SETTINGS_OF_CONFIG}
+        lasting = {name: value for name, value in self.changes.items() if name in (*train.SETTINGS_OF_CONFIG, "config")}
         seed_summary.write_seeds(self.path, jsonable(_merged(self.options, lasting)), results)
 
     def _finish(self, results: list[SeedResult]) -> None:
@@ -276,6 +278,9 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
             f"train --resume: expected a folder with runs of several seeds, but {path} has no {SEEDS}. Leave out "
             f"--seeds and --parallel to resume a single run."
         )
+    if "config" in given:
+        check_python_config(given["config"], given.get("trusted", True))
+        given = {**given, "config": absolute_spec(given["config"])}
     options, seeds = seed_summary.read_seeds(path)
     changes = {
         name: value

@@ -28,7 +28,7 @@ from marl_connectors.cli.config_settings import (
 from marl_connectors.cli.metric_names import check_metric
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
 from marl_connectors.cli.progress import PlayProgress, Progress, open_progress
-from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config
+from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config, with_config
 from marl_connectors.cli.results import (
     agent_steps,
     fewer_episodes,
@@ -480,6 +480,8 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
+    if "config" in given:
+        settings = with_config(settings, given["config"])
     changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
     now = _changes(settings, given)
     batch_size = {BATCH_SIZE: now[BATCH_SIZE]} if BATCH_SIZE in now else {}
@@ -499,7 +501,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     trusted = given.get("trusted", True)
     new_episodes = given.get("new_episodes", False)
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": new_episodes, "chosen": now}
-    with naming_a_lost_config(checkpoint, "train --resume"):
+    with naming_a_lost_config(checkpoint, "train --resume", given.get("config")):
         algo = load_algorithm(checkpoint, changed, source=given.get("config"), **options)
     try:
         _check_same_env(algo, settings, checkpoint)
@@ -509,18 +511,9 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
                 f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
-        if "keep_best" in given and (names := run_folder.names_of_results(path, checkpoint)):
-            check_metric(settings.keep_best, names, algo.config)
-        folder = RunFolder.reopen(path, checkpoint, **_kept(settings))
+        folder = _reopened(path, checkpoint, settings, algo, given)
         if changed != config.get(CHANGED, {}) or "config" in given:
-            lasting = {
-                name: value
-                for name, value in settings_to_json(settings).items()
-                if name in ("training", "config", *SETTINGS_OF_CONFIG)
-                if name != "set"
-            }
-            command = {**config["command"], **lasting}
-            folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
+            _keep_changes(folder, before, settings, algo, changed)
     except BaseException:
         algo.stop()
         raise
@@ -531,6 +524,24 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "saved_iteration": iteration}
     done["resumed_at"] = steps_done
     return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
+
+
+def _reopened(path: Path, checkpoint: Path, settings: RunSettings, algo: Any, given: Mapping[str, Any]) -> RunFolder:
+    """Opens the folder of a run to resume, unless the command names a metric that its results do not have."""
+    if "keep_best" in given and (names := run_folder.names_of_results(path, checkpoint)):
+        check_metric(settings.keep_best, names, algo.config)
+    return RunFolder.reopen(path, checkpoint, **_kept(settings))
+
+
+def _keep_changes(
+    folder: RunFolder, before: RunSettings, settings: RunSettings, algo: Any, changed: Mapping[str, Any]
+) -> None:
+    """Writes settings to ``config.json`` that hold from now on. Others, such as ``--steps``, are for one command."""
+    lasting = {"training", "config", *SETTINGS_OF_CONFIG}
+    now = {name: value for name, value in settings_to_json(settings).items() if name in lasting}
+    moved = settings_to_json(before) if settings.config is not None else {}  # names in a file that has another place
+    command = {**folder.config["command"], **moved, **now}
+    folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
 
 
 def check_changeable_options(given: Mapping[str, Any]) -> None:

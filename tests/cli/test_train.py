@@ -274,7 +274,7 @@ def test_a_finished_run_can_be_given_more_steps(command):
 def test_a_resumed_run_keeps_its_own_settings(command):
     command("train", "fake_env", "--steps", "200")
     assert command("train", "--resume", str(RUN), "--seed", "1") == 2
-    assert "'seed' cannot be changed" in command.err
+    assert "--seed cannot be changed" in command.err
     assert command("train", "other_env", "--resume", str(RUN)) == 2
     assert "'env' cannot be changed" in command.err
 
