@@ -72,7 +72,7 @@ def import_ray(who: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{who}: it needs the package ray, which cannot be imported here ({error}). Set it to 0 to work in "
-            f"this process, or install ray. {how_to_install('ray')}"
+            f"this process, or install the package. {how_to_install('ray')}"
         ) from None
     return ray
 

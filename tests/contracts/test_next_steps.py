@@ -42,7 +42,7 @@ class Shell:
         assert done.returncode == status, done.stderr
         _, _, end = done.stdout.rpartition("\nNext:\n")
         found = [first or second for first, second in PRINTED.findall((end or done.stdout) + done.stderr)]
-        return [each for each in found if "marl" in each or "onnx" in each or "tensorboard" in each]
+        return [each for each in found if re.search("marl.connectors |tensorboard|OnnxPolicy", each)]
 
     def check(self, line: str) -> list[str]:
         """Runs a command that was printed, and returns what it prints as next steps."""
