@@ -276,7 +276,7 @@ def test_a_resumed_run_keeps_its_own_settings(command):
     assert command("train", "--resume", str(RUN), "--seed", "1") == 2
     assert "--seed cannot be changed" in command.err
     assert command("train", "other_env", "--resume", str(RUN)) == 2
-    assert "'env' cannot be changed" in command.err
+    assert "ENV cannot be changed" in command.err
 
 
 def test_a_run_whose_checkpoint_is_of_another_env_is_refused(command, build):
