@@ -248,6 +248,7 @@ def random_settings(rng):
     default = new_settings({"env": env, "preset": pick(True, False), "num_learners": learners})
     mapping = maybe("module:function", None)
     training = {f"k{i}": pick(*VALUES) for i in range(rng.integers(3))}
+    video = pick("gif", "mp4", "none")
     return RunSettings(
         env,
         env_config={f"k{i}": pick(*VALUES) for i in range(rng.integers(3))},
@@ -278,8 +279,8 @@ def random_settings(rng):
         checkpoint_every=maybe(5, default.checkpoint_every),
         eval_episodes=maybe(5, default.eval_episodes),
         baseline_seconds=maybe(5, default.baseline_seconds),
-        video=pick("gif", "mp4", "none"),
-        video_every=pick(0, 5),
+        video=video,
+        video_every=0 if video == "none" else pick(0, 5),
         track=pick(["tensorboard"], [], ["wandb", "mlflow"]),
         keep_best=pick("auto", None, "min:env_runners/episode_len_mean"),
         keep_checkpoints=pick(None, 3),
