@@ -40,7 +40,9 @@ TENSORS_FILE: Final = "tensors.safetensors"
 RUN_CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
 BEST: Final = "best"
-"""The subfolder of a run's folder with its checkpoints, and the file there with the name of the newest."""
+"""The subfolder of a run's folder with its checkpoints, and the files there with the names of newest and best."""
+_RUN_METRICS: Final = "metrics.jsonl"
+"""A file that each folder of a run has."""
 
 _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
     "__tensor__",
@@ -282,9 +284,15 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if folder.name in (BEST, LATEST) and folder.parent.name == RUN_CHECKPOINTS and folder.is_file():
         latest = folder
     elif is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
+        if (folder / _RUN_METRICS).is_file():
+            raise CheckpointError(
+                f"the run {folder} has no folder {RUN_CHECKPOINTS!r} any more. Put it back, or name a checkpoint."
+            )
         return folder
     if not latest.exists():
-        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start another: marl-connectors train ENV")
+        kept = sorted(str(entry) for entry in latest.parent.iterdir() if is_checkpoint(entry))
+        hint = f"Name a checkpoint: {kept[-1]}" if kept else "It has not saved one yet. Resume it, or name another run."
+        raise CheckpointError(f"the run {folder} has no file {RUN_CHECKPOINTS}/{LATEST}. {hint}")
     hint = f"Write the name of a folder of {latest.parent} into it."
     try:
         name = latest.read_text(encoding="utf-8").strip()

@@ -28,6 +28,10 @@ _CALLED_BY_ENVS = (
 """Modules that environments and pieces call or are wrapped in. Errors raised there are caused by other code."""
 
 
+_CLOSE = 0.6
+"""The likeness from which on a name may be what the user has meant."""
+
+
 class MarlConnectorsError(Exception):
     """Base of all errors that this library raises on purpose."""
 
@@ -142,10 +146,20 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     'Known: gamma, lr.'
     """
     names = [str(k) for k in known]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=_CLOSE)
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"Known: {', '.join(names)}." if names else "There are none."
+
+
+def likeness(name: str, known: Iterable[str]) -> float:
+    """Returns how much the closest known name, as in ``did_you_mean``, is like a name, from 0 to 1; 0 if none is close.
+
+    >>> likeness("gama", ["gamma", "lr"]) > 0.8, likeness("zzz", ["gamma", "lr"])
+    (True, 0.0)
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)
+    return difflib.SequenceMatcher(None, close[0], name).ratio() if close else 0.0
 
 
 def listed(names: Collection[object], noun: str, *, at_most: int = 4) -> str:

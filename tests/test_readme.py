@@ -12,7 +12,7 @@ import pytest
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
-from marl_connectors.cli.main import _build_parser
+from marl_connectors.cli.parser import build_parser
 from marl_connectors.cli.train import TRAINING_DEFAULTS
 from marl_connectors.validators import declared
 
@@ -175,7 +175,7 @@ def test_the_table_of_the_command_lines_own_defaults_is_right():
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "explain"])
 def test_the_table_of_options_has_every_option_of_the_command(command):
-    _, parsers = _build_parser()
+    _, parsers = build_parser()
     options = set()
     for action in parsers[command]._actions:
         if isinstance(action, argparse._HelpAction):

@@ -7,7 +7,7 @@ the settings and the return of each trial (above 50), and the return of the best
 150). It takes about 20 seconds.
 
 If you stop it with Ctrl-C and start it again with the same ``--out``, it goes on from the checkpoints. With
-``--num-env-runners 1``, each trial has a remote env runner. It needs ``pip install "marl-connectors[tune]"``.
+``--num-env-runners 1``, each trial has a remote env runner. It needs ``pip install "ray[tune]"``.
 """
 
 from __future__ import annotations

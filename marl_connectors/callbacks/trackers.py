@@ -11,12 +11,12 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from marl_connectors.callbacks.callbacks import Callbacks
 from marl_connectors.json_data import jsonable
+from marl_connectors.packages import distribution_of, how_to_install, import_package
 from marl_connectors.seeding import global_generators_kept
 
 _LOG = logging.getLogger(__name__)
@@ -49,9 +49,7 @@ class Tracker(Callbacks):
     """
 
     package: ClassVar[str] = ""
-    """The module that the tracker needs."""
-    extra: ClassVar[str] = ""
-    """The extra of this library that installs it."""
+    """The package that the tracker needs, by the name under which it is imported."""
 
     def __init__(
         self,
@@ -168,7 +166,7 @@ class Tracker(Callbacks):
                     self._close()
             hint = ""
             if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == self.package:
-                hint = f' Install it with: pip install "marl-connectors[{self.extra}]"'
+                hint = f" {how_to_install(distribution_of(self.package))}"
             text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
             _LOG.warning(
                 "%s could not %s (%s). Training continues, and this run is not tracked there any further.%s",
@@ -201,7 +199,6 @@ class TensorBoardTracker(Tracker):
     """Writes TensorBoard events to ``folder``, by default ``tensorboard/<name>``. The config is under *Text*."""
 
     package = "tensorboard"
-    extra = "cli"
 
     def _open(self, config: dict[str, Any], name: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -231,10 +228,10 @@ class WandbTracker(Tracker):
     ``WANDB_ENTITY``, have their usual effect.
     """
 
-    package = extra = "wandb"
+    package = "wandb"
 
     def _open(self, config: dict[str, Any], name: str) -> None:
-        wandb: Any = import_module("wandb")
+        wandb: Any = import_package("wandb")
         self._run = wandb.init(
             project=self._project,
             name=name,
@@ -262,7 +259,7 @@ class MLflowTracker(Tracker):
     ``folder`` has no effect. The run has the tag ``marl_connectors_run_id``, by which it is found when it continues.
     """
 
-    package = extra = "mlflow"
+    package = "mlflow"
     _TAG: Final = "marl_connectors_run_id"
     _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
     """Variables that are set unless they are. MLflow would wait for a server for minutes, and training with it."""
@@ -272,7 +269,7 @@ class MLflowTracker(Tracker):
     def _open(self, config: dict[str, Any], name: str) -> None:
         for variable, value in self._PATIENCE.items():
             os.environ.setdefault(variable, value)
-        self._mlflow: Any = import_module("mlflow")
+        self._mlflow: Any = import_package("mlflow")
         self._client = self._mlflow.MlflowClient()
         experiment_id = self._experiment_id()
         found = self._client.search_runs([experiment_id], f"tags.{self._TAG} = '{self.run_id}'", max_results=1)
@@ -318,10 +315,10 @@ class TrackioTracker(Tracker):
     ``folder`` has no effect. With ``TRACKIO_SPACE_ID``, Trackio sends the results to a Hugging Face Space.
     """
 
-    package = extra = "trackio"
+    package = "trackio"
 
     def _open(self, config: dict[str, Any], name: str) -> None:
-        trackio: Any = import_module("trackio")
+        trackio: Any = import_package("trackio")
         own = name if str(self.run_id) in name else f"{name}-{self.run_id}"  # Trackio finds a run by its name
         quiet: Any = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self._run = trackio.init(self._project, name=own, config=dict(leaves(config)), resume="allow", **quiet)
@@ -330,7 +327,7 @@ class TrackioTracker(Tracker):
         self._run.log(dict(values), step=step)
 
     def _close(self) -> None:
-        trackio: Any = import_module("trackio")
+        trackio: Any = import_package("trackio")
         trackio.finish()
 
 

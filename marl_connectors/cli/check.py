@@ -10,6 +10,7 @@ import sys
 
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.values import merged
+from marl_connectors.environments.making.factory import WrappedMaker
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.json_data import jsonable
 
@@ -20,6 +21,7 @@ _OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "con
 def run(args: argparse.Namespace) -> int:
     """Checks an environment as the parsed options say. Returns the exit status."""
     given = vars(args)
+    env = WrappedMaker(args.env, args.wrappers) if "wrappers" in given else args.env
     options = {key: given[key] for key in _OPTIONS if key in given}
     # What an environment prints is not part of the report.
     with (
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         _crash_traces(),
         announced(f"checking the environment, at most {given.get('max_seconds', 60):g} s"),
     ):
-        report = check_env(args.env, env_config=merged(given.get("env_config", [])), **options)
+        report = check_env(env, env_config=merged(given.get("env_config", [])), **options)
     print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
     return 0 if report.ok else EXIT_ERRORS
 

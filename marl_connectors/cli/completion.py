@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any, cast
 
+from marl_connectors.cli.parser import build_parser
 from marl_connectors.cli.values import require_extras
 from marl_connectors.zoo import tasks
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the script of a shell. Returns the exit status."""
+    print(script(build_parser()[0], args.shell))
+    return 0
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -16,8 +16,10 @@ from typing import Any, Final
 from marl_connectors.cli.config_settings import (
     SHORT_FORMS,
     absolute_spec,
+    check_model,
     checked_pieces,
     closest,
+    has_source,
     set_by_name,
 )
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
@@ -41,6 +43,10 @@ SEARCH: Final = "search"
 SCHEMA_KEY: Final = "$schema"
 """A key for editors, which a file may have."""
 _FILES: Final = (".yaml", ".yml", ".json")
+_OTHER_FILES: Final = (".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".ipynb", ".pkl")
+"""Endings of files that others use for settings, so that a source with one of them is no module."""
+NO_VIDEO: Final = "none"
+"""The format of videos of a run that has none."""
 
 
 # Layers --------------------------------------------------------------------------------------------------------------
@@ -60,6 +66,8 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         return options
     source = options.pop("config")
     lower = {name: value for name, value in read_layer(source).items() if name != SEARCH}
+    if lower.get("config") is None:
+        check_model(merged(lower.get("model", [])), f"{source}: model")
     found = above(lower, options)
     if not {"env", "base", "config"} & found.keys():
         raise ConfigError(f"{source}: it has no environment. Add the key 'env', or name one on the command line.")
@@ -79,9 +87,14 @@ def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
     found = dict(given)
     pairs: list[tuple[str, Any]] = []
     for path, value in found.pop("set", []):
-        section, _, name = path.rpartition(".")
+        section, dot, name = path.rpartition(".")
+        if dot and not (section and name):
+            raise ConfigError(f"{who}: expected NAME=VALUE or SECTION.NAME=VALUE, but got the name {path!r}.")
         if section:
             check_section(section, name, who)
+        elif name in known_sections() and not any(name in settings for settings in known_sections().values()):
+            example = f"--set {name}.{_example_of(name)}"
+            raise ConfigError(f"{who}: {name!r} is a section of the config. Name one of its settings: {example}")
         own = as_field(name, value, who)
         if own is None:
             pairs.append((name, value))
@@ -93,9 +106,34 @@ def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
             found[own[0]] = own[1]
     if pairs:
         found["set"] = pairs
+    if found.get("video") == NO_VIDEO:
+        check_video_every(found, "--video-every" if who == "--set" else f"{who}: video_every")
     if PER_ENV_RUNNER in found and "num_envs" in found:
         raise ConfigError(f"{who}: {PER_ENV_RUNNER!r} and 'num_envs' were both given. Use one of them.")
     return _with_short_forms(found)
+
+
+def check_video_every(given: Mapping[str, Any], who: str = "--video-every") -> None:
+    """Checks the options of a run without videos.
+
+    Args:
+        given: The options.
+        who: The first words of messages.
+
+    Raises:
+        ConfigError: If they ask for a video from time to time.
+    """
+    if given.get("video_every"):
+        raise ConfigError(
+            f"{who}: {given['video_every']} has no effect, because the run has no videos (--video none). Add "
+            f"--video gif or --video mp4, or leave it out."
+        )
+
+
+def _example_of(section: str) -> str:
+    """Returns a setting of a section with a value, such as ``lr=3e-4``."""
+    examples = {"training": "lr=3e-4", "evaluation": "evaluation_interval=5", "debugging": "seed=1"}
+    return examples.get(section) or f"{known_sections()[section][0]}=VALUE"
 
 
 def _with_short_forms(found: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +164,8 @@ def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
         gone |= {"policies", "mapping", "modules"}
     if {"num_envs", PER_ENV_RUNNER} & upper.keys():
         gone |= {"num_envs", PER_ENV_RUNNER}
+    if upper.get("video") == NO_VIDEO and "video_every" not in upper:
+        gone |= {"video_every"}
     if isinstance(merged(upper.get("set", [])).get("lr"), list):
         gone |= {"anneal_lr"}  # the schedule replaces it
     rest = {name: value for name, value in lower.items() if name not in gone}
@@ -144,7 +184,7 @@ def check_section(section: str, name: str, who: str) -> None:
         raise ConfigError(f"{who}: there is no section {section!r}. {did_you_mean(section, known)}")
     if name not in known[section]:
         places = [other for other in known if name in known[other]]
-        hint = f"It is a setting of {' and '.join(places)}." if places else did_you_mean(name, known[section])
+        hint = f"It is a setting of {' and '.join(places)}." if places else closest(name, known[section])
         raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint}")
 
 
@@ -254,6 +294,7 @@ def read_layer(source: str) -> dict[str, Any]:
         hint = f"Name its file: {own}" if own.is_file() else "Name a file in it."
         raise ConfigError(f"--config: expected a file, but {source} is a folder. {hint}")
     if path.suffix.lower() not in _FILES:
+        _check_is_python(source, path)
         return {"config": absolute_spec(source)}
     data = _read(path)
     if not isinstance(data, dict):
@@ -262,6 +303,15 @@ def read_layer(source: str) -> dict[str, Any]:
         settings_from_json(data["command"], source)
         return {"base": data["command"]}
     return _layer_of(data, path)
+
+
+def _check_is_python(source: str, path: Path) -> None:
+    """Checks that a source without the ending of a file with settings is Python code, or a module."""
+    is_file = path.is_file() or len(path.parts) > 1 or path.suffix.lower() in _OTHER_FILES
+    if is_file and not re.search(r"\.py(:|$)", source):
+        raise ConfigError(
+            f"--config: expected a file that ends in .yaml, .yml, .json or .py, or a Python module, but got {source!r}."
+        )
 
 
 def _read(path: Path) -> Any:
@@ -319,16 +369,36 @@ def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
             found["set"] += _settings_of_section(key, {} if value is None else value, path)
         elif key == SEARCH:
             found[SEARCH] = search_space(value, f"{path}: {SEARCH}")
+        elif key == "config" and isinstance(value, Mapping):
+            raise ConfigError(
+                f"{path}: config: it names a Python file with an AlgorithmConfig, such as my_config.py, but got "
+                f"{brief(value)}. Settings are at the top of the file and in its sections: training: {{lr: 3e-4}}"
+            )
         elif key in OWN_FIELDS:
             kept = checked_field(key, value, str(path))
             found[key] = list(kept.items()) if key in PAIRS else kept
         else:
-            raise ConfigError(f"{path}: unknown key {brief(key)}. {_hint(key)}")
+            raise ConfigError(f"{path}: unknown key {brief(key)}. {_hint(key, value)}")
     found = layer(found, str(path))
     _check_pieces(found, path)
     if found.get("config") is not None:
-        found["config"] = absolute_spec(found["config"], path.parent)
+        found["config"] = _python_config(found["config"], path)
     return {name: value for name, value in found.items() if name != "config" or value is not None}
+
+
+def _python_config(source: str, path: Path) -> str:
+    """Returns the Python file or module that a file names, whose path is relative to the file."""
+    if Path(source).suffix.lower() in _FILES:
+        raise ConfigError(
+            f"{path}: config: expected a Python file with an AlgorithmConfig, but got {source!r}. Copy the settings of "
+            f"that file into this one."
+        )
+    found = absolute_spec(source, path.parent)
+    if not has_source(found):
+        raise ConfigError(
+            f"{path}: config: there is no file {source!r} beside it. Check its path, which is relative to {path.name}."
+        )
+    return found
 
 
 def _settings_of_section(section: str, settings: Any, path: Path) -> list[tuple[str, Any]]:
@@ -369,9 +439,11 @@ def _check_pieces(found: Mapping[str, Any], path: Path) -> None:
             checked_pieces(PPOConfig(), piece_names(found[field]), kind, f"{path}: {field}")
 
 
-def _hint(key: Any) -> str:
+def _hint(key: Any, value: Any) -> str:
     """Returns where a setting belongs that a file has at its top, or the closest known key."""
     known = known_sections()
+    if isinstance(value, Mapping) and value and any(each in OWN_FIELDS or each in known for each in value):
+        return f"What is under it belongs to the top of the file: leave out {key!r}."
     places = [section for section in known if key in known[section]]
     if places:
         return f"It is a setting of the section {places[0]!r}: write it there."

@@ -21,6 +21,7 @@ from marl_connectors.policy_mapping import (
     SharedPolicy,
     policy_mapping,
 )
+from marl_connectors.programs import PROGRAM, command
 
 DEFAULT_NAMES = ("config", "make_config")
 """The names in a file or module that are looked up if none is given."""
@@ -76,6 +77,12 @@ def has_source(spec: str) -> bool:
     """Whether the file of a spec exists; True for a module."""
     source, _ = _source_and_name(spec)
     return not source.endswith(".py") or Path(source).is_file()
+
+
+def module_name(spec: str) -> str:
+    """Returns the name of the module of a spec: that of its file without the ending, or the module itself."""
+    source, _ = _source_and_name(spec)
+    return Path(source).stem if source.endswith(".py") else source
 
 
 def absolute_spec(spec: str, folder: Path | None = None) -> str:
@@ -183,7 +190,7 @@ def _set_environment(config: Any, values: Mapping[str, Any]) -> None:
     if "env_check" in values:
         config.environment(disable_env_checking=not values["env_check"])
     if config.env is None:
-        raise ConfigError("--config: the config has no environment. Name one: marl-connectors train ENV --config ...")
+        raise ConfigError("--config: the config has no environment. Name one before --config, such as CartPole-v1.")
 
 
 def mapping_fn(policies: str, mapping: str | None) -> PolicyMappingFn:
@@ -313,8 +320,12 @@ SHORT_FORMS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation", "vf_
 """Settings of ``--model`` that have options of their own, with the fields of RunSettings for them."""
 
 
-def check_model(model: Iterable[str]) -> None:
+def check_model(model: Iterable[str], who: str = "--model") -> None:
     """Checks the keys of ``--model``.
+
+    Args:
+        model: The keys.
+        who: The first words of messages.
 
     Raises:
         ConfigError: If the default modules have no such setting.
@@ -324,7 +335,7 @@ def check_model(model: Iterable[str]) -> None:
     known = [field.name for field in dataclasses.fields(DefaultModelConfig)]
     for key in model:
         if key not in known:
-            raise ConfigError(f"--model: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
+            raise ConfigError(f"{who}: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
 
 
 def annealed(lr: Any, steps: int) -> list[list[float]]:
@@ -505,7 +516,7 @@ def set_by_name(config: Any, settings: Mapping[str, Any], who: str = "--set") ->
 def closest(name: object, known: Iterable[object]) -> str:
     """Returns a closing sentence that names the closest known name, or where all are listed."""
     close = did_you_mean(name, known)
-    return close if close.startswith("Did you mean") else "All settings are listed by: marl-connectors schema"
+    return close if close.startswith("Did you mean") else f"All settings are listed by: {command(PROGRAM, 'schema')}"
 
 
 def as_objects(config: Any, name: str, value: Any, who: str) -> Any:

@@ -22,34 +22,33 @@ from marl_connectors.algorithms.fitting.figures import (
     table,
 )
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
-from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.run_folder import reading
+from marl_connectors.cli.restored_runs import (
+    check_python_config,
+    checkpoint_named,
+    load_algorithm,
+    naming_a_lost_config,
+)
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
-from marl_connectors.cli.train import BUILDING, load_algorithm
+from marl_connectors.cli.train import BUILDING
 from marl_connectors.cli.values import require_extras
 from marl_connectors.cli.video import RECORDING, check_video_can_be_made, is_mp4, record_video
-from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates the modules of a checkpoint as the parsed options say. Returns the exit status."""
-    if is_seeds_folder(Path(args.checkpoint)):
-        raise ConfigError(
-            f"evaluate: expected a checkpoint or the folder of a run, but {args.checkpoint} has the runs of several "
-            f"seeds. Choose one: {Path(args.checkpoint) / seed_folder(read_seeds(Path(args.checkpoint))[1][0])}"
-        )
+    if args.config is not None:
+        check_python_config(args.config, args.trusted)
+    checkpoint = checkpoint_named(args.checkpoint, "evaluate")
     if args.video is not None:
         require_extras("PIL", *(["imageio_ffmpeg"] if is_mp4(Path(args.video)) else []))
         check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
     # What an environment prints is not part of JSON data.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        with reading(Path(args.checkpoint)):
-            checkpoint = find_checkpoint(args.checkpoint)
-        with announced(BUILDING):
-            algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True, local=True)
+        with naming_a_lost_config(checkpoint, "evaluate", args.config), announced(BUILDING):
+            options = {"trusted": args.trusted, "new_episodes": True, "local": True, "source": args.config}
+            algo = load_algorithm(checkpoint, **options)
         try:
             found = _measured(algo, checkpoint, args)
         finally:

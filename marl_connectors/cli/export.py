@@ -11,25 +11,24 @@ from marl_connectors.algorithms.fitting.figures import table
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
-from marl_connectors.checkpoints import find_checkpoint
+from marl_connectors.cli.restored_runs import (
+    check_python_config,
+    checkpoint_named,
+    config_of_python_file,
+    naming_a_lost_config,
+)
 from marl_connectors.cli.run_folder import reading
-from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
-from marl_connectors.cli.train import config_of_python_file
-from marl_connectors.errors import ConfigError
+from marl_connectors.programs import command
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports the policy of a checkpoint as the parsed options say. Returns the exit status."""
-    if is_seeds_folder(Path(args.checkpoint)):
-        raise ConfigError(
-            f"export: expected a checkpoint or the folder of a run, but {args.checkpoint} has the runs of several "
-            f"seeds. Choose one: {Path(args.checkpoint) / seed_folder(read_seeds(Path(args.checkpoint))[1][0])}"
-        )
+    if args.config is not None:
+        check_python_config(args.config, args.trusted)
+    checkpoint = checkpoint_named(args.checkpoint, "export")
     require_onnx()
-    with reading(Path(args.checkpoint)):
-        checkpoint = find_checkpoint(args.checkpoint)
-    config = config_of_python_file(checkpoint) if args.trusted else None
-    with announced("loading the policy"):
+    with naming_a_lost_config(checkpoint, "export", args.config), announced("loading the policy"):
+        config = config_of_python_file(checkpoint, args.config) if args.trusted else None
         policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
     folder = Path(args.checkpoint) / "export" if args.out is None else Path(args.out)
     doing = "writing the programs" + (", and comparing them with the policy" if args.check else "")
@@ -41,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     print(table(["file", "kB", "agents", "inputs"], [_row(folder, own, contract) for own in contract["files"]]))
     compared = "The programs were compared with the policy, on sampled observations." if args.check else ""
     print(f"{compared}\nWritten to {folder}, with contract.json and onnx_policy.py, which acts without torch:".lstrip())
-    print(f"  cd {folder}")
-    print(f'  python -c "from onnx_policy import OnnxPolicy; print(OnnxPolicy({"."!r}).agent_ids)"')
+    play = "import sys; sys.path[0] = sys.argv[1]; from onnx_policy import OnnxPolicy; "
+    print(f"  {command('python', '-c', f'{play}print(OnnxPolicy(sys.argv[1]).agent_ids)', folder)}")
     return 0
 
 

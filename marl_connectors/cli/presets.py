@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import number, percent
-from marl_connectors.cli.config_files import PAIRS, PER_ENV_RUNNER, layer
+from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
 from marl_connectors.cli.config_settings import batch_size_per_learner, check_model, load_config, settings_of
 from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
@@ -65,6 +65,9 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     values |= changes
     if PER_ENV_RUNNER in given:
         values["num_envs"] = given[PER_ENV_RUNNER] * max(1, values["num_env_runners"])
+    if values["video"] == NO_VIDEO:
+        check_video_every(given)
+        values["video_every"] = 0
     model = merged(given.get("model", []))
     if values["config"] is None:
         check_model(model)

@@ -26,7 +26,6 @@ import json
 import logging
 import math
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -56,6 +55,7 @@ from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkp
 from marl_connectors.cli.pictures import draw_curves
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.json_data import brief, jsonable, parsed_json
+from marl_connectors.programs import PROGRAM, command
 
 BASELINES, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, VIDEOS = (
     "baselines.json",
@@ -79,7 +79,7 @@ class RunFolder(RunFiles):
         last_steps: Agent steps at the last iteration that was logged.
     """
 
-    RESUME = "marl-connectors train --resume RUN"
+    RESUME = ""  # the command for this folder
     _option = "--keep-best"
 
     def __init__(self, path: Path, config: dict[str, Any], baselines: dict[str, Any], **keep: Any) -> None:
@@ -210,7 +210,7 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
-                resume = f", or continue with: marl-connectors train --resume {shlex.quote(str(path))}"
+                resume = f", or continue with: {command(PROGRAM, 'train', '--resume', path)}"
                 raise ConfigError(
                     f"--out: expected a new or empty folder, but {path} exists. Choose another"
                     + (resume if _is_run(path) else ".")
@@ -265,7 +265,28 @@ def checkpoint_to_resume(path: Path) -> Path | None:
         return checkpoint
     with reading(folder):
         found = [entry for entry in folder.iterdir() if is_checkpoint(entry)] if folder.is_dir() else []
-    return max((entry for entry in found if is_number(entry.name)), key=iteration_of, default=None)
+    checkpoint = max((entry for entry in found if is_number(entry.name)), key=iteration_of, default=None)
+    if checkpoint is None:
+        _check_had_none(path)
+    return checkpoint
+
+
+def _check_had_none(path: Path) -> None:
+    """Checks that a run without checkpoints never had one. It begins anew, which overwrites what it has logged.
+
+    Raises:
+        CheckpointError: If its checkpoints are lost.
+    """
+    with reading(path):
+        is_lost = (path / CURVES).exists() or (path / FINAL).exists()
+        is_lost |= (
+            not (path / CHECKPOINTS).is_dir() and (path / METRICS).is_file() and bool((path / METRICS).stat().st_size)
+        )
+    if is_lost:
+        raise CheckpointError(
+            f"train --resume: {path} had checkpoints, but none is in {path / CHECKPOINTS} any more. Put them back, or "
+            f"start a new run with the same settings: {command(PROGRAM, 'train', '--config', path / CONFIG)}"
+        )
 
 
 # Reading ------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,24 @@ class RunProcess:
             self._process.join()
 
 
+class EndedRun:
+    """Stands for the process of a run that has ended well, in an earlier command."""
+
+    sentinel = -1
+
+    def has_ended(self) -> bool:
+        return True
+
+    def result(self) -> tuple[int, str, bool]:
+        return 0, "", False
+
+    def send_signal(self, number: int) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
     """Has processes start with stop signals that wait until the process is ready for them."""

@@ -244,7 +244,7 @@ def teams_of(opponent: str, agents: Sequence[Any]) -> list[str]:
     """Returns who plays against the opponent, one after another: each agent, or the pattern of each team's agents.
 
     Raises:
-        ConfigError: If a pattern matches no agent.
+        ConfigError: If a pattern matches no agent, or if an agent is not in exactly one of several teams.
     """
     _, colon, patterns = opponent.partition(":")
     if not colon:
@@ -255,6 +255,19 @@ def teams_of(opponent: str, agents: Sequence[Any]) -> list[str]:
             raise ConfigError(
                 f"--eval-opponent: the team {team!r} matches no agent. The agents are: {', '.join(map(str, agents))}."
             )
+    for agent_id in agents:
+        own = [team for team in teams if fnmatchcase(str(agent_id), team)]
+        if len(own) != 1:
+            found = "no team" if not own else f"the teams {' and '.join(own)}"
+            raise ConfigError(
+                f"--eval-opponent: expected each agent in one team, but {agent_id!r} is in {found}. Name the agents of "
+                f"all teams, such as random:red*,blue*, or use random, with which each agent is a team."
+            )
+    if len(teams) == 1:
+        raise ConfigError(
+            f"--eval-opponent: all agents are in the team {teams[0]!r}, so it has no opponent. Name the agents of each "
+            f"team, such as random:red*,blue*, or use random, with which each agent is a team."
+        )
     return teams
 
 

@@ -29,6 +29,10 @@ class Range:
         is_whole = isinstance(self.low, int) and isinstance(self.high, int)
         return (trial.suggest_int if is_whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
 
+    def value_of(self, param: Any) -> Any:
+        """Returns the value of a parameter of an Optuna trial."""
+        return param
+
     def ends(self) -> list[Any]:
         """Returns values that are tried before a sweep begins."""
         return [self.low, self.high]
@@ -45,8 +49,14 @@ class Choices:
 
     def suggest(self, trial: Any, name: str) -> Any:
         """Returns the value that an Optuna trial chooses."""
-        known = {each if isinstance(each, (bool, int, float, str)) else json.dumps(each): each for each in self.values}
-        return known[trial.suggest_categorical(name, list(known))]
+        return self.value_of(trial.suggest_categorical(name, list(self._by_param())))
+
+    def value_of(self, param: Any) -> Any:
+        """Returns the value of a parameter of an Optuna trial."""
+        return self._by_param().get(param, param)
+
+    def _by_param(self) -> dict[Any, Any]:
+        return {each if isinstance(each, (bool, int, float, str)) else json.dumps(each): each for each in self.values}
 
     def ends(self) -> list[Any]:
         """Returns values that are tried before a sweep begins."""

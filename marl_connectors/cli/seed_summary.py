@@ -348,7 +348,8 @@ def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
     except ValueError as error:
         raise CheckpointError(f"{path / SEEDS} is damaged: it is not valid JSON ({error}).") from error
     command = data.get("command") if isinstance(data, dict) else None
-    if not isinstance(command, dict) or not isinstance(command.get("env"), str):
+    has_env = isinstance(command, dict) and any(isinstance(command.get(name), str) for name in ("env", "config"))
+    if not isinstance(command, dict) or not (has_env or isinstance(command.get("base"), dict)):
         raise CheckpointError(f"{path / SEEDS} is damaged: expected options under 'command', with an 'env'.")
     seeds = data.get("seeds")
     if not isinstance(seeds, list) or not seeds or not all(map(is_whole, seeds)):

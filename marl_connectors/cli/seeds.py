@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import shlex
 import signal
 import sys
 import traceback
@@ -23,28 +21,30 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli import run_folder, seed_summary, suggestions, train
+from marl_connectors.cli import run_folder, seed_summary, train
 from marl_connectors.cli.config_files import resolved
+from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.restored_runs import check_python_config
 from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable
+from marl_connectors.programs import PROGRAM, command
 
 _OF_ALL_SEEDS = {"run", "resume", "seeds", "parallel", "out", "trusted", "new_episodes"}
 """Options that are not passed on to the runs of the seeds, or not in the same form."""
 
 
-def is_for_seeds(args: argparse.Namespace) -> bool:
+def is_for_seeds(given: Mapping[str, Any]) -> bool:
     """Whether the parsed options of ``train`` are for runs with several seeds."""
-    given = vars(args)
     return bool({"seeds", "parallel"} & given.keys()) or ("resume" in given and is_seeds_folder(Path(given["resume"])))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(given: Mapping[str, Any]) -> int:
     """Trains modules with several seeds as the parsed options say. Returns the exit status."""
-    given = resolved(vars(args))
+    given = resolved(given)
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     if "seed" in given:
         raise ConfigError("train: --seed and --seeds were both given. Use one of them.")
@@ -214,7 +214,7 @@ class _SeedRuns:
         return results
 
     def _write(self, results: list[SeedResult]) -> None:
-        lasting = {name: value for name, value in self.changes.items() if name in train.SETTINGS_OF_CONFIG}
+        lasting = {name: value for name, value in self.changes.items() if name in (*train.SETTINGS_OF_CONFIG, "config")}
         seed_summary.write_seeds(self.path, jsonable(_merged(self.options, lasting)), results)
 
     def _finish(self, results: list[SeedResult]) -> None:
@@ -227,21 +227,21 @@ class _SeedRuns:
         print(f"\nThe numbers are in {self.path / SEEDS}, the curves in {self.path / seed_summary.LEARNING_CURVES}.")
         commands = [] if not self.errors else [self._resume_command()]
         if finished:
-            commands.append(shlex.join([suggestions.PROGRAM, "evaluate", str(self.path / finished[0].folder)]))
+            commands.append(command(PROGRAM, "evaluate", self.path / finished[0].folder))
         if any((self.path / result.folder / run_folder.EVENTS).is_dir() for result in results):
-            commands.append(shlex.join(["tensorboard", "--logdir", str(self.path)]))
+            commands.append(command("tensorboard", "--logdir", self.path))
         print("\n".join(["", "Next:", *(f"  {command}" for command in commands)]), flush=True)
 
     def _resume_hint(self) -> str:
         return f"Resume with: {self._resume_command()}"
 
     def _resume_command(self) -> str:
-        words = [suggestions.PROGRAM, "train", "--resume", str(self.path)]
+        words = [PROGRAM, "train", "--resume", str(self.path)]
         if "steps" in self.changes:
             words += ["--steps", str(self.changes["steps"])]
         if self.parallel > 1:
             words += ["--parallel", str(self.parallel)]
-        return shlex.join([*words, *(["--untrusted"] if "trusted" in self.reading else [])])
+        return command(*words, *(["--untrusted"] if "trusted" in self.reading else []))
 
 
 # The options ---------------------------------------------------------------------------------------------------------
@@ -275,6 +275,9 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
             f"train --resume: expected a folder with runs of several seeds, but {path} has no {SEEDS}. Leave out "
             f"--seeds and --parallel to resume a single run."
         )
+    if "config" in given:
+        check_python_config(given["config"], given.get("trusted", True))
+        given = {**given, "config": absolute_spec(given["config"])}
     options, seeds = seed_summary.read_seeds(path)
     changes = {
         name: value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,15 @@ from typing import Any
 from marl_connectors.cli.presets import base_settings
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
+from marl_connectors.programs import PROGRAM, command
 from marl_connectors.spaces import describe
 from marl_connectors.zoo import find_task
-
-PROGRAM = "marl-connectors"
 
 
 def first_run() -> str:
     """Returns a command for a first run, on an environment that is installed."""
     env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "simple_speaker_listener_v4"
-    return f"{PROGRAM} train {env}"
+    return command(PROGRAM, "train", env)
 
 
 def more_steps(steps: int, steps_done: int) -> int:
@@ -46,7 +44,7 @@ def resume(
         words += ["--steps", str(more_steps(settings.steps, done))]
     elif settings.steps != began_with:
         words += ["--steps", str(settings.steps)]
-    return shlex.join([*words, *_untrusted(trusted)])
+    return command(*words, *_untrusted(trusted))
 
 
 def after_a_run(
@@ -81,9 +79,9 @@ def after_a_run(
         what = f"seed{other.seed}" if other.seed != settings.seed else other.policies
         words += ["--out", str(_free(path.with_name(f"{path.name}-{what}")))]
     return [
-        shlex.join([*evaluate, *_untrusted(trusted)]),
-        *([] if events is None else [shlex.join(["tensorboard", "--logdir", str(events)])]),
-        shlex.join(words),
+        command(*evaluate, *_untrusted(trusted)),
+        *([] if events is None else [command("tensorboard", "--logdir", events)]),
+        command(*words),
         resume(path, settings, settings.steps, done=max(steps_done, settings.steps), trusted=trusted),
     ]
 

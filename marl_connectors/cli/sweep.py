@@ -12,12 +12,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import connection
@@ -25,20 +25,24 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import number, table
-from marl_connectors.algorithms.fitting.run_files import LOWEST
+from marl_connectors.algorithms.fitting.metric_names import LOWEST, check_metric, closest_metric
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
-from marl_connectors.cli import run_folder, suggestions, train
-from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, read_layer, resolved
+from marl_connectors.cli import run_folder, train
+from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, option_of, read_layer, resolved
+from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.pictures import draw_sweep
 from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
+from marl_connectors.cli.restored_runs import check_python_config
+from marl_connectors.cli.run_processes import FAILED, POLL_S, EndedRun, LogNews, RunProcess
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.values import literal_text, require_extras
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable, parsed_json
+from marl_connectors.programs import PROGRAM, command
 
+_STUDY_NAME = "sweep"
 SWEEP, STUDY, PICTURE = "sweep.json", "study.db", "sweep.png"
 NUM_TRIALS = 20
 REPORTS = 20
@@ -49,14 +53,15 @@ _FOLDER, _ERROR, _STEPS = "folder", "error", "agent_steps"
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 _STATES |= dict.fromkeys(("RUNNING", "WAITING"), "interrupted")
 _OF_SWEEPS = {"run", "resume", "out", "search", "trials", "parallel", "metric", "pruner"}
-_ON_RESUME = {"run", "resume", "trials", "parallel", "pruner"}
+_ON_RESUME = {"run", "resume", "trials", "parallel", "pruner", "metric", "config"}
 
 
 def run(args: argparse.Namespace) -> int:
     """Searches for settings as the parsed options say. Returns the exit status."""
+    given = vars(args)
+    former = _resumed(given) if "resume" in given else None
     require_extras("optuna", "matplotlib", "PIL")
-    sweep = _resumed(vars(args)) if "resume" in args else _new(vars(args))
-    return sweep.run()
+    return (_new(given) if former is None else former).run()
 
 
 @dataclass(slots=True)
@@ -71,17 +76,19 @@ class _Running:
         offset: The number of bytes of its metrics that were read.
         value: The newest value of the metric; None before the first one.
         steps: The agent steps so far.
+        names: The names of all results so far.
         reports: The number of times at which the metric was reported.
         is_pruned: Whether the run was stopped because others are better.
     """
 
     trial: Any
-    process: RunProcess
+    process: RunProcess | EndedRun
     path: Path
     total: int
     offset: int = 0
     value: float | None = None
     steps: int = 0
+    names: set[str] = field(default_factory=set)
     reports: int = 0
     is_pruned: bool = False
 
@@ -99,6 +106,7 @@ class _Running:
             self.offset += len(line)
             row = dict(leaves(parsed_json(line)))
             self.steps = int(row["num_agent_steps_sampled_lifetime"])
+            self.names.update(name for name, value in row.items() if value is None or isinstance(value, (int, float)))
             value = row.get(metric)
             if isinstance(value, (int, float)):
                 self.value = float(value)
@@ -125,6 +133,7 @@ class _Sweep:
         trials: The number of trials.
         parallel: The number of trials at a time.
         pruner: ``"median"`` or ``"none"``.
+        config: The ``AlgorithmConfig`` of a trial, whose settings may be others.
     """
 
     path: Path
@@ -134,6 +143,7 @@ class _Sweep:
     trials: int
     parallel: int
     pruner: str
+    config: Any
     _running: dict[str, _Running] = field(default_factory=dict)
     _news: LogNews = field(default_factory=lambda: LogNews({}))
 
@@ -141,11 +151,15 @@ class _Sweep:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
         optuna = _optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = optuna.storages.RDBStorage(f"sqlite:///{self.path.absolute() / STUDY}")
+        with _reading_study(self.path / STUDY):
+            storage = optuna.storages.RDBStorage(f"sqlite:///{self.path.absolute() / STUDY}")
         try:
-            study = self._study(storage)
-            self._write(study)
-            self._take_up(study)
+            with _reading_study(self.path / STUDY):
+                study = self._study(storage)
+                self._write(study)
+                self._take_up(study)
+            if not self._has_more(study):
+                print(f"All {len(_latest(study.get_trials()))} trials of this sweep are done.", flush=True)
             status = self._train(study)
             self._write(study)
             return self._finish(study, status)
@@ -156,13 +170,16 @@ class _Sweep:
         optuna = _optuna()
         quiet = optuna.pruners.NopPruner()
         median = optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=_WARMUP_REPORTS)
-        study = optuna.create_study(
-            storage=storage,
-            study_name="sweep",
-            direction="minimize" if self.metric.startswith(LOWEST) else "maximize",
-            pruner=median if self.pruner == "median" else quiet,
-            load_if_exists=True,
-        )
+        direction = "minimize" if self.metric.startswith(LOWEST) else "maximize"
+        pruner = median if self.pruner == "median" else quiet
+        options = {"storage": storage, "study_name": _STUDY_NAME, "pruner": pruner}
+        study = optuna.create_study(**options, direction=direction, load_if_exists=True)
+        if study.direction.name.lower() != direction:  # no trial has a value yet
+            trials = study.get_trials()
+            optuna.delete_study(study_name=_STUDY_NAME, storage=storage)
+            study = optuna.create_study(**options, direction=direction)
+            for trial in _latest(trials).values():
+                study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs[_FOLDER]})
         # Other numbers are drawn when the sweep continues.
         study.sampler = optuna.samplers.TPESampler(seed=self.options.get("seed", 0) + len(study.get_trials()))
         return study
@@ -192,6 +209,8 @@ class _Sweep:
                     for name, each in list(running.items()):
                         has_ended = each.process.has_ended()
                         each.read(self._metric_name())
+                        if each.names:
+                            check_metric(self.metric, each.names, self.config, "--metric", self._how_to_change_metric())
                         if has_ended:
                             self._ended(study, running.pop(name))
                     self._news.print_of(running)
@@ -209,6 +228,10 @@ class _Sweep:
     def _send(self, signal_number: int) -> None:
         for each in self._running.values():
             each.process.send_signal(signal_number)
+
+    def _how_to_change_metric(self) -> str:
+        resume = command(PROGRAM, "sweep", "--resume", self.path, "--metric", "METRIC")
+        return f" The sweep is stopped. Continue with another metric: {resume}"
 
     def _metric_name(self) -> str:
         return self.metric.removeprefix(LOWEST)
@@ -228,13 +251,20 @@ class _Sweep:
         path = self.path / name
         if (path / run_folder.CONFIG).is_file():
             options: dict[str, Any] = {"resume": str(path)}
+            if "config" in self.options:
+                options["config"] = self.options["config"]
         else:
             options = {**with_values(self.options, values), "out": str(path)}
-        self._news.watch(name, self.path / f"{name}.log")
-        process = RunProcess(options, self.path / f"{name}.log")
         total = new_settings(with_values(self.options, values)).steps
-        self._running[name] = _Running(trial, process, path, total)
         print(f"{name}: {_text(values)}", flush=True)
+        if (path / run_folder.FINAL).is_file():  # the sweep was stopped after the end of this run
+            ended = _Running(trial, EndedRun(), path, total)
+            ended.read(self._metric_name())
+            self._ended(study, ended)
+        else:
+            self._news.watch(name, self.path / f"{name}.log")
+            process = RunProcess(options, self.path / f"{name}.log")
+            self._running[name] = _Running(trial, process, path, total)
 
     def _ended(self, study: Any, ended: _Running) -> None:
         """Tells Optuna how a trial has ended. One that was interrupted is taken up when the sweep continues."""
@@ -244,9 +274,14 @@ class _Sweep:
         ended.trial.set_user_attr(_STEPS, ended.steps)
         if error or (not status and ended.value is None):
             more = f" Its output is in {self.path / f'{name}.log'}." if is_unexpected else ""
-            error = " ".join(f"{error}{more}".split()) or f"its results have no value of {self._metric_name()}."
+            if not error:
+                hint = closest_metric(self._metric_name(), ended.names)
+                error = f"its results have no value of {self._metric_name()!r}. {hint}"
+            error = " ".join(f"{error}{more}".split())
             ended.trial.set_user_attr(_ERROR, error)
             study.tell(ended.trial, state=states.FAIL)
+            if not status and not any(trial.value is not None for trial in study.get_trials(deepcopy=False)):
+                raise ConfigError(f"--metric: {name}: {error}{self._how_to_change_metric()}")
             print(f"marl-connectors: error: {name}: {error}", file=sys.stderr, flush=True)
         elif not status:
             study.tell(ended.trial, ended.value)
@@ -274,6 +309,7 @@ class _Sweep:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
         results = [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()]
         finished = [result for result in results if result["state"] == "complete"]
+        is_done = len(results) >= self.trials and not any(result["state"] == "interrupted" for result in results)
         lowest = self.metric.startswith(LOWEST)
         sign = 1 if lowest else -1
         ranked = sorted(finished, key=lambda result: sign * result["value"])
@@ -290,24 +326,38 @@ class _Sweep:
                 draw_sweep(self.path / PICTURE, finished, list(self.search), self._metric_name(), lowest=lowest)
             print(f"\nThe numbers are in {self.path / SWEEP}, the picture in {self.path / PICTURE}.")
             best = self.path / ranked[0]["folder"]
-            commands += [[suggestions.PROGRAM, "evaluate", str(best)]]
-            commands += [[suggestions.PROGRAM, "train", "--config", str(best / run_folder.CONFIG), "--seeds", "1-3"]]
-        more = [] if status else ["--trials", str(2 * self.trials)]
-        again = ["--parallel", str(self.parallel)] if self.parallel > 1 else []
-        commands += [[suggestions.PROGRAM, "sweep", "--resume", str(self.path), *more, *again]]
+            commands.append(command(PROGRAM, "evaluate", best))
+            commands.append(command(PROGRAM, "train", "--config", best / run_folder.CONFIG, "--seeds", "1-3"))
+        more = ["--trials", 2 * max(self.trials, len(results))] if is_done else []
+        again = ["--parallel", self.parallel] if self.parallel > 1 else []
+        commands.append(command(PROGRAM, "sweep", "--resume", self.path, *more, *again))
         if status:
             print(f"\nStopped. {len(finished)} trials are complete.")
-        print("\n".join(["", "Next:", *(f"  {shlex.join(words)}" for words in commands)]), flush=True)
+        print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
         return status or (0 if finished else FAILED)
 
     def _row(self, result: Mapping[str, Any]) -> list[str]:
         value = "–" if result["value"] is None else number(result["value"])
-        shown = [_short(result["params"].get(name)) for name in self.search]
+        shown = [_short(space.value_of(result["params"].get(name))) for name, space in self.search.items()]
         return [result["folder"], result["state"], value, f"{result['agent_steps']:,}", *shown]
 
 
 def _optuna() -> Any:
     return import_module("optuna")
+
+
+@contextlib.contextmanager
+def _reading_study(path: Path) -> Iterator[None]:
+    """Turns an error of the database into a CheckpointError."""
+    try:
+        yield
+    except MarlConnectorsError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read as the trials of a sweep ({describe_error(error)}). Take a copy of it, or start a "
+            f"new sweep."
+        ) from error
 
 
 def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,10 +426,12 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         options.setdefault(name, value)
     parallel = given.get("parallel", 1)
     settings = new_settings(options)
-    where = "evaluation" if settings.make_config().evaluation_interval else "env_runners"
+    config = settings.make_config()
+    where = "evaluation" if config.evaluation_interval else "env_runners"
     metric = given.get("metric", f"{where}/episode_return_mean")
     if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
         options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
+    check_metric(metric, (), config, "--metric")
     same = Counter(name.rpartition(".")[2] for name in search)
     for name, space in search.items():
         if same[name.rpartition(".")[2]] > 1:
@@ -396,14 +448,15 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         path = run_folder.make_folder(path, numbered)
     trials = given.get("trials", NUM_TRIALS)
     print(f"Searching {', '.join(search)} in {trials} trials, {parallel} at a time, in {path}", flush=True)
-    return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"))
+    return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"), config)
 
 
 def _resumed(given: Mapping[str, Any]) -> _Sweep:
     """Reads the options of a sweep."""
     for option in sorted(given.keys() - _ON_RESUME):
         raise ConfigError(
-            f"sweep --resume: {option!r} cannot be changed. You can change: --trials, --parallel and --pruner."
+            f"sweep --resume: {option_of(option)} cannot be changed. You can change: --trials, --parallel, --pruner, "
+            f"--metric and --config."
         )
     path = Path(given["resume"])
     if not (path / SWEEP).is_file():
@@ -415,7 +468,20 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
         options, metric, trials = dict(data["options"]), str(data["metric"]), int(data["trials"])
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path / SWEEP} is damaged: {type(error).__name__}: {error}. Correct it.") from error
+    if not (path / STUDY).is_file():
+        raise CheckpointError(
+            f"sweep --resume: {path} has no {STUDY} any more, in which its trials are. Put it back, or start a new "
+            f"sweep. The runs of the trials are whole."
+        )
+    wanted = given.get("metric", metric)
+    if wanted != metric and any(result["value"] is not None for result in data.get("results", [])):
+        raise ConfigError(
+            f"sweep --resume: --metric cannot be changed, because trials have values of {metric!r}. Start a new sweep."
+        )
+    if "config" in given:
+        check_python_config(given["config"], trusted=True)
+        options["config"] = absolute_spec(given["config"])
     return _Sweep(
-        *(path, options, search, metric, given.get("trials", trials), given.get("parallel", 1)),
-        given.get("pruner", "median"),
+        *(path, options, search, wanted, given.get("trials", trials), given.get("parallel", 1)),
+        *(given.get("pruner", "median"), new_settings(options).make_config()),
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import platform
 import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +27,22 @@ from marl_connectors.algorithms.fitting.figures import (
     table,
     time_shares,
 )
+from marl_connectors.algorithms.fitting.metric_names import check_metric
 from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, announced, open_progress
+from marl_connectors.algorithms.fitting.run_files import names_of_results
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.callbacks.trackers import TRACKERS, Tracker, new_run_id
+from marl_connectors.callbacks.trackers import TRACKERS, Tracker, leaves, new_run_id
 from marl_connectors.cli import run_folder, suggestions
-from marl_connectors.cli.config_files import resolved
+from marl_connectors.cli.config_files import check_video_every, option_of, resolved
 from marl_connectors.cli.config_settings import (
-    WITH_OPTIONS,
+    absolute_spec,
     annealed,
     batch_size_per_learner,
-    check_changeable,
     envs_per_env_runner,
-    has_source,
-    in_this_process,
-    set_by_name,
 )
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
+from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config, with_config
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
@@ -56,7 +54,7 @@ from marl_connectors.cli.run_settings import (
 from marl_connectors.cli.values import merged, require_extras
 from marl_connectors.cli.video import RECORDING, record_untrained, record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
-from marl_connectors.json_data import brief, jsonable
+from marl_connectors.json_data import jsonable
 from marl_connectors.version import library_version
 from marl_connectors.zoo import find_task
 
@@ -65,7 +63,7 @@ BUILDING = "building environments and modules, starting their processes, and try
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = (
     *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
-    *("keep_best", "keep_checkpoints"),
+    *("keep_best", "keep_checkpoints", "config"),
 )
 TRACKED_RUN = "tracked_run"
 """The key in ``config.json`` of the id with which trackers continue the run."""
@@ -81,14 +79,16 @@ SETTINGS_OF_CONFIG = {
 """Options that a resumed run accepts, with the settings of the algorithm's config that they change."""
 CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
-_OF_OPTIONS = {*SETTINGS_OF_CONFIG.values(), "num_envs_per_env_runner"} - {"", "disable_env_checking"}
-"""The settings of the config that these options change, and ``--set`` does not."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains modules as the parsed options say. Returns the exit status."""
+    """Trains modules as the parsed options say, with one seed or several. Returns the exit status."""
+    given = vars(args)
+    several = import_module("marl_connectors.cli.seeds")  # which imports this module
+    if several.is_for_seeds(given):
+        return several.run(given)
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    return prepared(vars(args)).run()
+    return prepared(given).run()
 
 
 def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
@@ -199,7 +199,7 @@ class _Training:
             print(
                 f"\nStopped by an error in iteration {self.iteration + 1}. The latest checkpoint is of iteration "
                 f"{self.saver.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
-                f"--no-env-check, --num-env-workers N.",
+                f"--no-env-check, --num-env-workers N, --keep-best METRIC.",
                 flush=True,
             )
 
@@ -259,6 +259,7 @@ class _Training:
                     result = self.algo.train()
                 self.saver.forget()
                 if self.folder is None:
+                    check_metric(settings.keep_best, {name for name, _ in leaves(result)}, self.algo.config)
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
@@ -267,6 +268,7 @@ class _Training:
                 self.timers.update({name: s for name, s in result["timers"].items() if not isinstance(s, Mapping)})
                 self.saver.iteration_ended(self.folder, self.iteration, is_last=self.steps_done >= settings.steps)
                 progress.update(result)
+                check_metric(settings.keep_best, self.folder.names, self.algo.config)
                 if settings.video_every and settings.video != "none" and self.iteration % settings.video_every == 0:
                     self._record_iteration(self.folder, progress)
         finally:
@@ -405,7 +407,7 @@ def _places(folder: RunFolder, track: Collection[str], no_video: str, video: Pat
     path = folder.path
     latest, best = run_folder.latest_checkpoint(path), folder.best()
     events = f", and as TensorBoard events in {path / run_folder.EVENTS}" if "tensorboard" in track else ""
-    is_best = f", the best is {best[0].name} ({folder.best_metric()} {number(best[1])})" if best is not None else ""
+    is_best = f", the best is {best[0].name} ({best[1]} {number(best[2])})" if best is not None else ""
     rows = [
         ["config", str(path / run_folder.CONFIG)],
         ["metrics", f"{path / run_folder.METRICS}{events}"],
@@ -445,14 +447,22 @@ def check_options_of_new_run(given: Mapping[str, Any]) -> None:
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """Restores a run from its latest checkpoint."""
     check_changeable_options(given)
+    if "config" in given:
+        check_python_config(given["config"], given.get("trusted", True))
+        given = {**given, "config": absolute_spec(given["config"])}
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
+    if "config" in given:
+        settings = with_config(settings, given["config"])
     changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
     now = _changes(settings, given)
     batch_size = {BATCH_SIZE: now[BATCH_SIZE]} if BATCH_SIZE in now else {}
     training = {**settings.training, **batch_size, **merged(given.get("set", []))}
     before, settings = settings, dataclasses.replace(settings, **changes, training=training)
+    if settings.video == "none":
+        check_video_every(given)
+        settings = dataclasses.replace(settings, video_every=0)
     now |= _annealed_again(before, settings, given)
     check_extras(settings)
     checkpoint = run_folder.checkpoint_to_resume(path)
@@ -464,7 +474,9 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     changed = {**_earlier_changes(path, config), **now}
     trusted = given.get("trusted", True)
     new_episodes = given.get("new_episodes", False)
-    algo = load_algorithm(checkpoint, changed, trusted=trusted, new_episodes=new_episodes, chosen=now)
+    options: dict[str, Any] = {"trusted": trusted, "new_episodes": new_episodes, "chosen": now}
+    with naming_a_lost_config(checkpoint, "train --resume", given.get("config")):
+        algo = load_algorithm(checkpoint, changed, source=given.get("config"), **options)
     try:
         _check_same_env(algo, settings, checkpoint)
         steps_done = algo.env_runner_group.num_agent_steps
@@ -473,16 +485,9 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
                 f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
-        folder = RunFolder.reopen(path, checkpoint, **_kept(settings))
-        if changed != config.get(CHANGED, {}):
-            lasting = {
-                name: value
-                for name, value in settings_to_json(settings).items()
-                if name in ("training", *SETTINGS_OF_CONFIG)
-                if name != "set"
-            }
-            command = {**config["command"], **lasting}
-            folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
+        folder = _reopened(path, checkpoint, settings, algo, given)
+        if changed != config.get(CHANGED, {}) or "config" in given:
+            _keep_changes(folder, before, settings, algo, changed)
     except BaseException:
         algo.stop()
         raise
@@ -495,15 +500,39 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     return _Training(settings, algo, path, False, folder, folder.baselines, saver, **done, trusted=trusted)
 
 
+def _reopened(path: Path, checkpoint: Path, settings: RunSettings, algo: Any, given: Mapping[str, Any]) -> RunFolder:
+    """Opens the folder of a run to resume, unless the command names a metric that its results do not have."""
+    if "keep_best" in given and (names := names_of_results(path, checkpoint)):
+        check_metric(settings.keep_best, names, algo.config)
+    return RunFolder.reopen(path, checkpoint, **_kept(settings))
+
+
+def _keep_changes(
+    folder: RunFolder, before: RunSettings, settings: RunSettings, algo: Any, changed: Mapping[str, Any]
+) -> None:
+    """Writes settings to ``config.json`` that hold from now on. Others, such as ``--steps``, are for one command."""
+    lasting = {"training", "config", *SETTINGS_OF_CONFIG}
+    now = {name: value for name, value in settings_to_json(settings).items() if name in lasting}
+    moved = settings_to_json(before) if settings.config is not None else {}  # names in a file that has another place
+    command = {**folder.config["command"], **moved, **now}
+    folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
+
+
 def check_changeable_options(given: Mapping[str, Any]) -> None:
     """Refuses options that would make it another run: the environment, its number, the modules and the seed."""
     known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
+    if "out" in given:
+        raise ConfigError(
+            "train --resume: --out cannot be given, because the run goes on in its own folder. Leave it out, or copy "
+            "the folder and resume the copy."
+        )
     for option in sorted(set(given) - known):
         raise ConfigError(
-            f"train --resume: {option!r} cannot be changed, because the checkpoint's modules and episodes depend "
-            f"on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
+            f"train --resume: {option_of(option)} cannot be changed, because the checkpoint's modules and episodes "
+            f"depend on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
             f"--num-env-runners, --num-learners, --ray-address, --num-gpus-per-learner, --checkpoint-every, "
-            f"--eval-episodes, --baseline-seconds, --video, --video-every, --track, --keep-best and --keep-checkpoints."
+            f"--eval-episodes, --baseline-seconds, --video, --video-every, --track, --keep-best, --keep-checkpoints "
+            f"and --config."
         )
 
 
@@ -541,80 +570,6 @@ def _annealed_again(before: RunSettings, settings: RunSettings, given: Mapping[s
     return (
         {"lr": annealed(lr, settings.steps)} if settings.anneal_lr and is_changed and not isinstance(lr, list) else {}
     )
-
-
-def load_algorithm(
-    checkpoint: Path,
-    changed: Mapping[str, Any] | None = None,
-    *,
-    trusted: bool = True,
-    new_episodes: bool = False,
-    chosen: Mapping[str, Any] | None = None,
-    local: bool = False,
-) -> Any:
-    """Loads the ``Algorithm`` of a checkpoint.
-
-    Args:
-        checkpoint: The folder of the checkpoint.
-        changed: New values for settings of its config.
-        trusted: As in ``Algorithm.from_checkpoint``.
-        new_episodes: As in ``Algorithm.from_checkpoint``.
-        chosen: Settings that the user has chosen, and not the author of the checkpoint.
-        local: Whether everything is in this process, even if the run had remote env runners or learners.
-    """
-    from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, algorithm_state, restored_config
-    from marl_connectors.algorithms.checkpoint_schema import check_state
-    from marl_connectors.names import Names
-
-    made = config_of_python_file(checkpoint) if trusted else None
-    if not changed and not local and trusted and made is None:
-        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
-    state, changed = algorithm_state(checkpoint), changed or {}
-    check_state(state)
-    own = {} if made is None else _without_names(made, state)
-    if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
-        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
-    config = restored_config(state, None, own, Names(trusted))
-    check_changeable(config, changed.keys() - _OF_OPTIONS)
-    for name, value in changed.items():
-        if name in _OF_OPTIONS:
-            config.update_from_dict({name: value})
-        else:
-            set_by_name(config, {name: value})
-    if local:
-        config = in_this_process(config)
-    elif not trusted:
-        for name, value in ELSEWHERE.items():
-            if getattr(config, name) != value and name not in (chosen or {}):
-                raise CheckpointError(
-                    f"{checkpoint}: its {name} is {brief(getattr(config, name))}, and --untrusted starts no processes "
-                    f"and connects to no cluster that a checkpoint names. Choose yourself: "
-                    f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
-                )
-    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
-
-
-def config_of_python_file(checkpoint: Path) -> Any:
-    """Returns the config of a run that began with one from a Python file; None for other runs.
-
-    Afterwards the module of this file can be found by its name.
-    """
-    run = checkpoint.parent.parent
-    if checkpoint.parent.name != run_folder.CHECKPOINTS or not (run / run_folder.CONFIG).is_file():
-        return None
-    command = run_folder.read_config(run).get("command")
-    source = command.get("config") if isinstance(command, dict) else None
-    if source is None or not has_source(source):
-        return None
-    return settings_from_json(command, str(run / run_folder.CONFIG)).make_config()
-
-
-def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
-    kept = state["config"]["settings"]
-    missing = [name for name in kept if re.search("not[ _]importable", json.dumps(kept[name]))]
-    return {name: getattr(config, name) for name in missing}
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from marl_connectors.errors import MissingDependencyError, did_you_mean
+from marl_connectors.errors import did_you_mean
+from marl_connectors.packages import require_packages
 
 ACTIVATIONS = ("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")
 """The activations of the default modules' hidden layers."""
@@ -18,26 +18,6 @@ TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 """The names of the trackers in ``marl_connectors.callbacks``."""
 VIDEO_FORMATS = ("gif", "mp4", "none")
 """The formats of videos."""
-_DISTRIBUTIONS = {
-    "rich": ("rich", "cli"),
-    "matplotlib": ("matplotlib", "cli"),
-    "tensorboard": ("tensorboard", "cli"),
-    "PIL": ("pillow", "cli"),
-    "yaml": ("pyyaml", "cli"),
-    "shtab": ("shtab", "cli"),
-    "wandb": ("wandb", "wandb"),
-    "mlflow": ("mlflow", "mlflow"),
-    "trackio": ("trackio", "trackio"),
-    "imageio_ffmpeg": ("imageio-ffmpeg", "video"),
-    "optuna": ("optuna", "sweep"),
-}
-"""The distributions of optional modules, with the extras that install them."""
-
-
-def _is_installed(name: str) -> bool:
-    """Whether a package can be imported. A folder of its name, without code, is not the package."""
-    spec = importlib.util.find_spec(name)
-    return getattr(spec, "origin", spec) is not None
 
 
 def require_extras(*modules: str) -> None:
@@ -46,13 +26,7 @@ def require_extras(*modules: str) -> None:
     Raises:
         MissingDependencyError: If a package is missing.
     """
-    missing = [_DISTRIBUTIONS[name] for name in modules if not _is_installed(name)]
-    if missing:
-        names, extras = ([pair[i] for pair in missing] for i in (0, 1))
-        raise MissingDependencyError(
-            f"the command line needs {' and '.join(names)}, which {'is' if len(missing) == 1 else 'are'} not "
-            f'installed. Install it with: pip install "marl-connectors[{",".join(dict.fromkeys(extras))}]"'
-        )
+    require_packages("the command line", *modules)
 
 
 def literal(text: str) -> Any:

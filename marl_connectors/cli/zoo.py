@@ -13,6 +13,8 @@ from marl_connectors.cli.presets import decimals, duration, expected_return, new
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.packages import install_command
+from marl_connectors.programs import PROGRAM, command
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 
@@ -31,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train_command(task: ZooTask) -> str:
     """Returns the command that trains a task with its settings."""
-    return f"marl-connectors train {task.name}"
+    return command(PROGRAM, "train", task.name)
 
 
 def _list() -> str:
@@ -53,7 +55,8 @@ def _list() -> str:
                 *(_number(task, expected.random_return), _number(task, expected.published)),
             ]
         )
-    how = "Train one with: marl-connectors train TASK. Show one with all of its settings: marl-connectors zoo TASK."
+    train, show = command(PROGRAM, "train", "TASK"), command(PROGRAM, "zoo", "TASK")
+    how = f"Train one with: {train}. Show one with all of its settings: {show}."
     return f"{table(header, rows)}\n\nReturns are those of an agent per episode, times those on two CPU cores. {how}"
 
 
@@ -62,7 +65,7 @@ def _page(task: ZooTask) -> str:
     seeds = f"{expected.num_seeds} seed{'s' if expected.num_seeds > 1 else ''}"
     rows = [
         ("environment", task.env),
-        ("to install", f"pip install {' '.join(map(_quoted, task.needs.split()))}" if task.needs else "nothing more"),
+        ("to install", install_command(*task.needs.split()) if task.needs else "nothing more"),
         ("expected return", f"{expected_return(task)} ({seeds})"),
         ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
         ("random play", _number(task, expected.random_return)),
@@ -72,10 +75,6 @@ def _page(task: ZooTask) -> str:
     settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]
     lines = [f"{task.name}: {task.summary}", "", *_columns(rows), "", "Settings:", *_columns(settings), ""]
     return "\n".join([*lines, f"Train it with: {train_command(task)}"])
-
-
-def _quoted(requirement: str) -> str:
-    return f'"{requirement}"' if "[" in requirement else requirement
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from marl_connectors.cluster.host import HEALTH, Host, this_process
 from marl_connectors.errors import ConfigError, MarlConnectorsError
+from marl_connectors.packages import how_to_install, import_package
 from marl_connectors.seeding import global_generators_kept
 
 _ANSWER_S = 10.0
@@ -67,11 +68,11 @@ def import_ray(who: str) -> Any:
         ConfigError: If Ray is not installed.
     """
     try:
-        import ray
+        ray = import_package("ray")
     except ImportError as error:
         raise ConfigError(
-            f"{who}: it needs the package ray, which cannot be imported here ({error}). Install it with "
-            f"pip install 'marl-connectors[ray]', or set it to 0 to work in this process."
+            f"{who}: it needs the package ray, which cannot be imported here ({error}). Set it to 0 to work in "
+            f"this process, or install the package. {how_to_install('ray')}"
         ) from None
     return ray
 

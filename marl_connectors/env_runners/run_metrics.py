@@ -297,6 +297,61 @@ def end_together(
         summary.end_together(total, EndedTogether(is_truncated, agents, modules, *columns))
 
 
+class _Totals:
+    """Returns and steps of finished episodes, by module and by agent.
+
+    Attributes:
+        by_module: The returns of the agents of each module.
+        by_agent: The number of episodes, the returns and the steps of each agent.
+    """
+
+    def __init__(self, episodes: Collection[EpisodeSummary]):
+        self.by_module: dict[ModuleID, Returns] = defaultdict(Returns)
+        self.by_agent: dict[AgentID, tuple[int, list[float], int]] = {}
+        self._lives: dict[ModuleID, list[float]] = defaultdict(list)
+        self._steps: dict[ModuleID, int] = defaultdict(int)
+        joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[EndedTogether]] = defaultdict(list)
+        for episode in episodes:
+            if episode.together is None:
+                self._add_episode(episode)
+                continue
+            agent_ids, module_ids = episode.together.agent_ids, episode.together.module_ids
+            parts = joint[agent_ids, module_ids]
+            if not parts:
+                for agent_id in agent_ids[-REMEMBERED_AGENTS:]:
+                    self.by_agent.setdefault(agent_id, (0, [], 0))  # keeps the order of the episodes
+            parts.append(episode.together)
+        for (agent_ids, module_ids), parts in joint.items():
+            self._add_joint(agent_ids, module_ids, parts)
+        for module_id, values in self._lives.items():
+            self.by_module[module_id].merge(Returns.of(values, self._steps[module_id]))
+
+    def _add_episode(self, episode: EpisodeSummary) -> None:
+        for agent in episode.agents.values():
+            self._lives[agent.module_id].append(agent.life_return)
+            self._steps[agent.module_id] += agent.life_steps
+        for module_id, returns in episode.settled.items():
+            self.by_module[module_id].merge(returns)
+        for agent_id, (count, total, length) in episode.agent_totals.items():
+            self._add_agent(agent_id, count, [total], length)
+
+    def _add_joint(
+        self, agent_ids: Sequence[AgentID], module_ids: Sequence[ModuleID], parts: Sequence[EndedTogether]
+    ) -> None:
+        """Adds episodes with the same agents and modules, in which all agents end together."""
+        columns = np.array([part.returns for part in parts]).T.tolist()
+        lengths = np.sum([part.steps for part in parts], axis=0).tolist()
+        for module_id, values, length in zip(module_ids, columns, lengths, strict=True):
+            self._lives[module_id] += values
+            self._steps[module_id] += length
+        for agent_id, values, length in list(zip(agent_ids, columns, lengths, strict=True))[-REMEMBERED_AGENTS:]:
+            self._add_agent(agent_id, len(values), values, length)
+
+    def _add_agent(self, agent_id: AgentID, count: int, totals: list[float], length: int) -> None:
+        earlier_count, earlier, earlier_length = self.by_agent.get(agent_id, (0, [], 0))
+        self.by_agent[agent_id] = earlier_count + count, earlier + totals, earlier_length + length
+
+
 def summarize(episodes: Collection[EpisodeSummary]) -> dict[str, Any]:
     """Summarizes finished episodes.
 
@@ -310,45 +365,11 @@ def summarize(episodes: Collection[EpisodeSummary]) -> dict[str, Any]:
         agent steps of these agents), ``agent_episode_returns_mean`` and ``agent_steps`` (the mean returns and lengths
         of at most ``REMEMBERED_AGENTS`` agents). Means, minima and maxima of no episodes are NaN.
     """
-    lives: dict[ModuleID, list[float]] = defaultdict(list)
-    steps: dict[ModuleID, int] = defaultdict(int)
-    by_module: dict[ModuleID, Returns] = defaultdict(Returns)
-    by_agent: dict[AgentID, tuple[int, list[float], int]] = {}
-
-    def add_agent(agent_id: AgentID, count: int, totals: list[float], length: int) -> None:
-        earlier_count, earlier, earlier_length = by_agent.get(agent_id, (0, [], 0))
-        by_agent[agent_id] = earlier_count + count, earlier + totals, earlier_length + length
-
-    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[EndedTogether]] = defaultdict(list)
-    for episode in episodes:
-        if episode.together is not None:
-            agent_ids, module_ids = episode.together.agent_ids, episode.together.module_ids
-            parts = joint[agent_ids, module_ids]
-            if not parts:
-                for agent_id in agent_ids[-REMEMBERED_AGENTS:]:
-                    by_agent.setdefault(agent_id, (0, [], 0))  # keeps the order of the episodes
-            parts.append(episode.together)
-            continue
-        for agent in episode.agents.values():
-            lives[agent.module_id].append(agent.life_return)
-            steps[agent.module_id] += agent.life_steps
-        for module_id, returns in episode.settled.items():
-            by_module[module_id].merge(returns)
-        for agent_id, (count, total, length) in episode.agent_totals.items():
-            add_agent(agent_id, count, [total], length)
-    for (agent_ids, module_ids), parts in joint.items():
-        columns = np.array([part.returns for part in parts]).T.tolist()
-        lengths = np.sum([part.steps for part in parts], axis=0).tolist()
-        for module_id, values, length in zip(module_ids, columns, lengths, strict=True):
-            lives[module_id] += values
-            steps[module_id] += length
-        for agent_id, values, length in list(zip(agent_ids, columns, lengths, strict=True))[-REMEMBERED_AGENTS:]:
-            add_agent(agent_id, len(values), values, length)
-    for module_id, values in lives.items():
-        by_module[module_id].merge(Returns.of(values, steps[module_id]))
+    totals = _Totals(episodes)
+    by_module = sorted(totals.by_module.items())
+    newest_agents = list(totals.by_agent.items())[-REMEMBERED_AGENTS:]
     whole = Returns.of([episode.episode_return for episode in episodes]) if episodes else Returns()
     env_steps = [episode.length for episode in episodes] or [math.nan]
-    newest_agents = list(by_agent.items())[-REMEMBERED_AGENTS:]
     return {
         "episode_return_mean": whole.mean,
         "episode_return_min": whole.lowest if episodes else math.nan,
@@ -365,10 +386,10 @@ def summarize(episodes: Collection[EpisodeSummary]) -> dict[str, Any]:
                 "max": returns.highest,
                 "num_episodes": returns.count,
             }
-            for module_id, returns in sorted(by_module.items())
+            for module_id, returns in by_module
         },
-        "module_steps": {module_id: returns.steps / returns.count for module_id, returns in sorted(by_module.items())},
-        "agent_episode_returns_mean": {a: math.fsum(totals) / count for a, (count, totals, _) in newest_agents},
+        "module_steps": {module_id: returns.steps / returns.count for module_id, returns in by_module},
+        "agent_episode_returns_mean": {a: math.fsum(values) / count for a, (count, values, _) in newest_agents},
         "agent_steps": {agent_id: length / count for agent_id, (count, _, length) in newest_agents},
     }
 

@@ -27,8 +27,11 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False, chosen=None, local=False):
+    def load(
+        self, checkpoint, changed=None, *, trusted=True, new_episodes=False, chosen=None, local=False, source=None
+    ):
         self.changed, self.trusted, self.new_episodes, self.local = changed, trusted, new_episodes, local
+        self.source = source
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

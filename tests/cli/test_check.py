@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import marl_connectors
-from marl_connectors.cli.main import _build_parser, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import build_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 
@@ -102,7 +103,7 @@ def test_a_crash_of_the_interpreter_shows_the_line(check, tmp_path):
 
 
 def test_the_page_has_every_option():
-    _, parsers = _build_parser()
+    _, parsers = build_parser()
     actions = [action for action in parsers["check"]._actions if not isinstance(action, argparse._HelpAction)]
     options = {action.option_strings[-1] if action.option_strings else action.metavar for action in actions}
     section = re.search(r"^## check\n(.*?)^## ", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from marl_connectors.cli.completion import script
-from marl_connectors.cli.main import _build_parser, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import build_parser
 
 shtab = pytest.importorskip("shtab")
 
@@ -19,7 +20,7 @@ def test_a_script_knows_commands_options_and_tasks(shell, capsys):
     found = capsys.readouterr().out
     for word in ("train", "evaluate", "schema", "num-env-runners", "config", "simple_spread_v3"):
         assert word in found
-    assert found == script(_build_parser()[0], shell) + "\n"
+    assert found == script(build_parser()[0], shell) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_bash_completes_words(words, completed):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     line = " ".join(["marl-connectors", *words])
-    code = f"{script(_build_parser()[0], 'bash')}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}\n"
+    code = f"{script(build_parser()[0], 'bash')}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}\n"
     code += '_shtab_marl_connectors; printf "%s\\n" "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True)
     assert sorted(done.stdout.split()) == completed

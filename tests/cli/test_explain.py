@@ -13,7 +13,8 @@ import pytest
 
 from marl_connectors import PPOConfig
 from marl_connectors.cli.config_settings import configured, load_config
-from marl_connectors.cli.main import _build_parser, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import build_parser
 from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
@@ -66,7 +67,7 @@ def test_a_wrong_word_is_one_line(explain):
 
 
 def test_the_page_has_every_option():
-    _, parsers = _build_parser()
+    _, parsers = build_parser()
     actions = [action for action in parsers["explain"]._actions if not isinstance(action, argparse._HelpAction)]
     options = {action.option_strings[0] if action.option_strings else action.metavar for action in actions}
     section = re.search(r"^## explain\n(.*?)^## ", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -57,7 +57,7 @@ def test_the_programs_of_a_runs_latest_checkpoint_are_written_beside_it(command,
     assert "run/checkpoints/000002: the programs take the most likely actions." in command.out
     assert "red.onnx" in command.out and "agent_0, agent_1, agent_2, agent_3, ... (5)" in command.out
     assert "compared with the policy" in command.out
-    assert f"cd {Path('run/export')}" in command.out
+    assert command.out.splitlines()[-1].endswith(f" {Path('run/export')}")
 
 
 def test_options_reach_the_policy(command, policy):
@@ -102,11 +102,9 @@ def test_a_real_run_is_exported_and_the_printed_command_works(tmp_path, monkeypa
     capsys.readouterr()
     assert main(["export", "checkpoint"]) == 0, "an export does not damage the checkpoint, and may be repeated"
     out = capsys.readouterr().out
-    lines = [line.strip() for line in out.splitlines() if line.startswith("  ") and ("cd " in line or "python" in line)]
-    assert len(lines) == 2
-    printed = lines[1].replace("python ", f"{sys.executable} ", 1)
+    [printed] = [line.strip() for line in out.splitlines() if line.startswith("  ") and "python" in line]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(f"{lines[0]} && {printed}", shell=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(printed, shell=True, capture_output=True, text=True, env=environment)
     assert done.stdout == "['default_agent']\n", done.stderr
 
 

@@ -70,7 +70,7 @@ def test_an_error_of_the_process_is_one_line_and_status_2(tmp_path):
 
 def test_the_parser_imports_nothing_heavy(tmp_path):
     code = (
-        "import sys; from marl_connectors.cli.main import _parse; _parse(['train', 'x']); "
+        "import sys; from marl_connectors.cli.parser import parse; parse(['train', 'x']); "
         "print([m for m in ('torch', 'rich', 'matplotlib', 'tensorboard', 'PIL', 'pettingzoo') if m in sys.modules])"
     )
     done = run("-c", code, cwd=tmp_path)

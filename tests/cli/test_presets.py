@@ -12,7 +12,8 @@ from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import AgentIdEncoding, MeanStdFilter, NormalizeRewards
 from marl_connectors.callbacks import Success
 from marl_connectors.cli import presets
-from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings, preset_sentence
 from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
 from marl_connectors.errors import ConfigError
@@ -51,7 +52,7 @@ def task(monkeypatch):
 
 
 def settings(*words):
-    return new_settings(vars(_parse(["train", *words])))
+    return new_settings(vars(parse(["train", *words])))
 
 
 @pytest.mark.usefixtures("task")

@@ -498,6 +498,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(command):
     for entry in (RUN / "checkpoints").iterdir():  # as if it had been killed
         entry.unlink() if entry.is_file() else shutil.rmtree(entry)
     command.algo = command.fake()
+    before = {path: path.read_bytes() for path in RUN.rglob("*.*") if path.is_file()}
+    assert command("train", "--resume", "run") == 2  # curves are drawn when there is a checkpoint, so it is lost
+    assert "run had checkpoints, but none is in run/checkpoints any more. Put them back" in command.err
+    assert before == {path: path.read_bytes() for path in RUN.rglob("*.*") if path.is_file()}
+    (RUN / "curves.png").unlink()
+    command.algo = command.fake()
     assert command("train", "--resume", "run") == 0
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4]
     assert len(list((RUN / "tensorboard").iterdir())) == 1

@@ -10,14 +10,16 @@ import pytest
 RUN = Path("run")
 
 
-def train(command, monkeypatch, returns, *words, where="env_runners", **more):
+def train(command, monkeypatch, returns, *words, where="env_runners", success=None):
     """Trains with a checkpoint in each iteration, which has the next one of these returns."""
     original = command.fake.train
 
     def with_returns(self):
         result = original(self)
         value = returns[self.iteration - 1]
-        own = {} if value is None else {"episode_return_mean": value, **more}
+        own = {} if value is None else {"episode_return_mean": value}
+        if success is not None:
+            own["success"] = success[self.iteration - 1]
         result[where] = {**result.get(where, {}), **own}
         return result
 
@@ -77,10 +79,21 @@ def test_evaluations_count_and_not_the_returns_of_training(command, monkeypatch)
     assert best() == "000002\n"
 
 
-def test_success_counts_and_not_the_return(command, monkeypatch):
-    train(command, monkeypatch, [1.0, 5.0, 3.0], success=0.5)
-    assert best() == "000003\n"
+def test_success_counts_and_then_the_return(command, monkeypatch):
+    train(command, monkeypatch, [7.0, 5.0, 3.0, 4.0, 2.0], success=[0.0, 0.25, 0.5, 0.5, 0.5])
+    assert best() == "000004\n"
     assert "(env_runners/success 0.5)" in command.out
+
+
+def test_a_success_that_is_always_the_same_leaves_the_choice_to_the_return(command, monkeypatch):
+    train(command, monkeypatch, [1.0, 5.0, 3.0], success=[0.0, 0.0, 0.0])
+    assert best() == "000002\n"
+    assert "(env_runners/episode_return_mean 5.0" in command.out
+
+
+def test_ties_of_a_named_metric_are_decided_by_the_return_and_then_by_the_newest(command, monkeypatch):
+    train(command, monkeypatch, [1.0, 5.0, 5.0, 3.0], "--keep-best", "min:env_runners/episode_len_mean")
+    assert best() == "000003\n"
 
 
 def test_a_resumed_run_knows_the_best_checkpoint(command, monkeypatch):
@@ -97,29 +110,26 @@ def test_the_best_checkpoint_can_be_evaluated(command, monkeypatch):
     assert "run/checkpoints/000002: 2 episodes" in command.out and command.algo.iteration == 2
 
 
-def test_a_metric_that_is_not_there_is_named_once(command, monkeypatch, caplog):
+def test_a_metric_of_the_users_own_code_may_come_later_and_is_named_once(command, monkeypatch, caplog):
+    monkeypatch.setattr("marl_connectors.algorithms.fitting.metric_names._has_own_code", lambda config: True)
     train(command, monkeypatch, [1.0, 5.0, 3.0], "--keep-best", "env_runners/episode_return_men")
     [warning] = caplog.messages
     assert warning.startswith("--keep-best: no result is called 'env_runners/episode_return_men' so far")
     assert "env_runners/episode_return_mean" in warning
 
 
+def test_a_wrong_metric_is_refused_before_a_resumed_run_trains(command, monkeypatch):
+    train(command, monkeypatch, [1.0, 5.0])
+    before = (RUN / "metrics.jsonl").read_bytes()
+    assert command("train", "--resume", "run", "--steps", "400", "--keep-best", "env_runners/retrun") == 2
+    assert "--keep-best: no result is called 'env_runners/retrun'." in command.err and command.err.count("\n") == 1
+    assert (RUN / "metrics.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(("track", "has_events"), [("none", False), ("tensorboard", True)])
 def test_without_trackers_there_are_no_events(command, track, has_events):
     assert command("train", "fake_env", "--steps", "200", "--out", "run", "--no-video", "--track", track) == 0
     assert (RUN / "tensorboard").exists() == has_events == ("tensorboard" in command.out)
-
-
-def test_an_unknown_tracker_gets_one_line(command):
-    assert command("train", "fake_env", "--track", "tensorbord") == 2
-    assert "expected names of trackers, or none, but got 'tensorbord'. Did you mean 'tensorboard'?" in command.err
-
-
-def test_a_missing_package_is_named_with_its_extra(command, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("wandb", "imageio_ffmpeg") else name)
-    assert command("train", "fake_env", "--track", "wandb", "--video", "mp4", "--out", "run") == 2
-    assert 'needs wandb and imageio-ffmpeg, which are not installed. Install it with: pip install "marl' in command.err
-    assert 'marl-connectors[wandb,video]"' in command.err and not RUN.exists()
 
 
 def test_a_resumed_run_continues_the_tracked_run(command, monkeypatch):

@@ -83,7 +83,7 @@ def test_train_keeps_its_wrappers(command):
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert settings_from_json(config["command"]).wrappers == WRAPPERS
     assert command("train", "--resume", str(run), "--steps", "300", *WORDS) == 2
-    assert "'wrappers' cannot be changed" in command.err
+    assert "--wrap cannot be changed" in command.err
     assert command("train", "--resume", str(run), "--steps", "300") == 0
 
 
@@ -222,7 +222,7 @@ def test_train_evaluate_and_resume_play_against_the_opponent(tmp_path, monkeypat
     assert main(["train", "--resume", "run", "--steps", "80"]) == 0
     assert re.search(r"^  random ", capsys.readouterr().out, re.MULTILINE)
     assert main(["train", "--resume", "run", "--steps", "120", "--eval-opponent", "none"]) == 2
-    assert "'eval_opponent' cannot be changed" in capsys.readouterr().err
+    assert "--eval-opponent cannot be changed" in capsys.readouterr().err
 
 
 def test_several_seeds_play_against_the_opponent(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,8 @@ import pytest
 from gymnasium import spaces
 
 from marl_connectors.cli import suggestions
-from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.main import main
+from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal, literal_text
@@ -218,7 +219,7 @@ def test_an_environment_that_does_not_repeat_itself_can_be_evaluated(folder, cap
 
 def settings_of(words):
     """As the command line makes them of its words."""
-    return new_settings(vars(_parse(words)))
+    return new_settings(vars(parse(words)))
 
 
 VALUES = [1, 0, -2, 0.5, 1e-9, float("inf"), True, False, None, "a", "5", "True", "none", "a b", "it's", '"', "", "x=y"]
@@ -247,6 +248,7 @@ def random_settings(rng):
     default = new_settings({"env": env, "preset": pick(True, False), "num_learners": learners})
     mapping = maybe("module:function", None)
     training = {f"k{i}": pick(*VALUES) for i in range(rng.integers(3))}
+    video = pick("gif", "mp4", "none")
     return RunSettings(
         env,
         env_config={f"k{i}": pick(*VALUES) for i in range(rng.integers(3))},
@@ -277,8 +279,8 @@ def random_settings(rng):
         checkpoint_every=maybe(5, default.checkpoint_every),
         eval_episodes=maybe(5, default.eval_episodes),
         baseline_seconds=maybe(5, default.baseline_seconds),
-        video=pick("gif", "mp4", "none"),
-        video_every=pick(0, 5),
+        video=video,
+        video_every=0 if video == "none" else pick(0, 5),
         track=pick(["tensorboard"], [], ["wandb", "mlflow"]),
         keep_best=pick("auto", None, "min:env_runners/episode_len_mean"),
         keep_checkpoints=pick(None, 3),

@@ -105,9 +105,70 @@ def test_a_trial_that_fails_is_named_and_others_are_tried(command, behaviour):
     assert "error: trial0001: fake_env: expected finite rewards" in command.err
 
 
-def test_a_metric_without_values_is_named(command, behaviour):
-    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200", "--metric", "env_runners/retrun") == 2
-    assert "trial0000: its results have no value of env_runners/retrun." in command.err
+def test_a_misspelt_metric_stops_the_sweep_at_its_first_result_and_can_be_corrected(command, behaviour):
+    wrong = ["lr=0.1..0.9", "--trials", "3", "--steps", "2000", "--metric", "min:env_runners/episode_retrun_mean"]
+    assert command(*START, *wrong) == 2
+    assert command.err.startswith("marl-connectors: error: --metric: no result is called 'env_runners/episode_retrun")
+    assert "Did you mean 'env_runners/episode_return_mean'?" in command.err and command.err.count("\n") == 1
+    assert not (SWEEP / "trial0001").exists()
+    right = ["--metric", "env_runners/episode_return_mean"]
+    assert command("sweep", "--resume", "s", *right) == 0
+    results = data()["results"]
+    assert [result["state"] for result in results] == ["complete"] * 3
+    assert [result["folder"] for result in results] == [f"trial000{i}" for i in range(3)]
+    assert command("sweep", "--resume", "s", "--metric", "env_runners/episode_len_mean") == 2
+    assert "--metric cannot be changed, because trials have values of 'env_runners/episode_return_mean'" in command.err
+
+
+def test_a_metric_of_evaluations_needs_evaluations(command, behaviour):
+    words = ["sweep", "marl_envs.match_v0", "--search", "lr=0.1,0.2", "--metric", "evaluation/episode_return_mean"]
+    assert command(*words) == 2
+    assert "nothing is evaluated during training. Add --set evaluation_interval=5" in command.err
+    assert not Path("runs").exists()
+
+
+def test_a_sweep_whose_database_is_lost_or_damaged_is_not_begun_anew(command, behaviour):
+    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200") == 0
+    study = (SWEEP / "study.db").read_bytes()
+    (SWEEP / "study.db").unlink()
+    assert command("sweep", "--resume", "s", "--trials", "2") == 2
+    assert "s has no study.db any more" in command.err and command.err.count("\n") == 1
+    (SWEEP / "study.db").write_bytes(b"nonsense" * 1000)
+    assert command("sweep", "--resume", "s", "--trials", "2") == 2
+    assert "study.db cannot be read as the trials of a sweep" in command.err and command.err.count("\n") == 1
+    (SWEEP / "study.db").write_bytes(study)
+    assert command("sweep", "--resume", "s", "--trials", "2") == 0
+    assert len(data()["results"]) == 2
+
+
+def test_the_command_at_the_end_of_a_sweep_has_something_to_do(command, behaviour):
+    assert command(*START, "lr=0.1..0.9", "--trials", "3", "--steps", "200") == 0
+    assert command.out.endswith("marl-connectors sweep --resume s --trials 6\n")
+    assert command("sweep", "--resume", "s", "--trials", "1") == 0
+    assert "All 3 trials of this sweep are done." in command.out
+    assert command.out.endswith("marl-connectors sweep --resume s --trials 6\n")
+
+
+def test_a_trial_whose_run_had_ended_when_the_sweep_was_stopped_is_not_trained_again(command, behaviour):
+    import optuna
+
+    assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200") == 0
+    rows = (SWEEP / "trial0000" / "metrics.jsonl").read_text()
+    study = optuna.load_study(study_name="sweep", storage="sqlite:///s/study.db")
+    [trial] = study.get_trials()
+    optuna.delete_study(study_name="sweep", storage="sqlite:///s/study.db")
+    study = optuna.create_study(study_name="sweep", storage="sqlite:///s/study.db", direction="maximize")
+    study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+    assert command("sweep", "--resume", "s") == 0
+    [result] = data()["results"]
+    assert (result["state"], result["value"]) == ("complete", trial.value)
+    assert (SWEEP / "trial0000" / "metrics.jsonl").read_text() == rows
+
+
+def test_lists_are_shown_as_they_are_written(command, behaviour):
+    assert command(*START, "hidden=[8,8],[4]", "--trials", "2", "--steps", "200") == 0
+    table = command.out[command.out.index("first:") :]
+    assert "'" not in table and ("[8, 8]" in table or "[4]" in table)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +180,7 @@ def test_a_metric_without_values_is_named(command, behaviour):
         (["sweep", "fake_env", "--search", "learning=1..2"], "unknown setting 'learning'"),
         (["sweep", "fake_env", "--search", "gamma=0.5..1.5"], "gamma"),
         (["sweep", "--resume", "nowhere"], "expected the folder of a sweep, but nowhere has no sweep.json"),
-        (["sweep", "--resume", "s", "--seed", "1"], "'seed' cannot be changed"),
+        (["sweep", "--resume", "s", "--seed", "1"], "--seed cannot be changed"),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(command, behaviour, words, message):

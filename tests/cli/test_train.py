@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -173,50 +172,6 @@ def test_an_error_later_keeps_what_there_is(command, build):
     assert len(rows()) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train"], "expected an environment, --config FILE or --resume RUN"),
-        (["train", "fake_env", "--stepps", "5"], "unknown argument '--stepps'. Did you mean '--steps'?"),
-        (["train", "fake_env", "two"], "unknown argument 'two'"),
-        (["train", "fake_env", "--steps", "many"], "argument --steps: expected a whole number"),
-        (["train", "fake_env", "--steps", "0"], "expected a whole number of at least 1"),
-        (["train", "fake_env", "--hidden", "64,x"], "argument --hidden: expected a whole number"),
-        (["train", "fake_env", "--env-config", "N"], "argument --env-config: expected KEY=VALUE, but got 'N'"),
-        (["train", "fake_env", "--policies", "sharde"], "Did you mean 'shared'?"),
-        (["train", "fake_env", "--policies", "shared", "--mapping", "a:b"], "not allowed with argument"),
-        (["train", "fake_env", "--mapping", "no_such_module:fn"], "there is no module 'no_such_module'"),
-        (["train", "fake_env", "--mapping", "math:pi"], "expected 'math:pi' to be a function"),
-        (["train", "fake_env", "--out", "taken"], "but taken exists. Choose another."),
-        (["train", "fake_env", "--out", "taken/file/deeper"], "cannot"),
-        (["train", "--resume", "nowhere"], "run folder: expected one at nowhere"),
-        (["train", "--resume", "taken"], "taken is not the folder of a run, because it has no config.json"),
-        (["trian"], "invalid choice: 'trian'"),
-        ([], "required: COMMAND"),
-        (["evaluate", "nowhere"], "nothing is there"),
-    ],
-)
-def test_bad_input_gets_one_line_and_status_2_and_leaves_nothing(command, words, message):
-    Path("taken").mkdir()
-    Path("taken/file").write_text("x")
-    assert command(*words) == 2
-    assert message in command.err
-    assert command.err.startswith("marl-connectors: error: ") and command.err.count("\n") == 1
-    assert sorted(path.name for path in Path().iterdir()) == ["taken"]
-
-
-def test_a_missing_extra_is_named_before_anything_starts(command, monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *args: None if name == "tensorboard" else find_spec(name, *args)
-    )
-    assert command("train", "fake_env") == 2
-    assert (
-        'needs tensorboard, which is not installed. Install it with: pip install "marl-connectors[cli]"' in command.err
-    )
-    assert command.settings is None
-
-
 def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(command, build):
     limits, number = [], {"random_play": 8, "evaluate": 0}
 
@@ -319,9 +274,9 @@ def test_a_finished_run_can_be_given_more_steps(command):
 def test_a_resumed_run_keeps_its_own_settings(command):
     command("train", "fake_env", "--steps", "200")
     assert command("train", "--resume", str(RUN), "--seed", "1") == 2
-    assert "'seed' cannot be changed" in command.err
+    assert "--seed cannot be changed" in command.err
     assert command("train", "other_env", "--resume", str(RUN)) == 2
-    assert "'env' cannot be changed" in command.err
+    assert "ENV cannot be changed" in command.err
 
 
 def test_a_run_whose_checkpoint_is_of_another_env_is_refused(command, build):

@@ -44,13 +44,13 @@ def test_a_cell_has_the_mean_and_the_standard_deviation_over_seeds(ablations, mo
 
 
 def test_every_change_gives_options_that_make_other_settings(ablations):
-    from marl_connectors.cli.main import _parse
+    from marl_connectors.cli.parser import parse
     from marl_connectors.cli.presets import new_settings
 
     for task in ablations.BUDGETS:
-        base = new_settings(vars(_parse(ablations.options(task, "nothing"))))
+        base = new_settings(vars(parse(ablations.options(task, "nothing"))))
         for change in set(ablations.CHANGES) - {"nothing"}:
-            changed = new_settings(vars(_parse(ablations.options(task, change))))
+            changed = new_settings(vars(parse(ablations.options(task, change))))
             assert (changed != base) == ablations.applies(task, change) or change in ablations.FOR_SEVERAL_AGENTS
 
 

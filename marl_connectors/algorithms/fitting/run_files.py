@@ -18,28 +18,22 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from marl_connectors.algorithms.fitting.metric_names import AUTO, LOWEST, closest_metric, metrics_of
 from marl_connectors.callbacks.success import SUCCESS
-from marl_connectors.callbacks.trackers import scalars
+from marl_connectors.callbacks.trackers import leaves, scalars
 from marl_connectors.checkpoints import BEST, LATEST, RUN_CHECKPOINTS, is_checkpoint, sync_directory
-from marl_connectors.errors import CheckpointError, did_you_mean
+from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
+from marl_connectors.programs import PROGRAM, command
 
 METRICS, CHECKPOINTS = "metrics.jsonl", RUN_CHECKPOINTS
 CONFIG = "config.json"
 """The file that only runs of the command line have."""
 AGENT_RETURNS = "agent_episode_returns_mean"
-AUTO = "auto"
-"""The setting ``keep_best`` that chooses the first of ``AUTO_METRICS`` that the results of the run have."""
-AUTO_METRICS = (
-    *(f"evaluation/{SUCCESS}", "evaluation/episode_return_mean"),
-    *(f"env_runners/{SUCCESS}", "env_runners/episode_return_mean"),
-)
-LOWEST = "min:"
-"""The beginning of ``keep_best`` if the lowest value of a metric is the best."""
 TEMPORARY = ".tmp"
 """The end of the names of files that are being written."""
 _LOG = logging.getLogger(__name__)
@@ -50,6 +44,7 @@ class RunFiles:
 
     Attributes:
         path: The folder.
+        names: The names of all results so far, as ``leaves`` has them; empty without a best checkpoint.
         keep_best: The metric by which the best checkpoint is chosen, as in ``Algorithm.fit``.
         keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
     """
@@ -63,9 +58,10 @@ class RunFiles:
         self.path = path
         self.keep_best = keep_best
         self.keep_checkpoints = keep_checkpoints
-        self._metrics = AUTO_METRICS if keep_best == AUTO else () if keep_best is None else (keep_best,)
+        self.names: set[str] = set()
+        self._metrics = metrics_of(keep_best)
         self._scores: list[tuple[int, dict[str, float]]] = []
-        self._numbers: set[str] = set()
+        self._has_warned = False
         self._in_between: Path | None = None
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
@@ -103,46 +99,60 @@ class RunFiles:
 
     def _choose_best(self, iteration: int) -> None:
         """Makes a new checkpoint the best one, unless the best one so far has a better metric."""
-        name = self.best_metric()
-        if name is None:
+        names = self._ranking()
+        if not names:
             self._warn_of_metric()
-        if name is None:
             return
         former = best_iteration(self.path)
-        (measured, now), (before, best) = self._score(name, iteration), self._score(name, former or 0)
+        (measured, now), (before, best) = self._score(names, iteration), self._score(names, former or 0)
         if former is None or (measured > before and not best > now):
             replace_file(self.path / CHECKPOINTS / BEST, f"{iteration:06d}\n".encode())
 
     def _warn_of_metric(self) -> None:
         """Logs a warning, once, if results have no number of the name that the user has given."""
-        if self.keep_best not in (None, AUTO) and self._numbers:
+        if self.keep_best not in (None, AUTO) and self.names and not self._has_warned:
             name = str(self.keep_best).removeprefix(LOWEST)
-            hint = did_you_mean(name, sorted(self._numbers))
+            hint = closest_metric(name, self.names)
             _LOG.warning(
                 "%s: no result is called %r so far, so there is no best checkpoint. %s", self._option, name, hint
             )
-            self._numbers.clear()
+            self._has_warned = True
 
-    def best_metric(self) -> str | None:
-        """Returns the metric by which the best checkpoint is chosen; None if there is none, or it has no values."""
-        found = {name for _, values in self._scores for name in values}
-        return next((name for name in self._metrics if name in found), None)
+    def _ranking(self) -> tuple[str, ...]:
+        """Returns the metrics by which the best checkpoint is chosen, the first of which counts most.
 
-    def best(self) -> tuple[Path, float] | None:
-        """Returns the best checkpoint and its metric; None if there is no such checkpoint."""
-        iteration, name = best_iteration(self.path), self.best_metric()
-        if iteration is None or name is None:
+        A metric without a value, and one of ``auto`` that is always the same, is left out.
+        """
+        found: dict[str, set[float]] = {}
+        for _, values in self._scores:
+            for name, value in values.items():
+                found.setdefault(name, set()).add(value)
+        for names in self._metrics:
+            known = [name for name in names if name in found]
+            if self.keep_best == AUTO and names[-1] in known:
+                return tuple(name for name in known if len(found[name]) > 1 or name == names[-1])
+            if names[0] in known:
+                return tuple(known)
+        return ()
+
+    def best(self) -> tuple[Path, str, float] | None:
+        """Returns the best checkpoint, its metric and the value; None if there is no such checkpoint."""
+        iteration, names = best_iteration(self.path), self._ranking()
+        if iteration is None or not names:
             return None
-        score = self._score(name, iteration)[1]
-        return self.path / CHECKPOINTS / f"{iteration:06d}", -score if name.startswith(LOWEST) else score
+        score = self._score(names, iteration)[1][0]
+        value = -score if names[0].startswith(LOWEST) else score
+        return self.path / CHECKPOINTS / f"{iteration:06d}", names[0], value
 
-    def _score(self, name: str, iteration: int) -> tuple[int, float]:
-        """Returns the newest value of a metric until an iteration, with its own iteration, which is 0 for no value.
+    def _score(self, names: Sequence[str], iteration: int) -> tuple[int, tuple[float, ...]]:
+        """Returns the newest values of metrics until an iteration, with their own iteration, which is 0 for no value.
 
         Values for ``min:`` are negative.
         """
-        found = ((at, values[name]) for at, values in reversed(self._scores) if at <= iteration and name in values)
-        return next(found, (0, math.nan))
+        for at, values in reversed(self._scores):
+            if at <= iteration and names[0] in values:
+                return at, tuple(values.get(name, -math.inf) for name in names)
+        return 0, (math.nan,)
 
     def _prune(self, iteration: int) -> None:
         """Removes old checkpoints, but neither the best one nor the newest ones."""
@@ -158,8 +168,8 @@ class RunFiles:
     def _remember(self, row: Mapping[str, Any]) -> None:
         if self._metrics:
             numbers = dict(scalars(row))
-            self._numbers = set(numbers) if not self._scores else self._numbers
-            scores = {name: _score_of(name, numbers) for name in self._metrics}
+            self.names.update(_names_of(row))
+            scores = {name: _score_of(name, numbers) for names in self._metrics for name in names}
             known = {name: score for name, score in scores.items() if score is not None}
             self._scores.append((row["training_iteration"], known))
 
@@ -282,6 +292,21 @@ def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, A
     return rows, b"".join(line + b"\n" for line in lines[: len(rows)])
 
 
+def names_of_results(path: Path, checkpoint: Path) -> set[str]:
+    """Returns the names of all results of a run until a checkpoint.
+
+    Raises:
+        CheckpointError: If the metrics are damaged.
+    """
+    rows, _ = read_metrics(path / METRICS, up_to=iteration_of(checkpoint))
+    return {name for row in rows for name in _names_of(row)}
+
+
+def _names_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of an iteration's numbers, also of those without a value."""
+    return (name for name, value in leaves(row) if value is None or isinstance(value, (int, float)))
+
+
 def _wrong_row(row: Any) -> str:
     """Returns a text that says what is wrong with the results of an iteration; "" if nothing is."""
     if not isinstance(row, dict):
@@ -326,22 +351,32 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: Path, resume: str = "marl-connectors train --resume RUN") -> Iterator[None]:
+def writing(path: Path, resume: str = "") -> Iterator[None]:
     """Turns the system's error for a file that is written, such as a full disk, into a CheckpointError.
 
     Args:
         path: What is written.
-        resume: How the run is resumed.
+        resume: How the run is resumed; ``""`` for the command line if the file is in the folder of a run.
     """
     try:
         yield
     except OSError as error:
         why = error.strerror or str(error)
         place = error.filename if isinstance(error.filename, str) else path
-        raise CheckpointError(
-            f"{place} could not be written: {why}. What was saved before is complete: make room, or make the place "
-            f"writable, and continue with: {resume}"
-        ) from error
+        room = "make room, or make the place writable"
+        hint = f"{room.capitalize()}, and try again."
+        if not resume and (run := _run_around(path)) is not None:
+            resume = command(PROGRAM, "train", "--resume", run)
+        if resume:
+            hint = f"What was saved before is complete: {room}, and continue with: {resume}"
+        raise CheckpointError(f"{place} could not be written: {why}. {hint}") from error
+
+
+def _run_around(path: Path) -> Path | None:
+    """Returns the folder of the run in which a file is; None if it is in none."""
+    with contextlib.suppress(OSError):
+        return next((folder for folder in (path, *path.parents) if (folder / CONFIG).is_file()), None)
+    return None
 
 
 def replace_file(path: Path, data: bytes) -> None:

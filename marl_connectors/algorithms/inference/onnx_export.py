@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import json
 import logging
 import re
@@ -31,10 +30,10 @@ from marl_connectors.errors import (
     ConnectorError,
     MappingError,
     MarlConnectorsError,
-    MissingDependencyError,
     ModuleError,
     describe_error,
 )
+from marl_connectors.packages import import_package, require_packages
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 from marl_connectors.version import library_version
@@ -57,6 +56,7 @@ class _Group(NamedTuple):
 def export_onnx(policy: Any, path: str | Path, *, explore: bool, opset: int | None, check: bool) -> Path:
     """Writes a policy to a folder; see ``Policy.export_onnx``."""
     require_onnx()
+    check_opset(opset)
     folder = Path(path)
     _check_folder(folder)
     programs = make_programs(policy, explore)
@@ -99,11 +99,34 @@ def require_onnx() -> None:
     Raises:
         MissingDependencyError: If one is missing.
     """
-    missing = [name for name in _NEEDED if getattr(importlib.util.find_spec(name), "origin", None) is None]
-    if missing:
-        raise MissingDependencyError(
-            f"export_onnx: it needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            f'installed. Install it with: pip install "marl-connectors[onnx]"'
+    require_packages("export_onnx: it", *_NEEDED)
+
+
+def check_opset(opset: int | None) -> None:
+    """Checks that a version of ONNX's operators exists.
+
+    Raises:
+        ConfigError: If the installed packages do not know it.
+    """
+    highest = import_package("onnx").defs.onnx_opset_version()
+    if opset is not None and not 1 <= opset <= highest:
+        raise ConfigError(
+            f"export_onnx: expected an opset from 1 to {highest}, which is the highest that the installed onnx knows, "
+            f"but got {opset}. Leave it out for torch's own."
+        )
+
+
+def _check_written(model: Any, opset: int | None) -> None:
+    """Checks that a program is written with the version that was asked for. Torch leaves its own if it cannot.
+
+    Raises:
+        ConfigError: If it has another one.
+    """
+    written = next(each.version for each in model.opset_import if each.domain == "")
+    if opset not in (None, written):
+        raise ConfigError(
+            f"export_onnx: the program cannot be written with opset {opset}, which lacks operators that it needs. "
+            f"Use {written}, which torch has written, or leave it out."
         )
 
 
@@ -323,9 +346,10 @@ def _record(program: Program, path: Path, opset: int | None) -> None:
         ModuleError: If torch cannot record it.
     """
     rows, step = torch.export.Dim.DYNAMIC, program.example
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -349,7 +373,9 @@ def _record(program: Program, path: Path, opset: int | None) -> None:
             f"forward pass; the number of rows must stay a variable."
         ) from error
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    _check_written(model, opset)
     _remove_notes(model)
     path.write_bytes(model.SerializeToString(deterministic=True))
 

@@ -14,6 +14,7 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.errors import EnvError, describe_error, did_you_mean
+from marl_connectors.packages import distribution_of, how_to_install, import_package
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -186,12 +187,11 @@ class VmasEnv:
 
 def _vmas() -> Any:
     try:
-        import vmas  # type: ignore[import-not-found]
-        import vmas.simulator.environment  # type: ignore[import-not-found]
+        vmas = import_package("vmas")
+        import_package("vmas.simulator.environment")
     except ModuleNotFoundError as error:
-        raise EnvError(
-            f"VmasEnv: the package {error.name!r} is not installed. Install it with: pip install marl-connectors[vmas]"
-        ) from error
+        hint = how_to_install(distribution_of(error.name or "vmas"))
+        raise EnvError(f"VmasEnv: the package {error.name!r} is not installed. {hint}") from error
     return vmas
 
 

@@ -23,8 +23,9 @@ import gymnasium
 import pettingzoo
 from gymnasium.envs.registration import load_env_creator
 
-from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean
+from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean, likeness
 from marl_connectors.names import import_attribute
+from marl_connectors.packages import how_to_install, is_installed
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
 """The keywords that ``gymnasium.make`` accepts in addition to the environment's own settings."""
@@ -243,15 +244,14 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
         if missing and (module_name == missing or module_name.startswith(missing + ".")):
             raise EnvError(f"environment {env!r}: {_why_not_found(env, module_name, missing)}") from cause
         raise EnvError(
-            f"environment {env!r} needs the package {missing!r}. Install it with: "
-            f'pip install "{pip_name(module_name, missing)}"'
+            f"environment {env!r} needs the package {missing!r}. {how_to_install(pip_name(module_name, missing))}"
         ) from cause
     except Exception as cause:
         if module_name.startswith("pettingzoo.mpe"):
             moved = module_name.replace("pettingzoo.mpe", "mpe2", 1)
             raise EnvError(
-                f"environment {env!r} is not in PettingZoo any more. Use {moved!r}, and install it with: "
-                f"pip install mpe2"
+                f"environment {env!r} is not in PettingZoo any more. Use {moved!r}, which is in mpe2. "
+                f"{how_to_install('mpe2')}"
             ) from cause
         raise EnvError(f"environment {env!r}: its module fails to import: {describe_error(cause)}.") from cause
 
@@ -260,7 +260,7 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
     """Returns a sentence about a name that is not a module, and a sentence of advice."""
     top = module_name.partition(".")[0]
     if missing == top and top in PIP_NAMES:
-        return f"the package {top!r} is not installed. Install it with: pip install {PIP_NAMES[top]}"
+        return f"the package {top!r} is not installed. {how_to_install(PIP_NAMES[top])}"
     parent_name, _, last = missing.rpartition(".")
     parent = sys.modules.get(parent_name)
     if parent is not None:
@@ -269,9 +269,12 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
         siblings = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", []))]
         versioned = [name for name in siblings if re.search(r"_v\d+$", name)]
         return f"{parent_name!r} has no module {last!r}. {did_you_mean(last, versioned or siblings)}"
-    close = did_you_mean(re.sub(r"-(v\d+)$", r"_\1", env), known_environments())
-    if close.startswith("Did you mean"):
-        return f"there is no such environment. {close}"
+    for package, names in _NAMES_IN_PACKAGES.items():
+        if re.fullmatch(names, env) and not is_installed(package):
+            return f"it is in the package {package!r}, which is not installed. {how_to_install(PIP_NAMES[package])}"
+    alike, known = re.sub(r"-(v\d+)$", r"_\1", env), known_environments()
+    if likeness(alike, known) > likeness(env, gymnasium.registry):
+        return f"there is no such environment. {did_you_mean(alike, known)}"
     close = did_you_mean(env, gymnasium.registry)
     hint = f'If a package registers it when it is imported, name that too: "its_package:{env}".'
     is_like_id = _GYMNASIUM_ID.fullmatch(env) is not None
@@ -305,9 +308,15 @@ PIP_NAMES = {
     "supersuit": "supersuit",
     "gymnasium_robotics": "gymnasium-robotics",
     "ale_py": "ale-py",
-    "marl_envs": "marl-connectors",
 }
 """The names under which packages are installed, by the names under which they are imported."""
+
+_NAMES_IN_PACKAGES = {
+    "mpe2": r"simple(_[a-z_]+)?_v\d+",
+    "magent2": r"(adversarial_pursuit|battle|battlefield|combined_arms|gather|tiger_deer)_v\d+",
+    "gymnasium_robotics": r"mamujoco_v\d+",
+}
+"""The names of environments in packages of their own, which cannot be listed unless these are installed."""
 
 GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
 """Namespace to the package that registers Gymnasium ids when it is imported."""
@@ -382,4 +391,4 @@ def of_suite(module_name: str) -> dict[str, Any]:
         return {}
     roms = importlib.util.find_spec("ale_py")
     settings = {"auto_rom_install_path": str(Path(roms.origin).parent)} if roms and roms.origin else {}
-    return {"settings": settings, "advice": "ROMs come with ale-py: pip install ale-py."}
+    return {"settings": settings, "advice": "ROMs come with ale-py. " + how_to_install("ale-py")}

@@ -42,6 +42,7 @@ from marl_connectors.names import (
     is_function,
     qualified_name,
 )
+from marl_connectors.packages import distribution_of, how_to_install, import_package
 from marl_connectors.spaces import describe
 from marl_connectors.validators import shown
 
@@ -171,13 +172,13 @@ def _import(name: str, text: str) -> Callable[..., Any]:
 
 def _import_supersuit(name: str) -> Callable[..., Any]:
     try:
-        import supersuit
+        supersuit = import_package("supersuit")
     except ModuleNotFoundError as cause:
         if cause.name != "supersuit":
             raise _incomplete(cause) from cause
         raise MissingDependencyError(
-            f"wrappers: {name!r} is looked for in SuperSuit, which is not installed. Install it with: pip install "
-            f'"marl-connectors[supersuit]". A wrapper of your own needs its module: my_module.{name}.'
+            f"wrappers: {name!r} is looked for in SuperSuit, which is not installed. A wrapper of your own needs its "
+            f"module: my_module.{name}. {how_to_install('supersuit')}"
         ) from cause
     known = wrapper_names(supersuit)
     if name in known:
@@ -193,8 +194,8 @@ def _import_supersuit(name: str) -> Callable[..., Any]:
 def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
     """Returns the error for an installed SuperSuit that lacks a dependency."""
     return MissingDependencyError(
-        f"wrappers: SuperSuit needs {cause.name!r}, which is not installed. Install it with: pip install "
-        f'"marl-connectors[supersuit]".'
+        f"wrappers: SuperSuit needs {cause.name!r}, which is not installed. "
+        f"{how_to_install(distribution_of(cause.name or ''))}"
     )
 
 

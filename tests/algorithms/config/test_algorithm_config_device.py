@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from marl_connectors import PPOConfig
-from marl_connectors.cli.main import _build_parser
+from marl_connectors.cli.parser import build_parser
 from marl_connectors.errors import ConfigError
 
 
@@ -50,6 +50,6 @@ def test_modules_act_where_they_learn():
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("0", 0), ("1", 1)])
 def test_the_command_line_can_say_so(text, value):
-    parser, _ = _build_parser()
+    parser, _ = build_parser()
     args = parser.parse_args(["train", "marl_envs.match_v0", "--num-gpus-per-learner", text])
     assert args.num_gpus_per_learner == value

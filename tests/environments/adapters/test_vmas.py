@@ -140,7 +140,7 @@ def test_errors(fake, monkeypatch):
     with pytest.raises(EnvError, match="needs a display"):
         VmasEnv("alike", num_envs=1).render()
     monkeypatch.setitem(sys.modules, "vmas", None)
-    with pytest.raises(EnvError, match=r"pip install marl-connectors\[vmas\]"):
+    with pytest.raises(EnvError, match=r"pip install vmas"):
         make_env("vmas/alike")
 
 

@@ -186,17 +186,14 @@ def test_a_name_that_supersuit_does_not_have_is_an_error(name, message):
 
 
 @pytest.mark.parametrize("missing", ["supersuit", "tinyscaler"])
-def test_a_missing_supersuit_names_what_to_install(missing, monkeypatch):
-    class Finder:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name == "supersuit":
-                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "supersuit"]:
+def test_a_missing_supersuit_names_what_to_install(missing, monkeypatch, tmp_path):
+    (tmp_path / "supersuit").mkdir()
+    (tmp_path / "supersuit" / "__init__.py").write_text("import tinyscaler")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("supersuit", missing)]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    with pytest.raises(MissingDependencyError, match=rf'(?i){missing}.*not installed.*"marl-connectors\[supersuit\]"'):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingDependencyError, match=rf"(?i){missing}.*not installed.*pip install {missing}"):
         make_env(CountingEnv, wrappers=["frame_skip_v0:4"])
 
 

@@ -1,0 +1,110 @@
+"""The metrics that users name: of the best checkpoint (``--keep-best``) and of sweeps (``--metric``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from marl_connectors.callbacks import CALLBACK_NAMES
+from marl_connectors.callbacks.success import SUCCESS
+from marl_connectors.errors import ConfigError, did_you_mean
+
+AUTO: Final = "auto"
+"""The setting ``keep_best`` that chooses by the metrics of ``AUTO_METRICS`` that the results of the run have."""
+LOWEST: Final = "min:"
+"""The beginning of a metric whose lowest value is the best."""
+EVALUATION, TRAINING = "evaluation", "env_runners"
+"""The parts of results in which episodes are."""
+RETURN: Final = "episode_return_mean"
+AUTO_METRICS: Final = tuple((f"{place}/{SUCCESS}", f"{place}/{RETURN}") for place in (EVALUATION, TRAINING))
+"""The metrics by which ``auto`` chooses: the first pair of which the results have a return, which decides ties."""
+_CONNECTORS: Final = ("env_to_module_connector", "module_to_env_connector", "learner_connector")
+
+
+def metrics_of(keep_best: str | None) -> list[tuple[str, ...]]:
+    """Returns the metrics by which the best checkpoint is chosen.
+
+    There may be several possibilities, of which the first is used that results have. Each begins with the metric that
+    counts, and goes on with the one that decides its ties.
+
+    >>> metrics_of("env_runners/success"), metrics_of(None)
+    ([('env_runners/success', 'env_runners/episode_return_mean')], [])
+    """
+    if keep_best is None:
+        return []
+    if keep_best == AUTO:
+        return list(AUTO_METRICS)
+    place = EVALUATION if keep_best.removeprefix(LOWEST).startswith(f"{EVALUATION}/") else TRAINING
+    return [tuple(dict.fromkeys([keep_best, f"{place}/{RETURN}"]))]
+
+
+def why_missing(metric: str, names: Collection[str], config: Any) -> str:
+    """Returns why results of a run have no metric, with the closest name; "" if they have it, or may have it later.
+
+    Metrics of episodes appear when an episode has ended, those of evaluations with the first evaluation, and those of
+    the user's own code at any time.
+
+    Args:
+        metric: The metric, maybe with ``min:``.
+        names: The names in the results so far, as ``leaves`` has them.
+        config: The ``AlgorithmConfig`` of the run.
+    """
+    name = metric.removeprefix(LOWEST)
+    if name in names:
+        return ""
+    place, _, _ = name.partition("/")
+    if place == EVALUATION and not getattr(config, "evaluation_interval", None):
+        return f"there is no {name!r}, because nothing is evaluated during training. Add --set evaluation_interval=5"
+    of_evaluations = {each for each in names if each.startswith(f"{EVALUATION}/")}
+    if place == EVALUATION and not of_evaluations:
+        of_evaluations = {re.sub(f"^{TRAINING}/", f"{EVALUATION}/", each) for each in names}
+    no_episode = not any(each.startswith(f"{TRAINING}/module_episode_returns/") for each in names)
+    if name in of_evaluations or (place in (EVALUATION, TRAINING) and no_episode) or _has_own_code(config):
+        return ""
+    return f"no result is called {name!r}. {closest_metric(name, {*names, *of_evaluations})}"
+
+
+def check_metric(
+    metric: str | None, names: Collection[str], config: Any, who: str = "--keep-best", more: str = ""
+) -> None:
+    """Checks that results have a metric, as soon as they must have it.
+
+    Args:
+        metric: The metric, ``"auto"`` or None.
+        names: The names in the results so far.
+        config: The ``AlgorithmConfig`` of the run.
+        who: The first words of the message.
+        more: Its last words.
+
+    Raises:
+        ConfigError: If they do not have it. Names the closest one.
+    """
+    if metric not in (None, AUTO) and (why := why_missing(str(metric), names, config)):
+        raise ConfigError(f"{who}: {why}{more}")
+
+
+def closest_metric(name: str, names: Collection[str]) -> str:
+    """Returns a closing sentence that names the closest metric, or some of them."""
+    close = did_you_mean(name, sorted(names))
+    some = [each for each in sorted(names) if each.count("/") == 1]
+    return close if close.startswith("Did you mean") else f"Some results are: {', '.join(some[:12])}."
+
+
+def _has_own_code(config: Any) -> bool:
+    """Whether code of the user, which may log metrics of its own, takes part in a run."""
+    return any(_is_users(part) for part in _parts(config))
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    for name in ("callbacks_class", "learner_class", *_CONNECTORS, *(f"callbacks_{each}" for each in CALLBACK_NAMES)):
+        value = getattr(config, name, None)
+        yield from value if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_users(part: Any) -> bool:
+    names = getattr(part, "names", None)  # of NamedPieces
+    if names is not None:
+        return any(re.match(r"[\w.]+:[A-Za-z_]\w*(:|$)", str(each)) for each in names)
+    module = getattr(part, "__module__", None) or type(part).__module__
+    return part is not None and not str(module).startswith("marl_connectors.")

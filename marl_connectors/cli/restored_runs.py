@@ -1,0 +1,240 @@
+"""Reads the runs and checkpoints that a command names, also runs whose config is in a Python file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.checkpoints import find_checkpoint
+from marl_connectors.cli import run_folder
+from marl_connectors.cli.config_settings import (
+    WITH_OPTIONS,
+    absolute_spec,
+    check_changeable,
+    has_source,
+    in_this_process,
+    load_config,
+    module_name,
+    set_by_name,
+)
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
+from marl_connectors.json_data import brief
+
+_OF_OPTIONS = {
+    *("num_env_workers", "num_gpus_per_learner", "num_env_runners", "num_learners", "ray_address"),
+    "num_envs_per_env_runner",
+}
+"""The settings of the config that options change, and ``--set`` does not."""
+_WITHOUT_NAME = "not[ _]importable"
+"""What a checkpoint has in place of an object without a name, such as a lambda."""
+
+
+def checkpoint_named(path: str, who: str) -> Path:
+    """Returns the checkpoint that a command names, or the latest one of the run that it names.
+
+    Args:
+        path: What the user has written.
+        who: The command, for messages.
+
+    Raises:
+        ConfigError: If it has the runs of several seeds.
+        CheckpointError: If there is none.
+    """
+    if is_seeds_folder(Path(path)):
+        first = Path(path) / seed_folder(read_seeds(Path(path))[1][0])
+        raise ConfigError(
+            f"{who}: expected a checkpoint or the folder of a run, but {path} has the runs of several seeds. Choose "
+            f"one: {first}"
+        )
+    with run_folder.reading(Path(path)):
+        return find_checkpoint(path)
+
+
+def load_algorithm(
+    checkpoint: Path,
+    changed: Mapping[str, Any] | None = None,
+    *,
+    trusted: bool = True,
+    new_episodes: bool = False,
+    chosen: Mapping[str, Any] | None = None,
+    local: bool = False,
+    source: str | None = None,
+) -> Any:
+    """Loads the ``Algorithm`` of a checkpoint.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        changed: New values for settings of its config.
+        trusted: As in ``Algorithm.from_checkpoint``.
+        new_episodes: As in ``Algorithm.from_checkpoint``.
+        chosen: Settings that the user has chosen, and not the author of the checkpoint.
+        local: Whether everything is in this process, even if the run had remote env runners or learners.
+        source: The Python file or module with the run's config, if the user names one.
+    """
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, algorithm_state, restored_config
+    from marl_connectors.algorithms.checkpoint_schema import check_state
+    from marl_connectors.names import Names
+
+    made = config_of_python_file(checkpoint, source) if trusted else None
+    if not changed and not local and trusted and made is None:
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
+    state, changed = algorithm_state(checkpoint), changed or {}
+    check_state(state)
+    own = {} if made is None else _without_names(made, state)
+    if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
+    config = restored_config(state, None, own, Names(trusted))
+    check_changeable(config, changed.keys() - _OF_OPTIONS)
+    for name, value in changed.items():
+        if name in _OF_OPTIONS:
+            config.update_from_dict({name: value})
+        else:
+            set_by_name(config, {name: value})
+    if local:
+        config = in_this_process(config)
+    elif not trusted:
+        for name, value in ELSEWHERE.items():
+            if getattr(config, name) != value and name not in (chosen or {}):
+                raise CheckpointError(
+                    f"{checkpoint}: its {name} is {brief(getattr(config, name))}, and --untrusted starts no processes "
+                    f"and connects to no cluster that a checkpoint names. Choose yourself: "
+                    f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
+                )
+    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
+
+
+def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
+    """Returns the config of a run that began with one from a Python file; None for other runs.
+
+    Afterwards the module of this file can be found by its name.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        source: The file or module that the user names in place of the one of the run, as for ``load_config``.
+
+    Returns:
+        The config; also None if the file of the run is not there any more, and the user has named no other.
+
+    Raises:
+        ConfigError: If there is no such file, or if it fails.
+    """
+    run, command = _command_of(checkpoint)
+    former = command.get("config")
+    if source is not None:
+        source = absolute_spec(source)
+    elif former is not None and has_source(former):
+        source = str(former)
+    else:
+        return None
+    if not command:
+        return load_config(source)
+    settings = settings_from_json(command, str(run / run_folder.CONFIG))
+    config = with_config(settings, source).make_config()
+    if former is not None and module_name(former) not in sys.modules:
+        sys.modules[module_name(former)] = sys.modules[module_name(source)]  # the checkpoint has names in this module
+    return config
+
+
+def with_config(settings: RunSettings, source: str) -> RunSettings:
+    """Returns the settings of a run whose Python file has another place, in which its objects may have other names.
+
+    Args:
+        settings: The settings.
+        source: The new place, as for ``load_config``.
+    """
+    old, new = f"{module_name(settings.config or '')}:", f"{module_name(source)}:"
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        if isinstance(value, dict):
+            return {key: renamed(each) for key, each in value.items()}
+        return new + value.removeprefix(old) if isinstance(value, str) and value.startswith(old) else value
+
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return RunSettings(**{**{name: renamed(value) for name, value in values.items()}, "config": source})
+
+
+def check_python_config(source: str, trusted: bool) -> None:
+    """Checks that ``--config`` names Python code, and no file with other settings, for a run that exists.
+
+    Args:
+        source: What it names.
+        trusted: Whether ``--untrusted`` was left out.
+
+    Raises:
+        ConfigError: If it is something else, or if no such code is to be run.
+    """
+    if not trusted:
+        raise ConfigError("--config: it runs the code of a Python file, and --untrusted runs none. Leave one out.")
+    if Path(source).suffix.lower() in (".yaml", ".yml", ".json"):
+        raise ConfigError(
+            f"--config: expected the Python file of the run's config, but got {source!r}. A run has its settings "
+            f"already; with --resume, --set changes single ones."
+        )
+
+
+def _command_of(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the folder of a checkpoint's run, and the run's settings; ``{}`` if it belongs to no run."""
+    run = checkpoint.parent.parent
+    if checkpoint.parent.name != run_folder.CHECKPOINTS or not (run / run_folder.CONFIG).is_file():
+        return run, {}
+    command = run_folder.read_config(run).get("command")
+    return run, command if isinstance(command, dict) else {}
+
+
+@contextlib.contextmanager
+def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Iterator[None]:
+    """Raises another error in its block if something cannot be read without a Python file that is not there any more.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        who: The command, for messages.
+        named: The file that the user names in its place.
+
+    Raises:
+        CheckpointError: Names the file, and how to name another one.
+    """
+    try:
+        yield
+    except MarlConnectorsError as error:
+        _, command = _command_of(checkpoint)
+        source = command.get("config")
+        if (
+            named is not None
+            or not isinstance(source, str)
+            or has_source(source)
+            or not _needs(checkpoint, module_name(source))
+        ):
+            raise
+        raise CheckpointError(
+            f"{who}: the run of {checkpoint} began with the config in {source}, which is not there any more, and has "
+            f"functions or classes of it. Put the file back, or name its new place: --config NEW.py"
+        ) from error
+
+
+def _needs(checkpoint: Path, module: str) -> bool:
+    """Whether a checkpoint has objects without a name, or with a name in this module."""
+    from marl_connectors.algorithms.checkpoint_restore import algorithm_state
+
+    try:
+        text = json.dumps(algorithm_state(checkpoint)["config"]["settings"])
+    except (MarlConnectorsError, KeyError, TypeError, ValueError):  # it is damaged, as the error says
+        return False
+    return re.search(_WITHOUT_NAME, text) is not None or f'"{module}:' in text or f'"{module}.' in text
+
+
+def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
+    kept = state["config"]["settings"]
+    missing = [name for name in kept if re.search(_WITHOUT_NAME, json.dumps(kept[name]))]
+    return {name: getattr(config, name) for name in missing}
