@@ -273,6 +273,8 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any] | None]]] = {
 def option_of(field: str) -> str:
     """Returns the option of a field of RunSettings, for messages."""
     names = {"wrappers": "--wrap", "env": "ENV", "env_check": "--no-env-check", "training": "--set"}
+    if field == PER_ENV_RUNNER:
+        return f"--set {field}"
     return names.get(field, f"--{field.replace('_', '-')}")
 
 

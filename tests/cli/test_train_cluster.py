@@ -135,7 +135,7 @@ def test_a_resumed_run_keeps_its_sub_environments(capsys):
     said = capsys.readouterr().err.splitlines()
     assert "divides the 4 sub-environments" in said[0]
     assert said[1] == said[0]
-    assert "'num_envs' cannot be changed" in said[2]
+    assert "--num-envs cannot be changed" in said[2]
     assert {path: path.read_bytes() for path in RUN.rglob("*.json*")} == before
 
 

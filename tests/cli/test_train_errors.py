@@ -227,13 +227,13 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
     ("words", "message"),
     [
         (["--set", "lrr=1"], "unknown setting 'lrr'. Did you mean 'lr'?"),
-        (["--set", "num_envs_per_env_runner=3"], "'num_envs_per_env_runner' cannot be changed"),
+        (["--set", "num_envs_per_env_runner=3"], "--set num_envs_per_env_runner cannot be changed"),
         (["--set", "lr=much"], "lr"),
         (["--set", "episode_lookback_horizon=3"], "'episode_lookback_horizon' cannot be changed, because the modules"),
         (["--set", "use_critic=false"], "'use_critic' cannot be changed"),
         (["--set", "normalize_actions=false"], "'normalize_actions' cannot be changed"),
-        (["--hidden", "8"], "'hidden' cannot be changed, because the checkpoint's modules"),
-        (["--num-envs", "3"], "'num_envs' cannot be changed"),
+        (["--hidden", "8"], "--hidden cannot be changed, because the checkpoint's modules"),
+        (["--num-envs", "3"], "--num-envs cannot be changed"),
     ],
 )
 def test_what_cannot_be_changed_is_refused_and_leaves_the_run_as_it_was(troubled, capsys, words, message):

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_connectors.algorithms.fitting import saver
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli import run_folder, train
+from marl_connectors.cli import run_folder
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
@@ -97,8 +98,8 @@ def killable(command, monkeypatch):
     import torch.utils.tensorboard  # noqa: F401
 
     monkeypatch.setattr(run_folder, "draw_curves", lambda file, *args: file.write(b"curves"))
-    monkeypatch.setattr(train, "CHECKPOINT_AGE_S", 0.0)  # so there are those in between, too
-    monkeypatch.setattr(train, "_SAVING_SHARE", 1e9)
+    monkeypatch.setattr(saver, "CHECKPOINT_AGE_S", 0.0)  # so there are those in between, too
+    monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
     command.algo.frames = [np.zeros((4, 4, 3), np.uint8)]
 
     def run(words, number=10**9):
