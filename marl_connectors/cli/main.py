@@ -31,7 +31,7 @@ from marl_connectors.cli.values import (
     whole_number,
 )
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
-from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, OfflineDataWarning, did_you_mean
 from marl_connectors.version import library_version
 
 EXIT_BAD_INPUT = 2
@@ -74,6 +74,16 @@ examples:
   marl-connectors explain --config run.yaml
   marl-connectors explain --config my_config.py
   marl-connectors explain --config my_package.configs:tag --num-envs 2
+"""
+_RECORD_EXAMPLES = """\
+examples:
+  marl-connectors record runs/simple_spread_v3-shared-seed0 --episodes 500 --out data/spread
+  marl-connectors record random --env mpe2.simple_spread_v3 --episodes 500 --out data/spread_random
+"""
+_DATA_EXAMPLES = """\
+examples:
+  marl-connectors data data/spread
+  marl-connectors data data/spread data/spread_random --picture data.png
 """
 _CHECK_EXAMPLES = """\
 examples:
@@ -153,8 +163,8 @@ def _formatted(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning about the environment in one line; others as Python does, but without the source line."""
-    if issubclass(category, EnvWarning):
+    """Formats a warning about the environment or recorded data in one line; others as Python does, but without the source line."""
+    if issubclass(category, (EnvWarning, OfflineDataWarning)):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
@@ -208,6 +218,8 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
                 _SWEEP_EXAMPLES,
                 _EVALUATE_EXAMPLES,
                 _EXPORT_EXAMPLES,
+                _RECORD_EXAMPLES,
+                _DATA_EXAMPLES,
                 _EXPLAIN_EXAMPLES,
                 _CHECK_EXAMPLES,
                 _ZOO_EXAMPLES,
@@ -225,6 +237,8 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         "sweep": _add_sweep(subparsers),
         "evaluate": _add_evaluate(subparsers),
         "export": _add_export(subparsers),
+        "record": _add_record(subparsers),
+        "data": _add_data(subparsers),
         "explain": _add_explain(subparsers),
         "check": _add_check(subparsers),
         "zoo": _add_zoo(subparsers),
@@ -309,6 +323,47 @@ def _add_export(subparsers: Any) -> _Parser:
     add("--no-check", dest="check", action="store_false", help="do not compare the programs with the policies")
     _add_untrusted_option(parser)
     parser.set_defaults(run=_run_export)
+    return parser
+
+
+def _add_record(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "record",
+        help="play episodes with the policies of a run, or at random, and write them to files",
+        description="Play whole episodes with the policies of a run, or at random, and write them to files.",
+        epilog=_RECORD_EXAMPLES,
+        **_ONLY_GIVEN,
+    )
+    add = parser.add_argument
+    add("source", metavar="RUN|random", help="a checkpoint, the folder of a run for its latest, or the word random")
+    add("--env", metavar="ENV", help="with random: PettingZoo module, package.module:function, or Gymnasium id")
+    add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
+    add("--wrap", dest="wrappers", action="append", metavar="NAME:ARGS", help="a wrapper of ENV; repeatable")
+    add("--num-envs", type=count, metavar="N", help="with random: sub-environments (default 8)")
+    add("--episodes", type=count, default=100, metavar="N", help="number of episodes (default 100)")
+    add("--out", required=True, metavar="FOLDER", help="folder of the files, which must not hold recorded episodes")
+    add("--seed", type=whole_number, default=0, metavar="N", help="seed of the environment and the actions (default 0)")
+    add("--explore", action="store_true", default=False, help="draw the actions instead of taking the most likely")
+    add("--drop-infos", action="store_true", default=False, help="leave out values of infos that no file can hold")
+    add("--json", action="store_true", default=False, help="print JSON instead of a table")
+    _add_untrusted_option(parser)
+    parser.set_defaults(run=_run_record, trusted=True)
+    return parser
+
+
+def _add_data(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
+        "data",
+        help="show what recorded episodes hold, and what of them is damaged",
+        description="Show what recorded episodes hold, and what of them is damaged. Status 1 if something is.",
+        epilog=_DATA_EXAMPLES,
+        **_PLAIN,
+    )
+    add = parser.add_argument
+    add("data", nargs="+", metavar="FOLDER", help="folders or files of recorded episodes")
+    add("--picture", metavar="FILE", help="write histograms of returns and lengths as a PNG file")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=_run_data)
     return parser
 
 
@@ -626,6 +681,18 @@ def _run_export(args: argparse.Namespace) -> int:
     from marl_connectors.cli import export
 
     return export.run(args)
+
+
+def _run_record(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import record
+
+    return record.run(args)
+
+
+def _run_data(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import data
+
+    return data.run(args)
 
 
 def _run_explain(args: argparse.Namespace) -> int:

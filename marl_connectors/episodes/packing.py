@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -82,6 +83,18 @@ def rows_of_episodes(
         counts=counts.tolist(),
         acted=acted,
     )
+
+
+def packed(chunks: Sequence[SingleAgentEpisode | AgentChunk]) -> list[SingleAgentEpisode | AgentChunk]:
+    """Returns agent episodes that are all views of rollouts. Copies stand for those that are not; none is changed."""
+    found = [e if isinstance(e, AgentChunk) or type(e.storage) is LaneStorage else copy.copy(e) for e in chunks]
+    made = [new for new, old in zip(found, chunks, strict=True) if new is not old]
+    for episode in made:
+        if not isinstance(episode, AgentChunk) and not len(episode):  # the dtypes of empty columns may be unknown
+            episode.storage = episode.as_arrays()
+            _pack([episode])
+    _pack([e for e in made if not isinstance(e, AgentChunk) and type(e.storage) is not LaneStorage])
+    return found
 
 
 def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
