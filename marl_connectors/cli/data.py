@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import warnings
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.cli.pictures import draw_data
-from marl_connectors.cli.results import number, table
+from marl_connectors.cli.results import number, spread, table
 from marl_connectors.cli.run_folder import writing
 from marl_connectors.cli.values import require_extras
 from marl_connectors.errors import ConfigError, OfflineDataWarning
@@ -66,15 +67,14 @@ def _as_text(found: dict[str, Any], picture: str | None) -> str:
 def _agents_table(agents: dict[Any, dict[str, Any]]) -> str:
     rows = []
     for agent_id, own in list(agents.items())[:_AGENTS_SHOWN]:
+        returns = own["returns"]
         modules = ", ".join("–" if module_id is None else str(module_id) for module_id in own["steps_by_module"])
         rows.append(
             [
                 "–" if agent_id is None else str(agent_id),
                 modules,
                 f"{sum(own['steps_by_module'].values()):,}",
-                "–"
-                if own["returns"] is None
-                else f"{number(own['returns']['mean'])} ± {number(own['returns']['std'])}",
+                spread(None if returns is None else (returns["mean"], returns["std"])),
                 own["observation_space"] or "–",
                 own["action_space"] or "–",
             ]
@@ -98,7 +98,7 @@ def histogram(values: Sequence[float]) -> str:
     """
     bins = min(_BINS, len(set(values)))
     counts, edges = np.histogram(values, bins=bins)
-    labels = [f"{number(float(low))} to {number(float(high))}" for low, high in zip(edges, edges[1:], strict=False)]
+    labels = [f"{number(float(low))} to {number(float(high))}" for low, high in itertools.pairwise(edges)]
     width = max(map(len, labels))
     return "\n".join(
         f"  {label.ljust(width)}  {'█' * round(_WIDTH * int(count) / max(counts))} {count}"

@@ -163,7 +163,10 @@ def _formatted(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning about the environment or recorded data in one line; others as Python does, but without the source line."""
+    """Formats a warning about the environment or recorded data in one line.
+
+    Others are formatted as Python does it, but without the source line.
+    """
     if issubclass(category, (EnvWarning, OfflineDataWarning)):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
