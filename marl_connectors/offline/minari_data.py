@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces as gym_spaces
 
+from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -105,8 +107,8 @@ def _written(
     buffers = [
         EpisodeBuffer(
             id=i,
-            observations=rows.observations,
-            actions=rows.actions,
+            observations=_in_dtypes(rows.observations, both[0]),
+            actions=_in_dtypes(rows.actions, both[1]),
             rewards=rows.rewards.tolist(),
             terminations=_last(len(rows.rewards), rows.agent.is_terminated),
             truncations=_last(len(rows.rewards), rows.agent.is_truncated),
@@ -131,6 +133,14 @@ def _written(
             raise OfflineDataError(f"to_minari: Minari refuses the data set {name!r}: {error}") from error
     dataset.storage.update_episode_metadata([{_KEY: json.dumps(_facts(*member))} for member in members])
     return dataset
+
+
+def _in_dtypes(column: Tree, space: Any) -> Tree:
+    """Returns a column in the dtypes of its space, as Minari wants it."""
+    if isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple)):
+        parts = {key: _in_dtypes(column[key], part) for key, part in spaces.parts_of(space)}
+        return parts if isinstance(space, gym_spaces.Dict) else tuple(parts.values())
+    return spaces.in_dtype(column, space.dtype)
 
 
 def _last(steps: int, value: bool) -> list[bool]:

@@ -359,7 +359,7 @@ class StoredEpisodes:
         id_, ends = prefix + self.ids[number], (facts["is_terminated"], facts["is_truncated"])
         if not facts["is_multi_agent"]:
             (i,) = self.chunk_numbers(number)
-            return self._agent_episode(i, next(storages), id_, None, module_for)
+            return self._agent_episode(i, next(storages), id_, None, module_for, prefix)
         episode = MultiAgentEpisode.from_agent_episodes(
             id_,
             {},
@@ -370,7 +370,7 @@ class StoredEpisodes:
         notes = self._episode_notes.get(number, {})
         episode.set_notes(notes)
         for place, i in enumerate(self.chunk_numbers(number)):
-            own = self._agent_episode(i, next(storages), id_, episode, module_for)
+            own = self._agent_episode(i, next(storages), id_, episode, module_for, prefix)
             if place < notes.get("num_past", 0):
                 episode.past_agent_episodes.append(own)
             else:
@@ -385,11 +385,16 @@ class StoredEpisodes:
         id_: EpisodeID,
         whole: MultiAgentEpisode | None,
         module_for: ModuleFor | None,
+        prefix: str,
     ) -> SingleAgentEpisode:
         facts = {name: column[i].item() for name, column in self.chunks.items()}
         notes = dict(self.chunk_notes.get(i, {}))
         agent_id = self.agents[facts["agent"]]
-        usual_id, multi_id = _usual_ids(whole is not None, id_, agent_id)
+        own_id, multi_id = _usual_ids(whole is not None, id_, agent_id)
+        if "id_" in notes:
+            own_id = prefix + notes.pop("id_")
+        if (other_id := notes.pop("multi_agent_episode_id", None)) is not None:
+            multi_id = prefix + other_id
         if module_for is None:
             module_id = self.modules[facts["module"]]
             if whole is not None:
@@ -399,10 +404,10 @@ class StoredEpisodes:
         is_empty = notes.pop("is_empty", False)
         episode = SingleAgentEpisode.from_storage(
             ListStorage() if is_empty else storage,
-            id_=notes.pop("id_", usual_id),
+            id_=own_id,
             agent_id=agent_id,
             module_id=module_id,
-            multi_agent_episode_id=notes.pop("multi_agent_episode_id", multi_id),
+            multi_agent_episode_id=multi_id,
             t_started=facts["t_started"],
             observation_space=storage.rollout.observation_space,
             action_space=storage.rollout.action_space,
