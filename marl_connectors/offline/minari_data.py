@@ -67,7 +67,7 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
 
 def _minari() -> Any:
     try:
-        import minari
+        import minari  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingDependencyError(
             "Minari data sets need minari, which is not installed. Install it with: "
@@ -94,7 +94,7 @@ def _written(
     metadata: Mapping[str, Any],
 ) -> Any:
     """Writes the data set of an agent."""
-    from minari.data_collector import EpisodeBuffer
+    from minari.data_collector import EpisodeBuffer  # pyright: ignore[reportMissingImports]
 
     own = members[0][2].agent
     both = own.observation_space, own.action_space

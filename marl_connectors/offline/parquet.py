@@ -87,8 +87,8 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingDependencyError(
             "Parquet files need pyarrow, which is not installed. Install it with: "

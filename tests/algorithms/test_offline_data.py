@@ -131,6 +131,19 @@ def test_a_checkpoint_can_be_loaded_without_its_data(tmp_path):
     loaded.stop()
 
 
+def test_an_untrusted_checkpoint_chooses_no_files(tmp_path):
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=10, minibatch_size=10)
+    algo = config.offline_data(output=tmp_path / "data").build_algo()
+    algo.train()
+    algo.save_to_path(tmp_path / "checkpoint")
+    algo.stop()
+    untrusted = Algorithm.from_checkpoint(tmp_path / "checkpoint", trusted=False)
+    untrusted.train()
+    assert untrusted.config.output is None and untrusted.offline_data.writer is None
+    untrusted.stop()
+    assert EpisodeReader(tmp_path / "data").num_agent_steps == 10
+
+
 # Remote env runners and learners.
 
 

@@ -41,6 +41,14 @@ def test_a_train_batch_of_random_settings_is_the_same_bit_for_bit(seed):
         raise AssertionError(f"{described(random_config(seed))}") from error
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("repetition", range(60))
+def test_a_train_batch_of_fresh_settings_is_the_same_bit_for_bit(repetition):
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}: {described(random_config(seed))}")
+    assert_same_batches(random_config(seed))
+
+
 @pytest.mark.parametrize(
     "make",
     [

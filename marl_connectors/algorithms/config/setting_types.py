@@ -65,7 +65,11 @@ def _paths(given: Any) -> list[str]:
 
 
 PATHS = optional(
-    Validator("a path or a list of paths", _paths, any_of(text().schema, {"type": "array", "items": text().schema}))
+    Validator(
+        "a path or a list of paths",
+        _paths,
+        any_of(text().schema, {"type": "array", "items": text().schema, "minItems": 1}),
+    )
 )
 ALWAYS_EPISODES = one_of(
     True, hint="Files hold episodes. to_parquet and from_parquet exchange tables of steps with other programs."
