@@ -117,10 +117,18 @@ from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
+from .errors import OfflineDataError as OfflineDataError
+from .errors import OfflineDataWarning as OfflineDataWarning
 from .learner.learner import Learner as Learner
 from .learner.learner_group import LearnerGroup as LearnerGroup
 from .learner.minibatches import CountedRows as CountedRows
 from .metrics import MetricsLogger as MetricsLogger
+from .offline.episode_reader import EpisodeReader as EpisodeReader
+from .offline.episode_writer import EpisodeWriter as EpisodeWriter
+from .offline.minari_data import from_minari as from_minari
+from .offline.minari_data import to_minari as to_minari
+from .offline.parquet import from_parquet as from_parquet
+from .offline.parquet import to_parquet as to_parquet
 from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,

@@ -74,7 +74,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
     _check_replaceable(target)
     tensors: dict[str, np.ndarray] = {}
     try:
-        encoded = _encode(state, (), tensors)
+        encoded = encode_state(state, (), tensors)
     except RecursionError as error:
         raise CheckpointError(
             "save_state: the state is nested too deep, or contains itself. Flatten it first."
@@ -151,7 +151,7 @@ def _load(source: Path) -> dict[Any, Any]:
         why = f"{TENSORS_FILE} cannot be read ({type(error).__name__}: {error})"
         raise CheckpointError(_damaged(source, why)) from error
     try:
-        state = _decode(document["state"], tensors)
+        state = decode_state(document["state"], tensors)
         if not isinstance(state, dict):
             raise TypeError("the state is not a dict")
     except (KeyError, TypeError, ValueError) as error:
@@ -434,7 +434,7 @@ def _state_hash(encoded: Any) -> str:
 # The encoding -------------------------------------------------------------------------------------------------------
 
 
-def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
+def encode_state(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
     """Converts a value to JSON data and adds its arrays to ``tensors``. ``where`` is its path in the state."""
     if value is None or type(value) in (bool, int, str):
         return value
@@ -443,7 +443,7 @@ def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) 
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     if type(value) in (list, tuple):
-        items = [_encode(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
+        items = [encode_state(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
         return items if type(value) is list else {_TUPLE: items}
     if type(value) is bytes:
         return {_BYTES: base64.b64encode(value).decode()}
@@ -463,9 +463,9 @@ def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) 
 
 def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
     if all(type(key) is str and not key.startswith("__") for key in value):
-        return {key: _encode(item, (*where, key), tensors) for key, item in value.items()}
+        return {key: encode_state(item, (*where, key), tensors) for key, item in value.items()}
     pairs = [
-        [_encode(key, (*where, str(key), "key"), tensors), _encode(item, (*where, str(key)), tensors)]
+        [encode_state(key, (*where, str(key), "key"), tensors), encode_state(item, (*where, str(key)), tensors)]
         for key, item in value.items()
     ]
     return {_DICT: pairs}
@@ -483,14 +483,14 @@ def _as_array(value: Any) -> np.ndarray | None:
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def _decode(data: Any, tensors: dict[str, np.ndarray]) -> Any:
-    """Returns the value that was passed to ``_encode``, and removes its arrays from ``tensors``.
+def decode_state(data: Any, tensors: dict[str, np.ndarray]) -> Any:
+    """Returns the value that was passed to ``encode_state``, and removes its arrays from ``tensors``.
 
     Raises:
-        KeyError, TypeError, ValueError: If ``_encode`` cannot have returned the data.
+        KeyError, TypeError, ValueError: If ``encode_state`` cannot have returned the data.
     """
     if isinstance(data, list):
-        return [_decode(item, tensors) for item in data]
+        return [decode_state(item, tensors) for item in data]
     if not isinstance(data, dict):
         return data
     match data:
@@ -499,9 +499,9 @@ def _decode(data: Any, tensors: dict[str, np.ndarray]) -> Any:
         case {"__scalar__": str(key)} if len(data) == 1 and tensors[key].shape == ():
             return tensors.pop(key)[()]
         case {"__tuple__": list(items)} if len(data) == 1:
-            return tuple(_decode(item, tensors) for item in items)
+            return tuple(decode_state(item, tensors) for item in items)
         case {"__dict__": list(pairs)} if len(data) == 1:
-            found = {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
+            found = {decode_state(key, tensors): decode_state(item, tensors) for key, item in pairs}
             if len(found) != len(pairs):
                 raise ValueError("a dict has a key twice")
             return found
@@ -512,4 +512,4 @@ def _decode(data: Any, tensors: dict[str, np.ndarray]) -> Any:
     for key in data:
         if key.startswith("__"):
             raise ValueError(f"{brief(key)} is not a key that is written there")
-    return {key: _decode(item, tensors) for key, item in data.items()}
+    return {key: decode_state(item, tensors) for key, item in data.items()}

@@ -68,6 +68,14 @@ class CheckpointError(MarlConnectorsError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another setup."""
 
 
+class OfflineDataError(MarlConnectorsError, RuntimeError):
+    """Recorded episodes that are missing, damaged, or of another setup."""
+
+
+class OfflineDataWarning(UserWarning):
+    """A part of recorded episodes that is lost, while the rest can be used."""
+
+
 class MissingDependencyError(MarlConnectorsError, ImportError):
     """An optional package that the called feature needs."""
 

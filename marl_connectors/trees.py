@@ -30,6 +30,11 @@ def same_structure(a: Tree, b: Tree) -> bool:
     return optree.tree_structure(a) == optree.tree_structure(b)
 
 
+def tree_structure(tree: Tree) -> Any:
+    """Returns where a tree has leaves, to compare it with others."""
+    return optree.tree_structure(tree)
+
+
 def unstack(values: Any) -> list:
     """Returns the items of an array, a tensor, or a tree of them, along the first axis. They are views if possible."""
     if isinstance(values, dict):

@@ -101,7 +101,11 @@ def test_the_lowest_tested_versions_are_the_lower_bounds(options):
     promised = {}
     lines = options["options"]["install_requires"].split("\n")
     extras = options["options.extras_require"]
-    lines += [line for extra in ("cli", "mpe", "onnx", "ray", "supersuit") for line in extras[extra].split()]
+    lines += [
+        line
+        for extra in ("cli", "minari", "mpe", "onnx", "parquet", "ray", "supersuit")
+        for line in extras[extra].split()
+    ]
     for line in filter(None, map(str.strip, lines)):
         name, bound = line.split(">=")
         promised[name.lower()] = bound

@@ -58,6 +58,8 @@ def test_the_readme_has_the_command_in_one_bash_block(name):
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
 def test_the_python_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("mpe2")
+    if page.stem == "offline_data":
+        pytest.importorskip("pyarrow")
     if page.stem == "deployment":
         for name in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(name)

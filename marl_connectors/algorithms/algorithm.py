@@ -30,6 +30,7 @@ from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.run_files import AUTO as AUTO_METRIC
 from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
+from marl_connectors.algorithms.offline_data import OfflineData
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
@@ -49,6 +50,7 @@ from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
+from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LOG = logging.getLogger(__name__)
+_EPISODES_AT_A_TIME = 50
+"""The number of episodes that ``record`` keeps in memory."""
 _MOST_SAMPLES = 5
 """How often the episodes of one train batch are sampled, if nodes that have them are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
@@ -80,6 +84,7 @@ class Algorithm:
         env_runner_group: The env runners that sample the episodes for training.
         eval_env_runner_group: The remote env runners for evaluations; None if evaluations play in this process.
         masking: The action masks that are applied. ``str(masking)`` describes them.
+        offline_data: The recorded episodes that the run reads or writes.
         callbacks: The callbacks of the config.
         metrics: The metrics that callbacks have logged.
         iteration: The number of completed calls of ``train()``.
@@ -134,6 +139,7 @@ class Algorithm:
         self._num_evaluations = 0
         self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self.offline_data = OfflineData(self.config, self._setup)
         self._remote = RemoteParts(self.config)
         self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
         try:
@@ -313,6 +319,7 @@ class Algorithm:
                 parts.callback(self.callbacks.close)
             parts.callback(close_env, self._setup.sample_env, self._setup.name)
             parts.callback(self._remote.stop)
+            parts.callback(self.offline_data.close)
             for group in self._groups:
                 parts.callback(group.stop)
 
@@ -349,9 +356,11 @@ class Algorithm:
                 self._recent,
                 learned,
                 num_episodes=self._num_episodes,
+                num_steps=self._lifetime_steps(),
                 sample_s=sampled - began,
                 update_s=ended - sampled,
             ),
+            **self.offline_data.results(),
         }
         if is_evaluated:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
@@ -451,11 +460,13 @@ class Algorithm:
 
         Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
         """
+        self.offline_data.begin(self.seed)
         for tries_left in reversed(range(_MOST_SAMPLES)):
             with self._doing(self._describe_sampling()):
                 sample = self._sample()
             if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
                 warn_of_late_masks(sample.episodes())
+            before = self.offline_data.record(sample)
             sampled = time.perf_counter()
             try:
                 with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
@@ -465,14 +476,15 @@ class Algorithm:
                     raise
                 _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
                 self.env_runner_group.repeat_iteration()
+                self.offline_data.undo(before)
         raise AssertionError
 
     def _update(self, sample: Sample) -> dict[str, Any]:
         """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
-        runners = self.env_runner_group
+        env_steps, agent_steps = self._lifetime_steps()
         timesteps = {
-            "num_env_steps_sampled_lifetime": runners.num_env_steps,
-            "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
+            "num_env_steps_sampled_lifetime": env_steps,
+            "num_agent_steps_sampled_lifetime": agent_steps,
         }
         if self.learner_group.is_local or not sample.is_remote:
             return self.learner_group.update(episodes=sample.episodes(), timesteps=timesteps)
@@ -480,10 +492,17 @@ class Algorithm:
             references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
         )
 
+    def _lifetime_steps(self) -> tuple[int, int]:
+        """Returns the numbers of env steps and agent steps that were sampled or read so far."""
+        env_steps, agent_steps = self.offline_data.num_steps
+        return self.env_runner_group.num_env_steps + env_steps, self.env_runner_group.num_agent_steps + agent_steps
+
     def _sample(self) -> Sample:
-        """Samples the episodes of one train batch."""
+        """Samples the episodes of one train batch, or reads them."""
         config, runners = self.config, self.env_runner_group
         size, by_agents = config.total_train_batch_size, config.count_steps_by == "agent_steps"
+        if self.offline_data.is_read:
+            return self.offline_data.sample(size, by_agent_steps=by_agents)
         most = self._fragment_length() * config.num_envs
         samples: list[Sample] = []
         collected, before = 0, runners.num_env_steps
@@ -614,6 +633,54 @@ class Algorithm:
         return self._begin_play(
             config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress
         )()
+
+    def record(
+        self,
+        folder: str | Path,
+        *,
+        num_episodes: int = 100,
+        explore: bool | None = None,
+        at_random: bool = False,
+        seed: int | None = None,
+        unstorable_infos: str = "error",
+        on_progress: Callable[[int], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Plays whole episodes as ``evaluate`` does, and records them. Training is not affected.
+
+        Args:
+            folder: The folder for the episodes, which must not hold others.
+            num_episodes: The number of episodes.
+            explore: As for ``evaluate``.
+            at_random: Whether actions are drawn from the action spaces, without the modules.
+            seed: The seed of these episodes. If None, the seed is always the same one, derived from the run's.
+            unstorable_infos: As for ``EpisodeWriter``.
+            on_progress: As for ``evaluate``.
+
+        Returns:
+            The same keys as that of ``evaluate``.
+
+        Raises:
+            OfflineDataError: If the folder holds recorded episodes, or cannot be written to.
+            EpisodeError: If something in the episodes cannot be written.
+        """
+        num_episodes = integer(min=1).check(num_episodes, "record", "num_episodes")
+        config = self.config.get_evaluation_config()
+        config.explore = config.explore if explore is None else explore
+        if seed is None:
+            seed = derived_seed(self.seed, "record")
+        integer(min=0).check(seed, "record", "seed")
+        num_envs = min(num_episodes, config.num_envs)
+        with EpisodeWriter(folder, unstorable_infos=unstorable_infos) as writer:
+            writer.begin()
+            runner = self._runner(config, seed, num_envs)
+            runner.in_evaluation = True
+            with self._borrowed(runner):
+                while writer.num_episodes < num_episodes:
+                    some = min(num_episodes - writer.num_episodes, max(num_envs, _EPISODES_AT_A_TIME))
+                    writer.write(runner.sample(num_episodes=some, random_actions=at_random))
+                    if on_progress is not None:
+                        on_progress(writer.num_episodes)
+                return runner.get_metrics()
 
     def _begin_play(
         self,
@@ -1028,6 +1095,7 @@ class Algorithm:
             "learner": self.learner.get_state(),
             "env_runner": self.env_runner_group.get_state(),
             "metrics": self.metrics.get_state(),
+            "offline_data": self.offline_data.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -1097,6 +1165,7 @@ class Algorithm:
             self.learner.set_state(state["learner"])
         with taking_over("env_runner"):
             self.env_runner_group.set_state(state["env_runner"], new_episodes)
+        self.offline_data.set_state(state.get("offline_data"))
 
     def _restore_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
         """Restores the settings that changed during the run of the state or during this run."""

@@ -24,6 +24,8 @@ from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
 from marl_connectors.names import brief
+from marl_connectors.offline.episode_reader import ORDERS
+from marl_connectors.offline.episode_writer import POSITION
 from marl_connectors.trees import leaves
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED
 
@@ -500,6 +502,23 @@ def _agents(value: Any, where: str) -> None:
 
 
 _MASKING = _Record({"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT})
+_OFFLINE_DATA = _Record(
+    {
+        "reader": _maybe(
+            _Record(
+                {
+                    "digest": _TEXT,
+                    "order": _value(f"one of {', '.join(ORDERS)}", lambda value: value in ORDERS),
+                    "seed": _SEED,
+                    "pass": _INDEX,
+                    "position": _INDEX,
+                    "read": _row(_COUNT, _COUNT),
+                }
+            )
+        ),
+        "writer": _maybe(_Record(dict.fromkeys(POSITION, _COUNT))),
+    }
+)
 _STATE = _Record(
     {
         "config": _Record({"class": _maybe(_TEXT), "settings": _map_of(_description)}),
@@ -516,7 +535,13 @@ _STATE = _Record(
         "learner": _LEARNER,
         "env_runner": _ENV_RUNNER,
     },
-    {"metrics": _METRICS, "masking": _MASKING, "num_episodes": _INDEX, "off_policy": _OFF_POLICY},
+    {
+        "metrics": _METRICS,
+        "masking": _MASKING,
+        "num_episodes": _INDEX,
+        "off_policy": _OFF_POLICY,
+        "offline_data": _OFFLINE_DATA,
+    },
 )
 
 

@@ -30,6 +30,7 @@ def iteration_results(
     learned: Mapping[str, Any],
     *,
     num_episodes: int,
+    num_steps: tuple[int, int],
     sample_s: float,
     update_s: float,
 ) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def iteration_results(
         recent: The newest episodes, over which returns are averaged.
         learned: The result of the learner's update.
         num_episodes: The number of episodes that have ended so far.
+        num_steps: The numbers of env steps and agent steps that were sampled, or read from files, so far.
         sample_s: The seconds of sampling.
         update_s: The seconds of updating.
     """
@@ -51,11 +53,11 @@ def iteration_results(
     agent_steps = sum(counts["num_module_steps_sampled"].values())
     lifetime = {
         "num_episodes_lifetime": num_episodes,
-        "num_env_steps_sampled_lifetime": runners.num_env_steps,
+        "num_env_steps_sampled_lifetime": num_steps[0],
     }
     return {
-        "num_env_steps_sampled_lifetime": runners.num_env_steps,
-        "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
+        "num_env_steps_sampled_lifetime": num_steps[0],
+        "num_agent_steps_sampled_lifetime": num_steps[1],
         "time_this_iter_s": sample_s + update_s,
         "env_runners": with_logged(summarize(recent) | counts | lifetime, runners.callback_metrics),
         "learners": learned,
@@ -65,13 +67,17 @@ def iteration_results(
             **times.as_results(),
             "learner_update_timer": update_s,
             "learner_connector": learners.learner.pipeline_seconds,
-            "num_env_steps_sampled_per_second": counts["num_env_steps_sampled"] / times.sample,
-            "num_agent_steps_sampled_per_second": agent_steps / times.sample,
+            "num_env_steps_sampled_per_second": _rate(counts["num_env_steps_sampled"], times.sample),
+            "num_agent_steps_sampled_per_second": _rate(agent_steps, times.sample),
             **_rates(runners),
         },
         **_fault_tolerance(runners, learners),
         **by_pipeline(**runners.metrics, learner=learners.learner.metrics),
     }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count else 0.0
 
 
 def _rates(runners: EnvRunnerGroup) -> dict[str, Any]:

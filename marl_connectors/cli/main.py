@@ -13,7 +13,7 @@ from typing import Any
 from marl_connectors.algorithms.fitting.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.parser import parse
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
-from marl_connectors.errors import EnvWarning, MarlConnectorsError
+from marl_connectors.errors import EnvWarning, MarlConnectorsError, OfflineDataWarning
 
 EXIT_BAD_INPUT = 2
 EXIT_NOBODY_READS = 141
@@ -66,8 +66,11 @@ def _formatted(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning about the environment in one line; others as Python does, but without the source line."""
-    if issubclass(category, EnvWarning):
+    """Formats a warning about the environment or recorded data in one line.
+
+    Others are formatted as Python does it, but without the source line.
+    """
+    if issubclass(category, (EnvWarning, OfflineDataWarning)):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 

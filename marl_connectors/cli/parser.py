@@ -348,6 +348,41 @@ COMMANDS: Final = (
 """,
     ),
     Command(
+        "record",
+        "play episodes with the policies of a run, or at random, and write them to files",
+        "Play whole episodes with the policies of a run, or at random, and write them to files.",
+        (
+            _option("source", "a checkpoint, the folder of a run for its latest, or the word random", "RUN|random"),
+            _option("--env", "with random: PettingZoo module, package.module:function, or Gymnasium id", "ENV"),
+            *(_ENV_CONFIG, _WRAP.but("a wrapper of ENV; repeatable")),
+            _option("--num-envs", "with random: sub-environments (default 8)", "N", count),
+            _EPISODES.but("number of episodes (default 100)", default=100),
+            _option("--out", "folder of the files, which must not hold recorded episodes", "FOLDER", required=True),
+            *(_SEED_OF_PLAY.but(default=0), _EXPLORE.but(default=False)),
+            _flag("--drop-infos", "leave out values of infos that no file can hold").but(default=False),
+            *(_JSON.but(default=False), _UNTRUSTED.but(default=True)),
+        ),
+        """\
+  marl-connectors record runs/simple_spread_v3-shared-seed0 --episodes 500 --out data/spread
+  marl-connectors record random --env mpe2.simple_spread_v3 --episodes 500 --out data/spread_random
+""",
+        only_given=True,
+    ),
+    Command(
+        "data",
+        "show what recorded episodes hold, and what of them is damaged",
+        "Show what recorded episodes hold, and what of them is damaged. Status 1 if something is.",
+        (
+            _option("data", "folders or files of recorded episodes", "FOLDER", nargs="+"),
+            _option("--picture", "write histograms of returns and lengths as a PNG file", "FILE"),
+            _JSON,
+        ),
+        """\
+  marl-connectors data data/spread
+  marl-connectors data data/spread data/spread_random --picture data.png
+""",
+    ),
+    Command(
         "explain",
         "show what each connector piece does to the data of an environment",
         "Show what each connector piece does to the data of an environment: columns and time.",

@@ -108,6 +108,31 @@ def draw_sweep(
     FigureCanvasAgg(figure).print_png(file)
 
 
+def draw_data(file: Path | BinaryIO, returns: Sequence[float], lengths: Sequence[int], title: str) -> None:
+    """Draws histograms of the returns and lengths of recorded episodes.
+
+    Args:
+        file: The PNG file to write, or a file that is open for writing.
+        returns: The return of each whole episode, summed over agents.
+        lengths: The env steps of each whole episode.
+        title: The title of the picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    panels = figure.subplots(1, 2)
+    labels = ("return of an episode, summed over agents", "env steps of an episode")
+    for index, (panel, values, label) in enumerate(zip(panels, (returns, lengths), labels, strict=True)):
+        if len(values):
+            panel.hist(values, bins=min(40, max(1, len(set(values)))), color=_COLOURS[index])
+        panel.set_xlabel(label)
+        panel.set_ylabel("whole episodes")
+        panel.grid(alpha=0.25)
+    figure.suptitle(_as_text(title))
+    FigureCanvasAgg(figure).print_png(file)
+
+
 @contextlib.contextmanager
 def _drawn(file: Path | BinaryIO, title: str, label: str) -> Iterator[Any]:
     """Gives the axes of a new picture, and writes the picture at the end of the block."""

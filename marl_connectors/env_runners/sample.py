@@ -78,12 +78,19 @@ class Sample:
     def episodes(self) -> list[Any]:
         """Returns the episodes. Those in other processes are fetched once."""
         if self._episodes is None:
-            self._episodes = []
-            for fragments in self.rounds:
-                parts = [self._fetch(fragment) for fragment in fragments]
-                order = merged_order([fragment.places for fragment in fragments])
-                self._episodes += [parts[runner][place] for runner, place in order]
+            self._episodes = self.fetched()
         return self._episodes
+
+    def fetched(self) -> list[Any]:
+        """Returns the episodes like ``episodes``, but does not keep those that are in other processes."""
+        if self._episodes is not None:
+            return self._episodes
+        found = []
+        for fragments in self.rounds:
+            parts = [self._fetch(fragment) for fragment in fragments]
+            order = merged_order([fragment.places for fragment in fragments])
+            found += [parts[runner][place] for runner, place in order]
+        return found
 
 
 def joined(samples: Sequence[Sample]) -> Sample:

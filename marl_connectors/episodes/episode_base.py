@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -48,6 +49,22 @@ class EpisodeBase:
     def _copy_notes(self, other: EpisodeBase) -> None:
         if other._custom_data:
             self._custom_data = copy.deepcopy(other._custom_data)
+
+    def _base_notes(self) -> dict[str, Any]:
+        notes: dict[str, Any] = {}
+        if self._custom_data:
+            notes["custom_data"] = self._custom_data
+        if self._first_time is not None:
+            notes["duration_s"] = self.get_duration_s()
+        if self.check_spaces:
+            notes["check_spaces"] = True
+        return notes
+
+    def _set_base_notes(self, notes: Mapping[str, Any]) -> None:
+        self._custom_data = notes.get("custom_data")
+        self.check_spaces = notes.get("check_spaces", False)
+        if "duration_s" in notes:
+            self._set_duration(notes["duration_s"])
 
     def get_duration_s(self) -> float:
         """Returns the seconds between the first and the last addition; concatenated chunks add up."""

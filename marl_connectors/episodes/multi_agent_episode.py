@@ -1143,6 +1143,41 @@ class MultiAgentEpisode(EpisodeBase):
             episode.storage = storage
         return self
 
+    def get_notes(self, module_of: Mapping[AgentID, ModuleID | None]) -> dict[str, Any]:
+        """Returns what is unusual about this episode, beside the agents' episodes, id, env steps and ends.
+
+        Args:
+            module_of: Agent to module, as far as it is known from the agents' episodes.
+        """
+        notes: dict[str, Any] = {}
+        others = [(a, m) for a, m in self._module_of.items() if module_of.get(a) != m]
+        spaces_of = {"observation_space": self.observation_space, "action_space": self.action_space}
+        for name, found in (
+            ("module_of", others),
+            ("ended_before", list(self._ended_before.items())),
+            ("unclaimed", list(self._unclaimed.items())),
+            ("truncated_before", self._truncated_before),
+        ):
+            if found:
+                notes[name] = found
+        for name, whole in spaces_of.items():
+            if whole is not None:
+                notes[name] = _spaces_to_json(whole)
+        if self._spaces_by_agent is not None:
+            notes["spaces_by_agent"] = self._spaces_by_agent
+        return notes | self._base_notes()
+
+    def set_notes(self, notes: Mapping[str, Any]) -> None:
+        """Sets what ``get_notes`` returned."""
+        self._module_of = dict(notes.get("module_of", ()))
+        self._ended_before = dict(notes.get("ended_before", ()))
+        self._unclaimed = dict(notes.get("unclaimed", ()))
+        self._truncated_before = notes.get("truncated_before", False)
+        self.observation_space = _spaces_from_json(notes.get("observation_space"))
+        self.action_space = _spaces_from_json(notes.get("action_space"))
+        self._spaces_by_agent = notes.get("spaces_by_agent")
+        self._set_base_notes(notes)
+
     def get_state(self) -> dict[str, Any]:
         """Returns the whole episode as nested dicts of numbers, strings, lists and arrays, without mapping function.
 

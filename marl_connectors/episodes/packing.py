@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -18,8 +19,9 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.trees import tree_map
-from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves, tree_map, tree_structure
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID, Tree
 
 
 def chunks_of(episodes: Iterable[Any]) -> Iterator[SingleAgentEpisode | AgentChunk]:
@@ -84,6 +86,41 @@ def rows_of_episodes(
     )
 
 
+def packed(chunks: Sequence[SingleAgentEpisode | AgentChunk]) -> list[SingleAgentEpisode | AgentChunk]:
+    """Returns agent episodes that are all views of rollouts. Copies stand for those that are not; none is changed.
+
+    Raises:
+        EpisodeError: If the items of a column differ in shape.
+    """
+    found = [e if isinstance(e, AgentChunk) or type(e.storage) is LaneStorage else copy.copy(e) for e in chunks]
+    made = [new for new, old in zip(found, chunks, strict=True) if new is not old]
+    for episode in made:
+        if not isinstance(episode, AgentChunk) and not len(episode):  # the dtypes of empty columns may be unknown
+            episode.storage = episode.as_arrays()
+            _pack([episode])
+    by_kind: dict[Any, list[SingleAgentEpisode]] = {}
+    for episode in made:
+        if not isinstance(episode, AgentChunk) and type(episode.storage) is not LaneStorage:
+            by_kind.setdefault(_kinds_of(episode), []).append(episode)
+    for alike in by_kind.values():
+        _pack(alike)
+    return found
+
+
+def _kinds_of(episode: SingleAgentEpisode) -> Any:
+    """Returns the dtypes and shapes of an episode's columns, so that joining those of several changes none."""
+    kinds = []
+    for name in (Columns.OBS, Columns.ACTIONS, *episode.storage.extra_keys()):
+        try:
+            column = _stacked(episode, name)
+        except (TypeError, ValueError) as error:
+            raise EpisodeError(
+                f"{episode.who}: the {name!r} cannot be one column ({error}). Use items of one shape for all steps."
+            ) from error
+        kinds.append((name, tree_structure(column), *[(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves(column)]))
+    return tuple(kinds)
+
+
 def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
     """Returns the rows of episodes of one rollout, and the number of rows of each; arrays only, no loop over rows."""
     rollout = storages[0].rollout
@@ -135,10 +172,13 @@ def _columns_of(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None
 def _joined(episodes: list[SingleAgentEpisode], name: str, counts: list[int]) -> np.ndarray:
     parts = []
     for episode, count in zip(episodes, counts, strict=True):
-        values = episode.storage.column(name)
-        values = spaces.stack(values) if isinstance(values, list) else values
-        parts.append(tree_map(lambda leaf, n=count: _padded(leaf, n), values))
+        parts.append(tree_map(lambda leaf, n=count: _padded(leaf, n), _stacked(episode, name)))
     return tree_map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _stacked(episode: SingleAgentEpisode, name: str) -> Tree:
+    values = episode.storage.column(name)
+    return spaces.stack(values) if isinstance(values, list) else values
 
 
 def _padded(leaf: np.ndarray, count: int) -> np.ndarray:

@@ -426,13 +426,54 @@ class Rollout:
         """
         newest = self.cursor[lanes]
         rows = int(newest[0]) // self.num_lanes + 1 if len(lanes) else 0
-        positions = (np.arange(rows)[:, None] * self.num_lanes + lanes).ravel()
+        kept = self.rows((np.arange(rows)[:, None] * self.num_lanes + lanes).ravel())
+        return {"columns": kept.columns, "layers": kept._layers, "level": kept.layered, "given": kept.given}
+
+    def rows(self, positions: np.ndarray) -> Rollout:
+        """Returns a rollout of one lane with copies of some rows, in this order."""
+        found = Rollout.of_columns(
+            {},
+            self.observation_space,
+            self.action_space,
+            num_rows=len(positions),
+            actions_from_0=self.actions_from_0,
+        )
+        for name, column in self.columns.items():
+            found.columns[name] = column if name in self._layers else take(column, positions)
+        found._layers = {name: [take(layer, positions) for layer in layers] for name, layers in self._layers.items()}
+        found.layered = {name: level[positions] for name, level in self.layered.items()}
+        found.given = {name: given[positions] for name, given in self.given.items()}
+        found._share_layers()
+        if self.infos:
+            infos = self.infos
+            found.infos = {i: infos[p] for i, p in enumerate(positions.tolist()) if p in infos}
+        return found
+
+    def arrays(self) -> dict[str, Any]:
+        """Returns the columns of a rollout of one lane, without copying them, for ``of_arrays``."""
         return {
-            "columns": {name: take(column, positions) for name, column in self.columns.items()},
-            "layers": {name: [take(layer, positions) for layer in layers] for name, layers in self._layers.items()},
-            "level": {name: level[positions] for name, level in self.layered.items()},
-            "given": {name: given[positions] for name, given in self.given.items()},
+            "names": list(self.columns),
+            "columns": {name: column for name, column in self.columns.items() if name not in self._layers},
+            "layers": self._layers,
+            "level": self.layered,
+            "given": self.given,
         }
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, Any], *spaces_of: Any, num_rows: int, actions_from_0: bool) -> Rollout:
+        """Returns the rollout that ``arrays`` described.
+
+        Args:
+            arrays: The result of ``arrays``, which is not copied.
+            *spaces_of: The observation space and the action space.
+            num_rows: The number of rows.
+            actions_from_0: As the attribute.
+        """
+        rollout = cls.of_columns({}, *spaces_of, num_rows=num_rows, actions_from_0=actions_from_0)
+        rollout._layers, rollout.layered, rollout.given = arrays["layers"], arrays["level"], arrays["given"]
+        rollout.columns = {name: arrays["columns"].get(name) for name in arrays["names"]}
+        rollout._share_layers()
+        return rollout
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the state of ``get_state``. This rollout must have as many lanes and enough rows."""

@@ -915,6 +915,26 @@ class SingleAgentEpisode(EpisodeBase):
         data[REWARDS] = self.get_rewards()
         return data | {key: self.get_extra_model_outputs(key) for key in self.storage.extra_keys()}
 
+    def get_notes(self) -> dict[str, Any]:
+        """Returns what is unusual about this episode, beside its columns, ids, spaces and ends: mostly nothing."""
+        notes: dict[str, Any] = {}
+        if not self.is_reset:
+            notes["is_empty"] = True
+        if self.uncredited_reward:
+            notes["uncredited_reward"] = self.uncredited_reward
+        if (pending := self.storage.pending()) is not None:
+            notes["pending"] = pending
+        return notes | self._base_notes()
+
+    def set_notes(self, notes: Mapping[str, Any]) -> None:
+        """Sets what ``get_notes`` returned."""
+        self.uncredited_reward = notes.get("uncredited_reward", 0.0)
+        if "pending" in notes:
+            lists = ListStorage.from_storage(self.storage)
+            lists.open_row = dict(notes["pending"])
+            self.storage = lists
+        self._set_base_notes(notes)
+
     def get_state(self) -> dict[str, Any]:
         """Returns the whole episode as nested dicts of numbers, strings, lists and numpy arrays.
 

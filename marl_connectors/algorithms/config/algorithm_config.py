@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
@@ -14,6 +15,7 @@ from gymnasium import VectorizeMode
 from marl_connectors.algorithms.config.former_settings import hint_at, unknown_attribute
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.algorithms.config.setting_types import (
+    ALWAYS_EPISODES,
     CALLBACKS,
     CUSTOM_RESOURCES,
     ENVIRONMENT,
@@ -21,6 +23,8 @@ from marl_connectors.algorithms.config.setting_types import (
     LONGEST_WAIT_S,
     MASK_KEY,
     MODULE_SPEC,
+    PATH,
+    PATHS,
     POLICIES,
     POLICIES_TO_TRAIN,
     POLICY_MAPPING,
@@ -36,6 +40,8 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import import_attribute, qualified_name
+from marl_connectors.offline.episode_reader import AS_RECORDED, ORDERS, SHUFFLED
+from marl_connectors.offline.episode_writer import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.policy_mapping import SharedPolicy
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
@@ -189,6 +195,15 @@ class AlgorithmConfig:
     evaluation_num_env_runners: Annotated[int, integer(min=0)] = 0
     evaluation_parallel_to_training: Switch = False
     metrics_num_episodes_for_smoothing: Annotated[int, integer(min=1)] = 100
+    # offline_data
+    input_: Annotated[list[str] | None, PATHS] = None
+    input_order: Annotated[str, one_of(*ORDERS)] = SHUFFLED
+    input_read_episodes: Annotated[bool, ALWAYS_EPISODES] = True
+    output: Annotated[str | None, PATH] = None
+    output_max_file_size: Annotated[int | None, optional(integer(min=1))] = DEFAULT_FILE_SIZE
+    output_max_rows_per_file: Annotated[int | None, optional(integer(min=1))] = None
+    output_write_episodes: Annotated[bool, ALWAYS_EPISODES] = True
+    output_unstorable_infos: Annotated[str, one_of(*UNSTORABLE_INFOS)] = "error"
     # callbacks
     callbacks_class: Annotated[type[Callbacks] | Sequence[type[Callbacks]], CALLBACKS] = Callbacks
     callbacks_on_algorithm_init: Annotated[Functions, FUNCTIONS] = None
@@ -476,6 +491,36 @@ class AlgorithmConfig:
             evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
             evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the
                 parameters of the iteration's beginning. It needs ``evaluation_num_env_runners``.
+        """
+
+    @section
+    def offline_data(
+        self,
+        *,
+        input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = UNSET,
+        input_order: str = UNSET,
+        input_read_episodes: bool = UNSET,
+        output: str | os.PathLike[str] | None = UNSET,
+        output_max_file_size: int | None = UNSET,
+        output_max_rows_per_file: int | None = UNSET,
+        output_write_episodes: bool = UNSET,
+        output_unstorable_infos: str = UNSET,
+    ) -> None:
+        """Sets the recorded episodes that the run reads instead of sampling, and where it records what it samples.
+
+        Args:
+            input_: A folder or file of recorded episodes, or a list of them, from which train batches are made; None
+                to sample. With ``batch_mode="complete_episodes"``, episodes that were recorded in chunks are put
+                together, and incomplete ones are left out.
+            input_order: ``"shuffled"`` shuffles the episodes before each pass over the data, ``"in_order"`` reads them
+                as they were recorded, and ``"as_recorded"`` makes a batch of each sample that was recorded.
+            input_read_episodes: Always True: the files hold episodes. ``from_parquet`` reads tables of steps.
+            output: The folder for the episodes of all samples that train batches are made of; None to record nothing.
+            output_max_file_size: The bytes after which another file is begun; None for no limit.
+            output_max_rows_per_file: The agent steps after which another file is begun; None for no limit.
+            output_write_episodes: Always True. ``to_parquet`` makes tables of steps.
+            output_unstorable_infos: What happens to values of infos that no file can hold: ``"error"``, or ``"drop"``
+                to leave them out and warn.
         """
 
     @section
@@ -793,7 +838,13 @@ class AlgorithmConfig:
 
     def build_algo(self) -> Any:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        return self.algo_class(self)
+        algorithm = self.algo_class(self)
+        try:
+            algorithm.offline_data.open(algorithm.seed)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm
 
     def build(self) -> Any:
         """Does the same as ``build_algo``."""
@@ -827,6 +878,16 @@ def _check_settings(config: AlgorithmConfig) -> None:
         raise ConfigError(
             f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
+        )
+    if config.input_ is not None and config.output is not None:
+        raise ConfigError(
+            f"{who}: input_ and output are both set, but a run that reads recorded episodes samples none that it could "
+            f"record. Leave one out."
+        )
+    if config.input_ is not None and config.input_order == AS_RECORDED and config.batch_mode == "complete_episodes":
+        raise ConfigError(
+            f"{who}: input_order='as_recorded' makes a batch of each recorded sample as it is, so "
+            f"batch_mode='complete_episodes' cannot put episodes together. Use input_order='in_order' or 'shuffled'."
         )
     _check_vectorization(config)
     _check_remote(config, who)

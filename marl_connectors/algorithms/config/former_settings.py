@@ -51,6 +51,12 @@ RENAMED: Final[dict[str, str]] = {
 
 _ONE_BATCH = "An iteration has one train batch, so leave it out."
 
+_FILES = "Episodes are in local files, so leave it out."
+_PLAIN_COLUMNS = "Columns are not compressed, so leave it out."
+_READER = "EpisodeReader reads the files without Ray Data, so leave it out."
+_RECORDED = "Actions are recorded as modules return them, so leave it out."
+_ROWS = "Files hold episodes. from_parquet reads tables of steps."
+
 NOT_HERE: Final[dict[str, str]] = {
     "compress_observations": "Observations are not compressed, so leave it out.",
     "enable_connectors": "Connector pieces are always on, so leave it out.",
@@ -62,8 +68,38 @@ NOT_HERE: Final[dict[str, str]] = {
     "min_sample_timesteps_per_iteration": _ONE_BATCH,
     "min_time_s_per_iteration": _ONE_BATCH,
     "min_train_timesteps_per_iteration": _ONE_BATCH,
+    "actions_in_input_normalized": _RECORDED,
+    "dataset_num_iters_per_learner": _ONE_BATCH,
+    "ignore_final_observation": "Recorded episodes have their last observations, so leave it out.",
+    "input_compress_columns": _PLAIN_COLUMNS,
+    "input_config": "Pass paths in input_ instead.",
+    "input_filesystem": _FILES,
+    "input_filesystem_kwargs": _FILES,
+    "input_read_batch_size": "train_batch_size_per_learner is the size of samples, so leave it out.",
+    "input_read_method": _READER,
+    "input_read_method_kwargs": _READER,
+    "input_read_sample_batches": _ROWS,
+    "input_read_schema": _ROWS,
+    "iter_batches_kwargs": _READER,
+    "map_batches_kwargs": _READER,
+    "materialize_data": _READER,
+    "materialize_mapped_data": _READER,
     "observation_fn": "Use an env-to-module connector piece instead.",
+    "offline_sampling": "A run with input_ reads recorded episodes, and one without it samples. Leave it out.",
+    "output_compress_columns": _PLAIN_COLUMNS,
+    "output_config": "Pass a folder in output instead.",
+    "output_filesystem": _FILES,
+    "output_filesystem_kwargs": _FILES,
+    "output_write_method": _FILES,
+    "output_write_method_kwargs": _FILES,
+    "output_write_remaining_data": "All episodes are written at once, so leave it out.",
     "policy_map_capacity": "All modules stay in memory, so leave it out.",
+    "postprocess_inputs": "Learner connector pieces prepare train batches, so leave it out.",
+    "prelearner_buffer_class": _READER,
+    "prelearner_buffer_kwargs": _READER,
+    "prelearner_class": "The learner pipeline prepares train batches, so leave it out.",
+    "prelearner_module_synch_period": "The learner pipeline prepares train batches, so leave it out.",
+    "shuffle_buffer_size": "input_order='shuffled' shuffles all episodes, so leave it out.",
     "validate_env_runners_after_construction": "Env runners are always checked, so leave it out.",
 }
 """Settings of RLlib that do not exist here, and what to do."""
@@ -72,7 +108,6 @@ SECTIONS: Final[dict[str, str]] = {
     "api_stack": "There is one API stack here, which is RLlib's new one. Leave the section out.",
     "checkpointing": "Checkpoints have no settings. Leave the section out.",
     "experimental": "There are no experimental settings. Leave the section out.",
-    "offline_data": "This library does not train on recorded data.",
     "python_environment": "There are no settings of Ray's runtime environments. Leave the section out.",
     "rollouts": "Its name is .env_runners(...): num_rollout_workers is num_env_runners there, and num_envs_per_worker "
     "is num_envs_per_env_runner.",

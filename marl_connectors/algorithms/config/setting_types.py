@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,37 @@ ENVIRONMENT = optional(
             hint="To use an environment object, pass a function that makes it.",
         ),
     )
+)
+
+
+def _path(given: Any) -> str:
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    return text().keep(given)
+
+
+_PATH = Validator("a path", _path, text().schema)
+PATH = optional(_PATH)
+
+
+def _paths(given: Any) -> list[str]:
+    if isinstance(given, (str, os.PathLike)):
+        return [_path(given)]
+    found = list(list_of(_PATH, "a list of paths").keep(given))
+    if not found:
+        raise Unfit("The list is empty.")
+    return found
+
+
+PATHS = optional(
+    Validator(
+        "a path or a list of paths",
+        _paths,
+        any_of(text().schema, {"type": "array", "items": text().schema, "minItems": 1}),
+    )
+)
+ALWAYS_EPISODES = one_of(
+    True, hint="Files hold episodes. to_parquet and from_parquet exchange tables of steps with other programs."
 )
 NAMES = {"type": "array", "items": text().schema}
 WRAPPERS = Validator("a list of names and callables", checked_wrappers, any_of(NAMES, {"type": "null"}))

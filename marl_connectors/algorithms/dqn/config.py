@@ -122,6 +122,11 @@ class DQNConfig(AlgorithmConfig):
     def validate(self) -> None:
         """Checks in addition that one learner in this process updates all modules."""
         super().validate()
+        if self.input_ is not None:
+            raise ConfigError(
+                f"{type(self).__name__}: input_ is for algorithms that learn from recorded episodes alone, but DQN "
+                f"plays. Add recorded episodes to its buffer instead: algo.replay_buffer.add(EpisodeReader(PATH))."
+            )
         if self.num_learners:
             raise ConfigError(
                 f"{type(self).__name__}: num_learners={self.num_learners}, but a replay buffer is in the algorithm's "

@@ -65,6 +65,7 @@ class DQN(Algorithm):
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
         """Samples and updates in turns; returns the end of the iteration less the time of all updates, and results."""
         config, runners, learner = self.config, self.env_runner_group, self.learner
+        self.offline_data.begin(self.seed)
         begun_at, updating = runners.num_env_steps, 0.0
         results: dict[ModuleID, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         while runners.num_env_steps - begun_at < config.min_sample_timesteps_per_iteration:
@@ -72,6 +73,7 @@ class DQN(Algorithm):
             runners.begin_iteration()
             before = runners.num_env_steps
             sample = runners.sample()
+            self.offline_data.record(sample)
             self.replay_buffer.add(sample.episodes())
             if runners.num_env_steps < config.num_steps_sampled_before_learning_starts:
                 continue

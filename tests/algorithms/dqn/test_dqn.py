@@ -8,7 +8,16 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
-from marl_connectors import DQN, Algorithm, Columns, DQNConfig, MeanStdFilter, load_policy
+from marl_connectors import (
+    DQN,
+    Algorithm,
+    Columns,
+    DQNConfig,
+    EpisodeReader,
+    EpisodeReplayBuffer,
+    MeanStdFilter,
+    load_policy,
+)
 from marl_connectors.algorithms.dqn.learner import DQNLearner
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 
@@ -237,6 +246,18 @@ def test_episodes_are_learned_from_without_a_buffer_too():
     assert sum(own["num_module_steps_trained"] for own in results.values()) == steps
     assert "AddNStepReturnsToTrainBatch" in str(algo.explain()["learner"])
     algo.stop()
+
+
+def test_recorded_episodes_fill_the_buffer(tmp_path):
+    algo = small_dqn(LifeEnv).offline_data(output=str(tmp_path / "data")).build_algo()
+    for _ in range(2):
+        algo.train()
+    algo.stop()
+    buffer = EpisodeReplayBuffer(10_000)
+    buffer.add(EpisodeReader(tmp_path / "data"))
+    assert len(buffer) == algo.replay_buffer.get_added_timesteps()
+    with pytest.raises(ConfigError, match=r"input_ is for algorithms.*algo.replay_buffer.add\(EpisodeReader"):
+        small_dqn(LifeEnv).offline_data(input_=str(tmp_path / "data")).build_algo()
 
 
 def test_wrong_settings_are_named():

@@ -1,0 +1,1 @@
+"""Episodes on disk: writing, reading, and exchange with other formats."""

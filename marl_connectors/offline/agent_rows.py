@@ -1,0 +1,175 @@
+"""Agents' episodes as plain arrays, for exchange with other formats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.packing import chunks_of, packed
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, ArrayStorage, T
+from marl_connectors.offline.episode_reader import EpisodeReader
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, EpisodeID, Tree
+
+
+class AgentRows(NamedTuple):
+    """The steps of an agent's episode, without lookback, as the environment gave them and got them.
+
+    Attributes:
+        agent: The agent's episode.
+        observations: ``[T + 1, ...]``, as the environment gave them.
+        actions: ``[T, ...]``, in the action space.
+        rewards: ``[T]`` float64.
+        t: ``[T + 1]``, the env step of each observation.
+        infos: ``T + 1`` dicts.
+        outputs: The recorded module outputs, ``[T, ...]`` each.
+    """
+
+    agent: SingleAgentEpisode
+    observations: Tree
+    actions: Tree
+    rewards: np.ndarray
+    t: np.ndarray
+    infos: list[dict[str, Any]]
+    outputs: dict[str, Tree]
+
+
+def batches_of(data: Any) -> Iterator[list[Any]]:
+    """Yields lists of episodes.
+
+    Args:
+        data: A folder or file of recorded episodes, a list of them, an EpisodeReader, or a list of episodes.
+    """
+    if isinstance(data, (str, os.PathLike)) or (
+        isinstance(data, Sequence) and data and isinstance(data[0], (str, os.PathLike))
+    ):
+        data = EpisodeReader(data)
+    if isinstance(data, EpisodeReader):
+        for block in data.blocks():
+            yield block.stored.episodes()
+    else:
+        yield list(data)
+
+
+def agent_rows(episode: Any) -> list[AgentRows]:
+    """Returns the steps of each agent's episode that has any."""
+    chunks = [chunk if isinstance(chunk, SingleAgentEpisode) else chunk.episode() for chunk in chunks_of([episode])]
+    found = []
+    for chunk in packed([chunk for chunk in chunks if len(chunk)]):
+        assert isinstance(chunk, SingleAgentEpisode) and isinstance(chunk.storage, LaneStorage)
+        storage, begin = chunk.storage, chunk.storage.lookback
+        own = {name: storage.part(name, begin, None) for name in (ACTIONS, REWARDS, T, INFOS)}
+        actions: Tree = own[ACTIONS]
+        if storage.actions_from_0 and chunk.action_space is not None:
+            actions = spaces.from_start(chunk.action_space, actions)
+        found.append(
+            AgentRows(
+                chunk,
+                tree_map(lambda leaf, b=begin: leaf[b:], storage.source(OBS)),
+                actions,
+                np.asarray(own[REWARDS], np.float64),
+                np.asarray(own[T], np.int64),
+                own[INFOS],
+                {name: storage.part(name, begin, None) for name in storage.extra_keys()},
+            )
+        )
+    return found
+
+
+def agent_episode(
+    columns: dict[str, Tree],
+    *,
+    id_: EpisodeID,
+    agent_id: AgentID | None,
+    module_id: str | None,
+    whole_id: EpisodeID | None,
+    t_started: int,
+    spaces_of: tuple[Space | None, Space | None],
+    ends: tuple[bool, bool],
+) -> SingleAgentEpisode:
+    """Returns an agent's episode of columns of arrays: ``OBS``, ``INFOS`` and ``T`` have one item more than the others.
+
+    Args:
+        columns: The columns.
+        id_: The id of the agent's episode.
+        agent_id: The agent.
+        module_id: The module that acted.
+        whole_id: The id of the MultiAgentEpisode, if there is one.
+        t_started: The agent's own steps before these.
+        spaces_of: The observation space and the action space, if they are known.
+        ends: Whether it is terminated, and truncated.
+    """
+    episode = SingleAgentEpisode.from_storage(
+        ArrayStorage(columns),
+        id_=id_,
+        agent_id=agent_id,
+        module_id=module_id,
+        multi_agent_episode_id=whole_id,
+        t_started=t_started,
+        observation_space=spaces_of[0],
+        action_space=spaces_of[1],
+    )
+    episode.is_terminated, episode.is_truncated = ends
+    episode.validate()
+    return episode
+
+
+def whole_episode(
+    id_: EpisodeID, agents: Iterable[SingleAgentEpisode], env_t_started: int, env_t: int, ends: tuple[bool, bool]
+) -> MultiAgentEpisode:
+    """Returns the episode of several agents' episodes, in the order of their beginnings.
+
+    Args:
+        id_: The id.
+        agents: The agents' episodes.
+        env_t_started: The env step at which the episode, or chunk, begins.
+        env_t: The env step at which it stops.
+        ends: Whether it is terminated, and truncated.
+    """
+    episode = MultiAgentEpisode.from_agent_episodes(id_, {}, env_t_started=env_t_started, env_t=env_t)
+    for agent in agents:
+        episode.attach(agent.agent_id, agent)
+        if agent.module_id is not None:
+            episode.know_modules({agent.agent_id: agent.module_id})
+    episode.is_terminated, episode.is_truncated = ends
+    return episode
+
+
+def leaf_columns(name: str, column: Tree) -> dict[str, np.ndarray]:
+    """Returns the arrays of a tree by name: ``obs``, or ``obs.position``, ``obs.cards.0`` for parts."""
+    if isinstance(column, dict):
+        return {k: v for key, part in column.items() for k, v in leaf_columns(f"{name}.{key}", part).items()}
+    if isinstance(column, tuple):
+        return {k: v for i, part in enumerate(column) for k, v in leaf_columns(f"{name}.{i}", part).items()}
+    return {name: np.asarray(column)}
+
+
+def tree_shape(column: Tree) -> Any:
+    """Returns the structure of a tree as JSON data: pairs for dicts, a list for tuples, None for an array."""
+    if isinstance(column, dict):
+        return {"dict": [[key, tree_shape(part)] for key, part in column.items()]}
+    if isinstance(column, tuple):
+        return {"tuple": [tree_shape(part) for part in column]}
+    return None
+
+
+def tree_of(name: str, shape: Any, arrays: dict[str, np.ndarray]) -> Tree:
+    """Returns the tree that ``leaf_columns`` and ``tree_shape`` described."""
+    if shape is None:
+        return arrays[name]
+    if "dict" in shape:
+        return {key: tree_of(f"{name}.{key}", part, arrays) for key, part in shape["dict"]}
+    return tuple(tree_of(f"{name}.{i}", part, arrays) for i, part in enumerate(shape["tuple"]))
+
+
+NEXT_OBS = Columns.NEXT_OBS
+"""The column of the observations that followed: ``new_obs``."""

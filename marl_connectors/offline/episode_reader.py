@@ -1,0 +1,415 @@
+"""EpisodeReader: samples of recorded episodes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from marl_connectors import spaces
+from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning, did_you_mean
+from marl_connectors.offline.shard import SUFFIX, Block, Damage, Shard
+from marl_connectors.offline.stored_episodes import ModuleFor
+from marl_connectors.seeding import stream
+from marl_connectors.typing import AgentID
+from marl_connectors.validators import boolean, integer, one_of, optional
+
+SHUFFLED: Final = "shuffled"
+IN_ORDER: Final = "in_order"
+AS_RECORDED: Final = "as_recorded"
+ORDERS: Final = (SHUFFLED, IN_ORDER, AS_RECORDED)
+
+
+class Record(NamedTuple):
+    """An episode, or a chunk of one, in a block.
+
+    Attributes:
+        block: The block.
+        folder: The number of its input, which is a folder or a file.
+        number: Its number in the block.
+    """
+
+    block: Block
+    folder: int
+    number: int
+
+    @property
+    def id(self) -> str:
+        """The id of the episode."""
+        return self.block.stored.ids[self.number]
+
+    def fact(self, name: str) -> Any:
+        """Returns a fact of the table, such as ``"env_t"``."""
+        return self.block.stored.table[name][self.number].item()
+
+
+class EpisodeReader:
+    """Reads what ``EpisodeWriter`` wrote, in samples of a wanted number of steps, again and again.
+
+    Attributes:
+        files: The files, in the order in which they were written.
+        damages: What of them is lost. ``str(damage)`` says which file, block and episodes, and why.
+        num_incomplete: With ``complete_episodes``, the number of chunks that are left out, because the rest of their
+            episode was not recorded or is lost.
+    """
+
+    def __init__(
+        self,
+        input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        order: str = SHUFFLED,
+        seed: int = 0,
+        complete_episodes: bool = False,
+        policy_mapping_fn: ModuleFor | None = None,
+        check_all: bool = False,
+    ):
+        """Reads the tables of the files; the columns are read when they are used. Warns of what is lost.
+
+        Args:
+            input_: A folder, a file, or a list of them.
+            order: ``"shuffled"`` shuffles the episodes before each pass over the data, ``"in_order"`` reads them as
+                they were written, and ``"as_recorded"`` returns the samples that were written, whatever their size.
+            seed: The seed of the shuffling.
+            complete_episodes: Whether the chunks of an episode are put together, and incomplete episodes left out.
+            policy_mapping_fn: Chooses the modules of the agents; None for the modules that acted.
+            check_all: Whether all columns are read at once to find damage; else each block is checked when it is used.
+
+        Raises:
+            OfflineDataError: If there is nothing to read, or a file is not one of recorded episodes.
+        """
+        who = type(self).__name__
+        self.order = one_of(*ORDERS).check(order, who, "order")
+        self._seed = integer(min=0).check(seed, who, "seed")
+        self._complete = boolean().check(complete_episodes, who, "complete_episodes")
+        if self._complete and self.order == AS_RECORDED:
+            raise ConfigError(
+                f"{who}: order='as_recorded' returns the chunks as they were written, so complete_episodes must be "
+                f"False. Use order='in_order'."
+            )
+        self._module_for = policy_mapping_fn
+        inputs = [input_] if isinstance(input_, (str, os.PathLike)) else list(input_)
+        found = [(file, folder) for folder, given in enumerate(inputs) for file in files_of(given)]
+        self.files = [file for file, _ in found]
+        self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
+        self.damages: list[Damage] = []
+        self._blocks = self._read_blocks(found)
+        if check_all:
+            for block in {id(block): block for block, _ in self._blocks}.values():
+                self._is_lost(block)
+        self._digest = hashlib.sha256("".join(block.digest for block, _ in self._blocks).encode()).hexdigest()
+        self.num_incomplete = 0
+        self._units = [[record] for record in self.records()]
+        if self._complete:
+            self._units, self.num_incomplete = self.whole_episodes(self.records())
+        if not self._units:
+            raise self._nothing_error()
+        self._steps = np.array([_steps_of(unit) for unit in self._units], np.int64)
+        self._order_of_pass: tuple[int, np.ndarray] | None = None
+        self._pass = self._position = 0
+        self._read = np.zeros(2, np.int64)
+
+    def _read_blocks(self, found: Sequence[tuple[Path, int]]) -> list[tuple[Block, int]]:
+        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already."""
+        blocks = []
+        for i, (file, folder) in enumerate(found):
+            shard = Shard(file)
+            for damage in shard.damages:
+                self._note(damage)
+            is_last = not any(later == folder for _, later in found[i + 1 :])
+            if not shard.is_closed and not shard.damages and not is_last:
+                self._note(Damage(file, None, "its end is missing, although it is not the newest file"))
+            blocks += [(block, folder) for block in shard.blocks]
+        return blocks
+
+    def _note(self, damage: Damage) -> None:
+        self.damages.append(damage)
+        warnings.warn(f"offline data: {damage} The rest is used.", OfflineDataWarning, stacklevel=4)
+
+    def _is_lost(self, block: Block) -> bool:
+        """Whether a block is damaged, which is noted once."""
+        if block.damage is not None and block.damage not in self.damages:
+            self._note(block.damage)
+        return block.damage is not None
+
+    def _nothing_error(self) -> OfflineDataError:
+        where = ", ".join(str(file) for file in self.files[:3]) + (", ..." if len(self.files) > 3 else "")
+        if self.num_incomplete:
+            return OfflineDataError(
+                f"offline data: {where} hold {self.num_incomplete} chunks, but no episode from its beginning to its "
+                f"end. Record with batch_mode='complete_episodes', or read with complete_episodes=False."
+            )
+        return OfflineDataError(f"offline data: there is no intact episode in {where}.")
+
+    def records(self) -> list[Record]:
+        """Returns the episodes and chunks in all blocks, in the order in which they were written."""
+        return [Record(block, folder, i) for block, folder in self._blocks for i in range(len(block.stored))]
+
+    @staticmethod
+    def whole_episodes(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
+        """Returns the chunks of each whole episode, in the order of the first ones, and the number of other chunks."""
+        begun: dict[tuple[int, str], list[Record]] = {}
+        units: list[list[Record]] = []
+        num_others = 0
+        for record in records:
+            key = record.folder, record.id
+            chain = begun.pop(key, None)
+            if record.fact("env_t_started") == 0:
+                chain = []
+                units.append(chain)
+            elif chain is None or chain[-1].fact("env_t") != record.fact("env_t_started"):
+                num_others += 1
+                continue
+            chain.append(record)
+            if not _is_done(record):
+                begun[key] = chain
+        whole = [unit for unit in units if _is_done(unit[-1])]
+        return whole, num_others + sum(len(unit) for unit in units if not _is_done(unit[-1]))
+
+    def __repr__(self) -> str:
+        kind = "episode" if self._complete else "episodes and chunks"
+        size = f"{self.num_episodes:,} {kind}, {self.num_agent_steps:,} agent steps"
+        return f"<EpisodeReader of {len(self.files)} files: {size}>"
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes, or of chunks if ``complete_episodes`` is False."""
+        return len(self._units)
+
+    @property
+    def num_env_steps(self) -> int:
+        """The number of env steps of the data."""
+        return int(self._steps[:, 0].sum())
+
+    @property
+    def num_agent_steps(self) -> int:
+        """The number of agent steps of the data."""
+        return int(self._steps[:, 1].sum())
+
+    @property
+    def num_env_steps_read(self) -> int:
+        """The number of env steps of all samples so far."""
+        return int(self._read[0])
+
+    @property
+    def num_agent_steps_read(self) -> int:
+        """The number of agent steps of all samples so far."""
+        return int(self._read[1])
+
+    @property
+    def num_passes(self) -> int:
+        """The number of passes over the data that are completed."""
+        return self._pass + (self._position >= len(self._units))
+
+    def blocks(self) -> list[Block]:
+        """Returns the intact blocks, in the order in which they were written."""
+        return [block for block, _ in self._blocks if not self._is_lost(block)]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields all episodes in the order in which they were written. The position of ``sample`` stays as it is."""
+        for unit in self._units:
+            yield from self._episodes([unit])
+
+    # Samples.
+
+    def sample(self, num_agent_steps: int | None = None, *, num_env_steps: int | None = None) -> list[Any]:
+        """Returns the next episodes: as few as have the wanted number of steps.
+
+        The last sample of a pass over the data is smaller if the data end. No sample has an episode twice.
+
+        Args:
+            num_agent_steps: The number of agent steps; None if ``num_env_steps`` is given, or for the rest of the pass.
+                Samples ``"as_recorded"`` have the steps that they have.
+            num_env_steps: The number of env steps, instead.
+
+        Raises:
+            OfflineDataError: If no intact episode is left.
+        """
+        if num_agent_steps is not None and num_env_steps is not None:
+            raise ConfigError("EpisodeReader.sample: expected num_agent_steps or num_env_steps, but got both.")
+        by_agents = num_env_steps is None
+        wanted = optional(integer(min=1)).check(
+            num_agent_steps if by_agents else num_env_steps,
+            "EpisodeReader.sample",
+            "num_agent_steps" if by_agents else "num_env_steps",
+        )
+        for _ in range(len(self._units) + 1):
+            units = self._next_units(wanted, int(by_agents))
+            episodes = self._episodes(units)
+            if episodes:
+                self._read += np.sum([_steps_of(unit) for unit in units if not self._lost_of(unit)], axis=0)
+                return episodes
+            if all(self._lost_of(unit) for unit in self._units):
+                break
+        raise self._nothing_error()
+
+    def _next_units(self, wanted: int | None, kind: int) -> list[list[Record]]:
+        """Returns the next episodes, and moves the position behind them."""
+        if self._position >= len(self._units):
+            self._pass, self._position = self._pass + 1, 0
+        order, begin = self._order(), self._position
+        if self.order == AS_RECORDED:
+            first = self._units[begin][0].block
+            end = begin
+            while end < len(order) and self._units[end][0].block is first:
+                end += 1
+        elif wanted is None:
+            end = len(order)
+        else:
+            collected = np.cumsum(self._steps[order[begin:], kind])
+            end = begin + min(int(np.searchsorted(collected, wanted)) + 1, len(collected))
+        self._position = end
+        return [self._units[i] for i in order[begin:end]]
+
+    def _order(self) -> np.ndarray:
+        """Returns the order of the episodes in the current pass."""
+        if self._order_of_pass is None or self._order_of_pass[0] != self._pass:
+            order = np.arange(len(self._units))
+            if self.order == SHUFFLED:
+                stream(self._seed, "offline data", self._pass).shuffle(order)
+            self._order_of_pass = self._pass, order
+        return self._order_of_pass[1]
+
+    def _lost_of(self, unit: Sequence[Record]) -> bool:
+        return any(self._is_lost(record.block) for record in unit)
+
+    def _episodes(self, units: Sequence[Sequence[Record]]) -> list[Any]:
+        """Returns the episodes of units that are intact."""
+        units = [unit for unit in units if not self._lost_of(unit)]
+        by_block: dict[int, list[Record]] = {}
+        for record in (record for unit in units for record in unit):
+            by_block.setdefault(id(record.block), []).append(record)
+        made: dict[tuple[int, int, int], Any] = {}
+        for records in by_block.values():
+            stored, folder = records[0].block.stored, records[0].folder
+            episodes = stored.episodes([r.number for r in records], self._module_for, self._prefixes[folder])
+            made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
+        found = []
+        for unit in units:
+            whole, *others = [made[id(r.block), r.folder, r.number] for r in unit]
+            for chunk in others:
+                whole.concat_episode(chunk)
+            found.append(whole)
+        return found
+
+    # What has to fit.
+
+    def check_spaces(self, spaces_of: Mapping[AgentID, tuple[Any, Any]], who: str = "offline data") -> None:
+        """Checks that all episodes were recorded in the spaces of an environment.
+
+        Args:
+            spaces_of: Agent to observation space and action space. A single agent may have any id.
+            who: The first words of the message.
+
+        Raises:
+            OfflineDataError: For the first episode with an unknown agent, or with other spaces.
+        """
+        checked: set[tuple[Any, str]] = set()
+        for block, _ in self._blocks:
+            stored = block.stored
+            for i, (agent, rollout) in enumerate(
+                zip(stored.chunks["agent"].tolist(), stored.chunks["rollout"].tolist(), strict=True)
+            ):
+                agent_id, recorded = stored.agents[agent], stored.spaces_of(rollout)
+                key = agent_id, repr(stored.space_texts(rollout))
+                if key in checked:
+                    continue
+                checked.add(key)
+                where = f"{who}: {block.file}, episode {stored.ids[stored.episode_of(i)]!r}"
+                _check_agent(agent_id, recorded, spaces_of, where)
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position in the data, for a reader of the same data that continues exactly there."""
+        return {
+            "digest": self._digest,
+            "order": self.order,
+            "seed": self._seed,
+            "pass": self._pass,
+            "position": self._position,
+            "read": self._read.tolist(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues at the position that ``get_state`` returned.
+
+        Raises:
+            OfflineDataError: If the data are not the same, or are read in another order.
+        """
+        if state["digest"] != self._digest:
+            where = self.files[0].parent
+            raise OfflineDataError(
+                f"offline data: expected to continue in the data that were read before, but those in {where} are "
+                f"others: files were added, removed, changed or damaged. Restore them, or begin a new run."
+            )
+        if (state["order"], state["seed"]) != (self.order, self._seed):
+            raise OfflineDataError(
+                f"offline data: the position is that of order={state['order']!r} and seed={state['seed']}, but these "
+                f"data are read with order={self.order!r} and seed={self._seed}. Use the same ones."
+            )
+        if state["position"] > len(self._units):
+            raise OfflineDataError(
+                f"offline data: the position {state['position']} is beyond the {len(self._units)} episodes of the data."
+            )
+        self._pass, self._position = state["pass"], state["position"]
+        self._read = np.array(state["read"], np.int64)
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the files of recorded episodes of a folder in their order, or the file itself.
+
+    Raises:
+        OfflineDataError: If there is none.
+    """
+    source = Path(path)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise OfflineDataError(f"offline data: there is nothing at {source}. Check the path.")
+    files = sorted(source.glob(f"*{SUFFIX}"))
+    if not files:
+        others = sorted(entry.name for entry in source.iterdir())
+        there = f"the first entry there is {others[0]!r}" if others else "it is empty"
+        raise OfflineDataError(
+            f"offline data: the folder {source} has no files of recorded episodes (*{SUFFIX}); {there}. Record some "
+            f"with .offline_data(output=...) or: marl-connectors record"
+        )
+    return files
+
+
+def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:
+    """Returns the number of env steps and that of agent steps."""
+    stored = [(record.block.stored, record.number) for record in unit]
+    return sum(int(s.env_steps[i]) for s, i in stored), sum(int(s.agent_steps[i]) for s, i in stored)
+
+
+def _is_done(record: Record) -> bool:
+    return record.fact("is_terminated") or record.fact("is_truncated")
+
+
+def _check_agent(
+    agent_id: AgentID, recorded: tuple[Any, Any], spaces_of: Mapping[AgentID, tuple[Any, Any]], where: str
+) -> None:
+    if agent_id not in spaces_of:
+        if agent_id is not None or len(spaces_of) != 1:
+            raise OfflineDataError(
+                f"{where}: it has an agent {agent_id!r}, which the environment does not have. "
+                f"{did_you_mean(agent_id, spaces_of)}"
+            )
+        agent_id = next(iter(spaces_of))
+    for kind, was, now in zip(("observation", "action"), recorded, spaces_of[agent_id], strict=True):
+        if was is not None and not spaces.same(was, now):
+            raise OfflineDataError(
+                f"{where}: agent {agent_id!r} was recorded with the {kind} space {spaces.describe(was)}, but the "
+                f"environment's is {spaces.describe(now)}{_difference(was, now)}. Use data of this environment, or "
+                f"the environment, env_config and wrappers with which they were recorded."
+            )
+
+
+def _difference(was: Any, now: Any) -> str:
+    return " with other bounds" if spaces.describe(was) == spaces.describe(now) else ""

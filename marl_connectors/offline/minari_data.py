@@ -1,0 +1,248 @@
+"""Recorded episodes as Minari data sets. Minari has no data of several agents, so each agent has a data set."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import MissingDependencyError, OfflineDataError
+from marl_connectors.offline.agent_rows import AgentRows, agent_episode, agent_rows, batches_of, whole_episode
+from marl_connectors.packages import how_to_install
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import AgentID, Tree
+
+_VERSION: Final = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
+_KEY: Final = "marl_connectors"
+
+
+def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | None, Any]:
+    """Writes recorded episodes as Minari data sets, in the folder that Minari uses (``MINARI_DATASETS_PATH``).
+
+    Several agents have a data set each: ``NAME/AGENT-v0`` for the data set ``NAME-v0``. Actions are as they were
+    recorded: with ``normalize_actions``, those in Box spaces are in [-1, 1]. Infos, module outputs and lookbacks are
+    left out. ``from_minari`` puts the agents' episodes together again.
+
+    Args:
+        data: A folder or file of recorded episodes, a list of them, an EpisodeReader, or a list of episodes.
+        dataset_id: The id, ``(namespace/)name-v0``.
+        **metadata: Arguments of ``minari.create_dataset_from_buffers``, such as ``author`` or ``algorithm_name``.
+
+    Returns:
+        Agent (None if there is a single one) to data set.
+
+    Raises:
+        OfflineDataError: If the id is not one of Minari's, an agent's spaces are unknown or change, or Minari refuses
+            the data.
+        MissingDependencyError: If Minari is not installed.
+    """
+    minari = _minari()
+    match = _VERSION.fullmatch(dataset_id)
+    if match is None:
+        raise OfflineDataError(f"to_minari: the id {dataset_id!r} has no version. Write it as NAME-v0.")
+    by_agent: dict[AgentID | None, list[tuple[int, Any, AgentRows]]] = {}
+    number = 0
+    for episodes in batches_of(data):
+        for episode in episodes:
+            for rows in agent_rows(episode):
+                by_agent.setdefault(rows.agent.agent_id, []).append((number, episode, rows))
+            number += 1
+    found: dict[AgentID | None, Any] = {}
+    for agent_id, members in by_agent.items():
+        is_multi = isinstance(members[0][1], MultiAgentEpisode)
+        name = f"{match['name']}/{_agent_name(agent_id)}-v{match['version']}" if is_multi else dataset_id
+        found[agent_id] = _written(minari, name, agent_id, members, metadata)
+    if not found:
+        raise OfflineDataError("to_minari: there is no episode with a step in the data.")
+    return found
+
+
+def _minari() -> Any:
+    try:
+        import minari  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Minari data sets need minari, which is not installed. {how_to_install('minari[arrow]')}"
+        ) from error
+    return minari
+
+
+def _agent_name(agent_id: Any) -> str:
+    name = str(agent_id)
+    if not re.fullmatch(r"[-_\w]+", name):
+        raise OfflineDataError(
+            f"to_minari: agent {agent_id!r} cannot be the name of a data set, which has letters, digits, - and _ only. "
+            f"Rename the agents, or use to_parquet."
+        )
+    return name
+
+
+def _written(
+    minari: Any,
+    name: str,
+    agent_id: AgentID | None,
+    members: Sequence[tuple[int, Any, AgentRows]],
+    metadata: Mapping[str, Any],
+) -> Any:
+    """Writes the data set of an agent."""
+    from minari.data_collector import EpisodeBuffer  # pyright: ignore[reportMissingImports]
+
+    own = members[0][2].agent
+    both = own.observation_space, own.action_space
+    for _, episode, rows in members:
+        if None in both or (rows.agent.observation_space, rows.agent.action_space) != both:
+            raise OfflineDataError(
+                f"to_minari: agent {agent_id!r} has other spaces in episode {episode.id_!r} than in "
+                f"{members[0][1].id_!r}, or none, but a data set has the same ones for all episodes. Use to_parquet."
+            )
+    buffers = [
+        EpisodeBuffer(
+            id=i,
+            observations=_in_dtypes(rows.observations, both[0]),
+            actions=_in_dtypes(rows.actions, both[1]),
+            rewards=rows.rewards.tolist(),
+            terminations=_last(len(rows.rewards), rows.agent.is_terminated),
+            truncations=_last(len(rows.rewards), rows.agent.is_truncated),
+        )
+        for i, (_, _, rows) in enumerate(members)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the user has given no author, and so on
+        try:
+            dataset = minari.create_dataset_from_buffers(
+                name,
+                buffers,
+                **{
+                    "observation_space": both[0],
+                    "action_space": both[1],
+                    "data_format": "arrow",
+                    "jpeg_encoding": False,
+                    **metadata,
+                },
+            )
+        except (AssertionError, TypeError, ValueError) as error:
+            raise OfflineDataError(f"to_minari: Minari refuses the data set {name!r}: {error}") from error
+    dataset.storage.update_episode_metadata([{_KEY: json.dumps(_facts(*member))} for member in members])
+    return dataset
+
+
+def _in_dtypes(column: Tree, space: Any) -> Tree:
+    """Returns a column in the dtypes of its space, as Minari wants it."""
+    if isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple)):
+        parts = {key: _in_dtypes(column[key], part) for key, part in spaces.parts_of(space)}
+        return parts if isinstance(space, gym_spaces.Dict) else tuple(parts.values())
+    return spaces.in_dtype(column, space.dtype)
+
+
+def _last(steps: int, value: bool) -> list[bool]:
+    return [False] * (steps - 1) + [bool(value)]
+
+
+def _facts(number: int, episode: Any, rows: AgentRows) -> dict[str, Any]:
+    """Returns what a data set lacks, for the metadata of an episode."""
+    is_multi = isinstance(episode, MultiAgentEpisode)
+    return {
+        "number": number,
+        "id": episode.id_,
+        "agent_eps_id": rows.agent.id_,
+        "module_id": rows.agent.module_id,
+        "agent_t": rows.agent.t_started,
+        "t": rows.t.tolist(),
+        "begin": episode.env_t_started if is_multi else episode.t_started,
+        "end": episode.env_t if is_multi else episode.t,
+        "ends": [episode.is_terminated, episode.is_truncated],
+    }
+
+
+def from_minari(datasets: Any) -> list[Any]:
+    """Returns the episodes of Minari data sets.
+
+    Args:
+        datasets: A data set or its id, for SingleAgentEpisodes; or ``{agent_id: data set or id}``, for
+            MultiAgentEpisodes. The latter must be data sets of ``to_minari``, or have the same number of episodes, in
+            which all agents observe at every step from the beginning.
+
+    Raises:
+        OfflineDataError: If a data set is missing, or the data sets do not fit together.
+        MissingDependencyError: If Minari is not installed.
+    """
+    minari = _minari()
+    if not isinstance(datasets, Mapping):
+        return [own for _, own in _read(minari, datasets, None)]
+    by_number: dict[int, list[tuple[dict[str, Any], SingleAgentEpisode]]] = {}
+    counts = {}
+    for agent_id, given in datasets.items():
+        found = _read(minari, given, agent_id)
+        counts[agent_id] = len(found) if any("id" not in facts for facts, _ in found) else None
+        for facts, own in found:
+            by_number.setdefault(facts["number"], []).append((facts, own))
+    if len(set(counts.values())) > 1:
+        raise OfflineDataError(
+            f"from_minari: the data sets have different numbers of episodes ({counts}), and no metadata of to_minari "
+            f"that says which of them belong together. Read each alone, or make data sets that fit."
+        )
+    return [_together(number, members) for number, members in sorted(by_number.items())]
+
+
+def _together(number: int, members: Sequence[tuple[dict[str, Any], SingleAgentEpisode]]) -> MultiAgentEpisode:
+    facts = members[0][0]
+    agents = sorted((own for _, own in members), key=lambda own: int(own.storage.column(Columns.T)[0]))  # type: ignore
+    end = max(int(own.storage.column(Columns.T)[-1]) for own in agents)  # type: ignore[index]
+    over = (all(own.is_terminated for own in agents), any(own.is_truncated for own in agents))
+    ends = tuple(facts.get("ends", over if all(own.is_done for own in agents) else (False, False)))
+    return whole_episode(
+        facts.get("id", str(number)), agents, facts.get("begin", 0), facts.get("end", end), (ends[0], ends[1])
+    )
+
+
+def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[str, Any], SingleAgentEpisode]]:
+    """Returns the episodes of a data set with what is known about each."""
+    try:
+        dataset = minari.load_dataset(given) if isinstance(given, str) else given
+    except (FileNotFoundError, ValueError) as error:
+        raise OfflineDataError(f"from_minari: the data set {given!r} cannot be read: {error}") from error
+    indices = list(dataset.episode_indices)
+    found = []
+    for number, (data, metadata) in enumerate(
+        zip(dataset.iterate_episodes(indices), dataset.storage.get_episode_metadata(indices), strict=True)
+    ):
+        known = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+        facts = {"number": number, **known}
+        id_ = facts.get("id", str(facts["number"]))
+        steps = len(data.rewards)
+        columns: dict[str, Tree] = {
+            Columns.OBS: _as_arrays(data.observations),
+            Columns.INFOS: [{} for _ in range(steps + 1)],
+            Columns.T: np.array(facts.get("t", range(steps + 1)), np.int64),
+            Columns.ACTIONS: _as_arrays(data.actions),
+            Columns.REWARDS: np.asarray(data.rewards, np.float64),
+        }
+        usual = id_ if agent_id is None else agent_episode_id(id_, agent_id, 0)
+        own = agent_episode(
+            columns,
+            id_=facts.get("agent_eps_id", usual),
+            agent_id=agent_id,
+            module_id=facts.get("module_id"),
+            whole_id=None if agent_id is None else id_,
+            t_started=facts.get("agent_t", 0),
+            spaces_of=(dataset.observation_space, dataset.action_space),
+            ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
+        )
+        found.append((facts, own))
+    return found
+
+
+def _as_arrays(column: Tree) -> Tree:
+    """Returns writeable arrays; what is no array or tree of arrays is refused."""
+    if any(not isinstance(leaf, np.ndarray) for leaf in leaves(column)):
+        raise OfflineDataError("from_minari: the data set has observations or actions that are not arrays of numbers.")
+    return tree_map(np.array, column)

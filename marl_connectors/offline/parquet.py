@@ -1,0 +1,426 @@
+"""Recorded episodes as Parquet files: a row is an agent's step, and the spaces are in the metadata."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.checkpoints import decode_state, encode_state
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import CheckpointError, EpisodeError, MissingDependencyError, OfflineDataError
+from marl_connectors.offline.agent_rows import (
+    NEXT_OBS,
+    AgentRows,
+    agent_episode,
+    agent_rows,
+    batches_of,
+    leaf_columns,
+    tree_of,
+    tree_shape,
+    whole_episode,
+)
+from marl_connectors.packages import how_to_install
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
+
+FORMAT_VERSION: Final = 1
+_KEY: Final = b"marl_connectors"
+_FACTS: Final = ("episode", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated", "agent_eps_id", "agent_t")
+"""Columns beside RLlib's: the number, env steps and ends of the episode, the id of the agent's, the agent's step."""
+_ROW: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, NEXT_OBS, "t", "new_t", "infos", "new_infos")
+
+
+def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes recorded episodes as Parquet files, one for each kind of agents: those with the same spaces and columns.
+
+    A row has the columns of RLlib: ``eps_id``, ``agent_id``, ``module_id``, ``obs``, ``actions``, ``rewards``,
+    ``new_obs``, ``terminateds``, ``truncateds`` and module outputs. Observations are those of the environment, and
+    lookbacks are left out. Parts of nested spaces have columns of their own, such as ``obs.position``.
+
+    Args:
+        data: A folder or file of recorded episodes, a list of them, an EpisodeReader, or a list of episodes.
+        folder: The folder for the files, which must be empty or new.
+
+    Returns:
+        The files.
+
+    Raises:
+        OfflineDataError: If the folder is not empty.
+        EpisodeError: If infos cannot be written as JSON.
+        MissingDependencyError: If pyarrow is not installed.
+    """
+    pa, pq = _pyarrow()
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise OfflineDataError(f"to_parquet: {target} is not empty. Choose another folder.")
+    writers: dict[str, Any] = {}
+    files: list[Path] = []
+    number = 0
+    try:
+        for episodes in batches_of(data):
+            kinds: dict[str, list[tuple[int, Any, AgentRows]]] = {}
+            for episode in episodes:
+                for rows in agent_rows(episode):
+                    kinds.setdefault(_metadata(episode, rows), []).append((number, episode, rows))
+                number += 1
+            for kind, members in kinds.items():
+                table = _table(pa, members, kind)
+                if kind not in writers:
+                    files.append(target / f"agents-{len(files)}.parquet")
+                    writers[kind] = pq.ParquetWriter(files[-1], table.schema)
+                writers[kind].write_table(table)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return files
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Parquet files need pyarrow, which is not installed. {how_to_install('pyarrow')}"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+def _metadata(episode: Any, rows: AgentRows) -> str:
+    """Returns what all rows of a file have in common, as JSON."""
+    trees = {Columns.OBS: rows.observations, Columns.ACTIONS: rows.actions, **rows.outputs}
+    leaves = {name: own for column, tree in trees.items() for name, own in leaf_columns(column, tree).items()}
+    own = rows.agent
+    return json.dumps(
+        {
+            "format_version": FORMAT_VERSION,
+            "is_multi_agent": isinstance(episode, MultiAgentEpisode),
+            "observation_space": None if own.observation_space is None else spaces.to_json(own.observation_space),
+            "action_space": None if own.action_space is None else spaces.to_json(own.action_space),
+            "outputs": list(rows.outputs),
+            "trees": {column: tree_shape(tree) for column, tree in trees.items()},
+            "leaves": {name: [leaf.dtype.str, list(leaf.shape[1:])] for name, leaf in leaves.items()},
+        }
+    )
+
+
+def _table(pa: Any, members: Sequence[tuple[int, Any, AgentRows]], kind: str) -> Any:
+    """Returns the rows of agents of one kind."""
+    columns: dict[str, list[Any]] = {}
+    for number, episode, rows in members:
+        for name, values in _columns_of(number, episode, rows).items():
+            columns.setdefault(name, []).append(values)
+    arrays = {name: _as_arrow(pa, np.concatenate(parts)) for name, parts in columns.items()}
+    return pa.table(arrays).replace_schema_metadata({_KEY: kind.encode()})
+
+
+def _columns_of(number: int, episode: Any, rows: AgentRows) -> dict[str, np.ndarray]:
+    own, steps = rows.agent, len(rows.rewards)
+    is_multi = isinstance(episode, MultiAgentEpisode)
+    begin, end = (episode.env_t_started, episode.env_t) if is_multi else (episode.t_started, episode.t)
+
+    def same(value: Any, dtype: Any = object) -> np.ndarray:
+        return np.full(steps, value, dtype)
+
+    def last(value: Any) -> np.ndarray:
+        column = np.zeros(steps, bool)
+        column[-1] = value
+        return column
+
+    new_infos = same(None)
+    new_infos[-1] = _json(rows.infos[-1], own)
+    return {
+        Columns.EPS_ID: same(str(episode.id_)),
+        Columns.AGENT_ID: same(_json(own.agent_id, own)),
+        Columns.MODULE_ID: same(own.module_id),
+        "episode": same(number, np.int64),
+        "eps_t_started": same(begin, np.int64),
+        "eps_t": same(end, np.int64),
+        "eps_terminated": same(episode.is_terminated, bool),
+        "eps_truncated": same(episode.is_truncated, bool),
+        "agent_eps_id": same(str(own.id_)),
+        "agent_t": np.arange(own.t_started, own.t_started + steps),
+        "t": rows.t[:-1],
+        "new_t": rows.t[1:],
+        **leaf_columns(Columns.OBS, tree_map(lambda leaf: leaf[:-1], rows.observations)),
+        **leaf_columns(Columns.ACTIONS, rows.actions),
+        Columns.REWARDS: rows.rewards,
+        **leaf_columns(NEXT_OBS, tree_map(lambda leaf: leaf[1:], rows.observations)),
+        Columns.TERMINATEDS: last(own.is_terminated),
+        Columns.TRUNCATEDS: last(own.is_truncated),
+        "infos": np.array([_json(info, own) for info in rows.infos[:-1]], object),
+        "new_infos": new_infos,
+        **{name: leaf for key, column in rows.outputs.items() for name, leaf in leaf_columns(key, column).items()},
+    }
+
+
+def _json(value: Any, own: SingleAgentEpisode) -> str | None:
+    """Returns plain data as JSON, with the marks of checkpoints; None for an empty dict and for None."""
+    if value is None or value == {}:
+        return None
+    if isinstance(value, str):
+        return value
+    tensors: dict[str, np.ndarray] = {}
+    try:
+        encoded = encode_state(value, (), tensors)
+    except CheckpointError as error:
+        raise EpisodeError(
+            f"to_parquet: agent {own.agent_id!r} of episode {own.id_!r} has an info or id that JSON cannot hold. "
+            f"{error}"
+        ) from error
+    arrays = {key: [array.dtype.str, list(array.shape), array.ravel().tolist()] for key, array in tensors.items()}
+    return json.dumps({"value": encoded, "arrays": arrays})
+
+
+def _from_json(text: str | None) -> Any:
+    """Returns what ``_json`` got; a text that is no JSON object of it stands for itself."""
+    try:
+        data = json.loads(text) if text is not None and text.startswith('{"value"') else None
+    except ValueError:
+        data = None
+    if data is None:
+        return text
+    arrays = {key: np.array(flat, dtype).reshape(shape) for key, (dtype, shape, flat) in data["arrays"].items()}
+    return decode_state(data["value"], arrays)
+
+
+def _as_arrow(pa: Any, values: np.ndarray) -> Any:
+    """Returns a column; arrays with several numbers a row are lists of a fixed size."""
+    if values.dtype == object:
+        return pa.array(values.tolist(), pa.string())
+    if values.ndim == 1:
+        return pa.array(values)
+    size = int(np.prod(values.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), size)
+
+
+# Reading.
+
+
+def from_parquet(
+    path: str | os.PathLike[str],
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+) -> list[Any]:
+    """Returns the episodes of Parquet files: those of ``to_parquet``, or RLlib's tables of steps.
+
+    Write them with an ``EpisodeWriter`` to train on them. Nothing is ever unpickled: RLlib's files are read if their
+    columns are plain (``output_compress_columns=[]``, ``output_write_episodes=False``), and refused otherwise.
+
+    Args:
+        path: A file, or a folder of files.
+        observation_space: The observation space, for files that lack it.
+        action_space: The action space, for files that lack it.
+
+    Raises:
+        OfflineDataError: If a file is not such a table, or holds pickled data.
+        MissingDependencyError: If pyarrow is not installed.
+    """
+    _, pq = _pyarrow()
+    source = Path(path)
+    files = sorted(source.glob("**/*.parquet")) if source.is_dir() else [source]
+    if not files or not files[0].exists():
+        raise OfflineDataError(f"from_parquet: there are no Parquet files at {source}. Check the path.")
+    found: dict[Any, list[tuple[int, SingleAgentEpisode, Mapping[str, Any]]]] = {}
+    for file in files:
+        try:
+            table = pq.read_table(file)
+        except (OSError, ValueError) as error:
+            raise OfflineDataError(f"from_parquet: {file} cannot be read: {error}") from error
+        kind = (table.schema.metadata or {}).get(_KEY)
+        if kind is None:
+            about = _about_rllib(file, table, observation_space, action_space)
+        else:
+            about = json.loads(kind)
+            both = (about["observation_space"], about["action_space"])
+            about["spaces"] = tuple(None if own is None else spaces.from_json(own) for own in both)
+        if about["format_version"] > FORMAT_VERSION:
+            raise OfflineDataError(
+                f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
+                f"{FORMAT_VERSION}. Upgrade marl-connectors."
+            )
+        try:
+            for key, own in _agents_of(table, about, str(file)).items():
+                found.setdefault(key, []).extend(own)
+        except (KeyError, TypeError, ValueError) as error:
+            raise OfflineDataError(
+                f"from_parquet: {file} is not a table of agents' steps ({type(error).__name__}: {error})."
+            ) from error
+    # RLlib's episodes have no numbers, and stay in their order.
+    return [_episode([own for _, *own in members]) for _, members in sorted(found.items(), key=lambda item: item[0][0])]
+
+
+def _episode(members: Sequence[Sequence[Any]]) -> Any:
+    """Returns the episode of agents' episodes and their facts."""
+    agents, (facts, *_) = [agent for agent, _ in members], [facts for _, facts in members]
+    if not facts["is_multi_agent"]:
+        return agents[0]
+    agents.sort(key=lambda own: int(own.storage.column(Columns.T)[0]))  # type: ignore[index,arg-type]
+    return whole_episode(
+        facts["id"], agents, facts["begin"], facts["end"], (facts["is_terminated"], facts["is_truncated"])
+    )
+
+
+def _agents_of(table: Any, about: Mapping[str, Any], file: str) -> dict[Any, list[Any]]:
+    """Returns the agents' episodes of a table by episode, with the facts of the episode."""
+    arrays = _arrays_of(table, about)
+    given = {name: arrays[name] for name in (Columns.EPS_ID, Columns.AGENT_ID, *_FACTS) if name in arrays}
+    keys = given.get("agent_eps_id", given.get(Columns.AGENT_ID))
+    numbers = given.get("episode", given[Columns.EPS_ID])
+    changes = [numbers[1:] != numbers[:-1]] + ([] if keys is None else [keys[1:] != keys[:-1]])
+    bounds = [0, *(np.flatnonzero(np.any(changes, axis=0)) + 1).tolist(), len(numbers)]
+    found: dict[Any, list[Any]] = {}
+    for begin, end in itertools.pairwise(bounds):
+        if end > begin:
+            agent, facts = _agent_of(arrays, about, begin, end)
+            found.setdefault((facts["number"], facts["id"], file if "episode" not in given else ""), []).append(
+                (begin, agent, facts)
+            )
+    return found
+
+
+def _agent_of(
+    arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], begin: int, end: int
+) -> tuple[SingleAgentEpisode, dict[str, Any]]:
+    """Returns the agent's episode in the rows ``[begin, end)``, and the facts of its episode."""
+
+    def first(name: str, otherwise: Any = None) -> Any:
+        value = arrays[name][begin] if name in arrays else otherwise
+        return value.item() if isinstance(value, np.generic) else value
+
+    def column(name: str) -> Tree:
+        leaves = {key: leaf[begin:end] for key, leaf in arrays.items()}
+        return tree_of(name, about["trees"].get(Columns.OBS if name == NEXT_OBS else name), leaves)
+
+    def with_last(name: str, following: str) -> Tree:
+        return tree_map(lambda a, b: np.concatenate([a, b[-1:]]), column(name), column(following))
+
+    steps = end - begin
+    t = arrays["t"][begin:end] if "t" in arrays else np.arange(steps)
+    new_t = arrays["new_t"][end - 1] if "new_t" in arrays else t[-1] + 1
+    infos = [_from_json(text) or {} for text in arrays["infos"][begin:end]] if "infos" in arrays else [{}] * steps
+    last_info = _from_json(arrays["new_infos"][end - 1]) or {} if "new_infos" in arrays else {}
+    ends = bool(arrays[Columns.TERMINATEDS][end - 1]), bool(arrays[Columns.TRUNCATEDS][end - 1])
+    id_, agent_id = str(first(Columns.EPS_ID)), _from_json(first(Columns.AGENT_ID))
+    columns = {
+        Columns.OBS: with_last(Columns.OBS, NEXT_OBS),
+        Columns.INFOS: [*infos, last_info],
+        Columns.T: np.append(t, new_t).astype(np.int64),
+        Columns.ACTIONS: column(Columns.ACTIONS),
+        Columns.REWARDS: np.asarray(arrays[Columns.REWARDS][begin:end], np.float64),
+        **{name: column(name) for name in about["outputs"]},
+    }
+    is_multi = about["is_multi_agent"]
+    agent = agent_episode(
+        columns,
+        id_=first("agent_eps_id", id_),
+        agent_id=agent_id,
+        module_id=first(Columns.MODULE_ID, DEFAULT_MODULE_ID if is_multi else None),
+        whole_id=id_ if is_multi else None,
+        t_started=first("agent_t", 0),
+        spaces_of=about["spaces"],
+        ends=ends,
+    )
+    facts = {
+        "number": first("episode", 0),
+        "id": id_,
+        "is_multi_agent": is_multi,
+        "begin": first("eps_t_started", 0),
+        "end": first("eps_t", int(columns[Columns.T][-1])),
+        "is_terminated": first("eps_terminated", ends[0]),
+        "is_truncated": first("eps_truncated", ends[1]),
+    }
+    return agent, facts
+
+
+def _arrays_of(table: Any, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the columns of a table as arrays, in the dtypes and shapes that are known."""
+    leaves = dict(about["leaves"])
+    leaves |= {NEXT_OBS + name[len(Columns.OBS) :]: own for name, own in leaves.items() if _is_obs(name)}
+    arrays: dict[str, np.ndarray] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if name in leaves:
+            dtype, shape = leaves[name]
+            flat = column.flatten() if shape else column
+            arrays[name] = flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(len(column), *shape)
+        elif str(column.type) in ("string", "large_string"):
+            arrays[name] = np.array(column.to_pylist(), object)
+        else:
+            arrays[name] = column.to_numpy(zero_copy_only=False)
+    return arrays
+
+
+def _is_obs(name: str) -> bool:
+    return name == Columns.OBS or name.startswith(f"{Columns.OBS}.")
+
+
+def _about_rllib(file: Path, table: Any, observation_space: Space | None, action_space: Space | None) -> dict[str, Any]:
+    """Returns what is known of a table without our metadata.
+
+    Raises:
+        OfflineDataError: If it holds pickled data, or is no table of steps.
+    """
+    names = table.column_names
+    if "item" in names and Columns.OBS not in names:
+        raise OfflineDataError(
+            f"from_parquet: {file} holds whole episodes of RLlib in a binary format of its own (column 'item'). Record "
+            f"them again with output_write_episodes=False and output_compress_columns=[]."
+        )
+    needed = (
+        *(Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, NEXT_OBS),
+        *(Columns.TERMINATEDS, Columns.TRUNCATEDS),
+    )
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise OfflineDataError(
+            f"from_parquet: {file} is not a table of agents' steps, because it has no column {missing[0]!r}. Its "
+            f"columns are {', '.join(map(repr, names))}."
+        )
+    leaves: dict[str, Any] = {}
+    plain = {Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.REWARDS, *_FACTS, "t", "infos", NEXT_OBS}
+    plain |= {Columns.TERMINATEDS, Columns.TRUNCATEDS, "weights_seq_no", "new_infos"}
+    outputs = [name for name in names if name not in plain and name not in (Columns.OBS, Columns.ACTIONS)]
+    for name in (Columns.OBS, NEXT_OBS, Columns.ACTIONS, *outputs):
+        kind = str(table.schema.field(name).type)
+        if "string" in kind or "binary" in kind:
+            raise OfflineDataError(
+                f"from_parquet: the column {name!r} of {file} holds texts or bytes. RLlib compresses columns to "
+                f"pickled objects, which can run code when they are read, so they are refused. Record them again with "
+                f"output_compress_columns=[], or convert them with RLlib."
+            )
+        leaves[name] = _leaf_of(table.column(name), observation_space if name == Columns.OBS else None)
+    agents = table.column(Columns.AGENT_ID).to_pylist() if Columns.AGENT_ID in names else []
+    is_multi = any(agent is not None for agent in agents)
+    return {
+        "format_version": FORMAT_VERSION,
+        "is_multi_agent": is_multi,
+        "spaces": (observation_space, action_space),
+        "outputs": outputs,
+        "trees": {},
+        "leaves": {name: own for name, own in leaves.items() if name != NEXT_OBS},
+    }
+
+
+def _leaf_of(column: Any, space: Space | None) -> list[Any]:
+    """Returns the dtype and the shape of a column of numbers, or of lists of numbers that are equally long."""
+    first = np.array(column[0].as_py())
+    if space is not None and space.shape is not None and space.dtype is not None:
+        return [np.dtype(space.dtype).str, list(space.shape)]
+    kind = column.type
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    empty = _pyarrow()[0].nulls(0, kind).to_numpy(zero_copy_only=False)
+    return [empty.dtype.str, list(first.shape)]

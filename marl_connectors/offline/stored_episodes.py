@@ -1,0 +1,422 @@
+"""Episodes as columns and a table: what one block of a file holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from marl_connectors import spaces
+from marl_connectors.checkpoints import decode_state, encode_state
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
+from marl_connectors.episodes.packing import chunks_of, packed
+from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.storage import INFOS, ListStorage, T
+from marl_connectors.errors import CheckpointError, EpisodeError
+from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
+
+Chunk = SingleAgentEpisode | AgentChunk
+_EPISODE_FACTS: Final = ("id", "is_multi_agent", "env_t_started", "env_t", "is_terminated", "is_truncated", "end")
+"""Of each episode. ``end`` is the number of chunks up to its last one."""
+_CHUNK_FACTS: Final = (
+    "agent",
+    "module",
+    "rollout",
+    "first_row",
+    "start_row",
+    "stop_row",
+    "t_started",
+    "is_terminated",
+    "is_truncated",
+)
+"""Of each agent's episode. The first three are numbers in lists, the rows are those of its rollout."""
+NoteDropped = Callable[[AgentID, Any, str], None]
+ModuleFor = Callable[[AgentID, Any], ModuleID]
+
+
+def stored_state(
+    episodes: Sequence[Any], note_dropped: NoteDropped | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns episodes as JSON data and arrays, for ``StoredEpisodes``. The episodes stay as they are.
+
+    Args:
+        episodes: SingleAgentEpisodes or MultiAgentEpisodes.
+        note_dropped: Called with the agent, the key and the type of each value of an info that no file can hold, and
+            that is left out; None to refuse such infos.
+
+    Raises:
+        EpisodeError: If observations, actions, module outputs, infos, ids or ``custom_data`` hold anything but
+            numbers, arrays of numbers and plain data.
+    """
+    by_episode = [list(chunks_of([episode])) for episode in episodes]
+    chunks = [chunk for own in by_episode for chunk in own]
+    _check_infos(chunks, note_dropped)
+    views = packed(chunks)
+    rollouts, places = _rollouts_of(views)
+    table = _Table()
+    number = 0
+    for episode, own in zip(episodes, by_episode, strict=True):
+        for chunk in own:
+            table.add_chunk(chunk, episode, places[number])
+            number += 1
+        table.add_episode(episode, own)
+    state = {
+        "agents": list(table.agents),
+        "rollouts": [_rollout_state(rollout) for rollout in rollouts],
+        "episode_notes": table.episode_notes,
+        "chunk_notes": table.chunk_notes,
+    }
+    tensors: dict[str, np.ndarray] = {}
+    try:
+        encoded = encode_state(state, (), tensors)
+    except CheckpointError as error:
+        raise _not_storable(error, table.episodes["id"]) from error
+    document = {
+        "episodes": table.episodes,
+        "chunks": table.chunks,
+        "modules": list(table.modules),
+        "state": encoded,
+    }
+    return document, tensors
+
+
+def _not_storable(error: CheckpointError, ids: Sequence[EpisodeID]) -> EpisodeError:
+    found = re.search(r"state\[(.*)\] is an? (.*)\. Convert", str(error))
+    what = f"{found[1]} is a {found[2]}" if found else str(error)
+    return EpisodeError(
+        f"EpisodeWriter: in the episodes from {ids[0]!r} to {ids[-1]!r}, {what}, which no file can hold. Agent ids and "
+        f"custom_data may hold numbers, strings, arrays, and dicts, lists and tuples of them; observations, actions "
+        f"and module outputs must be numbers."
+    )
+
+
+def _check_infos(chunks: Sequence[Chunk], note_dropped: NoteDropped | None) -> None:
+    """Looks for values of infos that no file can hold, by their types only.
+
+    Raises:
+        EpisodeError: If there is one, unless ``note_dropped`` is given.
+    """
+    for chunk in chunks:
+        storage = _lane_storage(chunk) if isinstance(chunk, AgentChunk) else chunk.storage
+        if type(storage) is LaneStorage and not storage.rollout.infos:
+            continue
+        for info, t in zip(storage.column(INFOS), storage.column(T), strict=True):
+            for key, value in info.items():
+                found = unstorable(key) or unstorable(value)
+                if found is None:
+                    continue
+                path, kind = found
+                if note_dropped is None:
+                    whole = chunk.multi_agent_episode_id or getattr(chunk, "id_", None)
+                    raise EpisodeError(
+                        f"EpisodeWriter: episode {whole!r}, agent {chunk.agent_id!r}, env step {t}: "
+                        f"info[{key!r}]{path} is a {kind}, which no file can hold. Let the environment give numbers, "
+                        f"strings, arrays, or dicts, lists and tuples of them, or write without such values: "
+                        f"unstorable_infos='drop' (output_unstorable_infos in .offline_data(...))."
+                    )
+                note_dropped(chunk.agent_id, key, kind)
+
+
+def _lane_storage(chunk: AgentChunk) -> LaneStorage:
+    rows = {"first_row": chunk.first_row, "start_row": chunk.start_row, "stop_row": chunk.last_row}
+    return LaneStorage(chunk.rollout, chunk.lane, **rows)
+
+
+class _Place(NamedTuple):
+    """Where the rows of an agent's episode are: a rollout and row numbers, as in ``LaneStorage``."""
+
+    rollout: int
+    first_row: int
+    start_row: int
+    stop_row: int
+
+
+def _rollouts_of(chunks: Sequence[Chunk]) -> tuple[list[Rollout], list[_Place]]:
+    """Returns rollouts of one lane with the rows of agents' episodes, one for each of theirs, and the places."""
+    storages: list[Any] = [chunk if isinstance(chunk, AgentChunk) else chunk.storage for chunk in chunks]
+    by_rollout: dict[int, list[int]] = {}
+    for i, storage in enumerate(storages):
+        by_rollout.setdefault(id(storage.rollout), []).append(i)
+    rollouts, places = [], [_Place(0, 0, 0, 0)] * len(chunks)
+    for number, members in enumerate(by_rollout.values()):
+        rollout = storages[members[0]].rollout
+        table = np.array([(s.lane, s.first_row, s.start_row, s.last_row) for s in map(storages.__getitem__, members)])
+        lane, first, start, last = table.T
+        rollouts.append(rollout.rows(spans(first * rollout.num_lanes + lane, last - first + 1, rollout.num_lanes)))
+        begin = np.cumsum(last - first + 1) - (last - first + 1)
+        rows = np.stack([begin, begin + start - first, begin + last - first], axis=1).tolist()
+        for i, own in zip(members, rows, strict=True):
+            places[i] = _Place(number, *own)
+    return rollouts, places
+
+
+def spans(begins: np.ndarray, counts: np.ndarray, stride: int = 1) -> np.ndarray:
+    """Returns the positions of several spans, one after another.
+
+    >>> spans(np.array([5, 20]), np.array([2, 3])).tolist()
+    [5, 6, 20, 21, 22]
+    """
+    before = np.cumsum(counts) - counts
+    return np.repeat(begins - before * stride, counts) + np.arange(int(counts.sum())) * stride
+
+
+def _rollout_state(rollout: Rollout) -> dict[str, Any]:
+    whole = rollout.observation_space, rollout.action_space
+    infos = {row: info for row, given in rollout.infos.items() if (info := storable_part(given))}
+    return {
+        "num_rows": rollout.num_rows,
+        "observation_space": None if whole[0] is None else json.dumps(spaces.to_json(whole[0])),
+        "action_space": None if whole[1] is None else json.dumps(spaces.to_json(whole[1])),
+        "actions_from_0": rollout.actions_from_0,
+        "infos": pack_infos(infos),
+        **rollout.arrays(),
+    }
+
+
+class _Table:
+    """The facts of episodes and of the agents' episodes in them, in lists. Notes are what most episodes lack."""
+
+    def __init__(self) -> None:
+        self.agents: dict[AgentID, int] = {}
+        self.modules: dict[ModuleID | None, int] = {}
+        self.episodes: dict[str, list[Any]] = {name: [] for name in _EPISODE_FACTS}
+        self.chunks: dict[str, list[Any]] = {name: [] for name in _CHUNK_FACTS}
+        self.episode_notes: list[list[Any]] = []
+        self.chunk_notes: list[list[Any]] = []
+
+    def add_episode(self, episode: Any, chunks: Sequence[Chunk]) -> None:
+        """Adds an episode after its chunks."""
+        is_multi = isinstance(episode, MultiAgentEpisode)
+        t = (episode.env_t_started, episode.env_t) if is_multi else (episode.t_started, episode.t)
+        end = len(self.chunks["agent"])
+        facts = (episode.id_, is_multi, *t, episode.is_terminated, episode.is_truncated, end)
+        for name, fact in zip(_EPISODE_FACTS, facts, strict=True):
+            self.episodes[name].append(fact)
+        if not is_multi:
+            return
+        notes = episode.get_notes({chunk.agent_id: chunk.module_id for chunk in chunks})
+        if episode.past_agent_episodes:
+            notes["num_past"] = len(episode.past_agent_episodes)
+        if notes:
+            self.episode_notes.append([len(self.episodes["id"]) - 1, notes])
+
+    def add_chunk(self, chunk: Chunk, whole: Any, place: _Place) -> None:
+        """Adds an agent's episode of the episode ``whole``."""
+        agent = self.agents.setdefault(chunk.agent_id, len(self.agents))
+        module = self.modules.setdefault(chunk.module_id, len(self.modules))
+        facts = (agent, module, *place, chunk.t_started, chunk.is_terminated, chunk.is_truncated)
+        for name, fact in zip(_CHUNK_FACTS, facts, strict=True):
+            self.chunks[name].append(fact)
+        if isinstance(chunk, AgentChunk):
+            return
+        notes = chunk.get_notes()
+        id_, multi_id = _usual_ids(isinstance(whole, MultiAgentEpisode), whole.id_, chunk.agent_id)
+        if chunk.id_ != id_:
+            notes["id_"] = chunk.id_
+        if chunk.multi_agent_episode_id != multi_id:
+            notes["multi_agent_episode_id"] = chunk.multi_agent_episode_id
+        if notes:
+            self.chunk_notes.append([len(self.chunks["agent"]) - 1, notes])
+
+
+def _usual_ids(is_multi_agent: bool, id_: EpisodeID, agent_id: AgentID) -> tuple[EpisodeID, EpisodeID | None]:
+    """Returns the id that an agent's episode usually has, and its ``multi_agent_episode_id``."""
+    return (agent_episode_id(id_, agent_id, 0), id_) if is_multi_agent else (id_, None)
+
+
+class StoredEpisodes:
+    """Episodes that were written together. They are made when they are asked for, with copies of their rows.
+
+    Attributes:
+        ids: The id of each episode.
+        env_steps: ``[N]`` the number of env steps of each episode.
+        agent_steps: ``[N]`` the number of agent steps of each episode.
+    """
+
+    def __init__(self, document: Mapping[str, Any], arrays: Callable[[], dict[str, np.ndarray]]):
+        """Reads the table.
+
+        Args:
+            document: The JSON data that ``stored_state`` returned.
+            arrays: Returns the arrays that ``stored_state`` returned, which may be read-only.
+
+        Raises:
+            KeyError, TypeError, ValueError: If ``stored_state`` cannot have returned the data.
+        """
+        self._document = document
+        self._arrays = arrays
+        table = document["episodes"]
+        self.ids: list[EpisodeID] = table["id"]
+        self.table = {name: np.array(table[name]) for name in _EPISODE_FACTS[1:]}
+        self.chunks = {name: np.array(document["chunks"][name]) for name in _CHUNK_FACTS}
+        self.begins = np.concatenate([[0], self.table["end"]]).astype(np.int64)
+        self.env_steps = self.table["env_t"] - self.table["env_t_started"]
+        steps = np.concatenate([[0], np.cumsum(self.chunks["stop_row"] - self.chunks["start_row"])])
+        self.agent_steps = np.diff(steps[self.begins])
+        if any(len(column) != len(self.ids) for column in self.table.values()) or steps[-1] < 0:
+            raise ValueError("its table is not one that is written")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        arrays = dict(self._arrays())
+        state = decode_state(self._document["state"], arrays)
+        if arrays:
+            raise ValueError(f"it contains the array {next(iter(arrays))!r}, which nothing mentions")
+        return state
+
+    def space_texts(self, rollout: int) -> tuple[str | None, str | None]:
+        """Returns the observation space and the action space of a stored rollout as JSON, or None where unknown."""
+        own = self._document["state"]["rollouts"][rollout]
+        return own["observation_space"], own["action_space"]
+
+    def spaces_of(self, rollout: int) -> tuple[Any, Any]:
+        """Returns the observation space and the action space of a stored rollout, or None where unknown."""
+        observation_space, action_space = map(_space, self.space_texts(rollout))
+        return observation_space, action_space
+
+    def episode_of(self, chunk: int) -> int:
+        """Returns the number of the episode that an agent's episode belongs to."""
+        return int(np.searchsorted(self.table["end"], chunk, side="right"))
+
+    @cached_property
+    def rollouts(self) -> list[Rollout]:
+        """The stored columns, which may be read-only."""
+        found = []
+        for i, own in enumerate(self._state["rollouts"]):
+            rollout = Rollout.of_arrays(
+                own, *self.spaces_of(i), num_rows=own["num_rows"], actions_from_0=own["actions_from_0"]
+            )
+            rollout.infos = unpack_infos(own["infos"])
+            found.append(rollout)
+        return found
+
+    @property
+    def agents(self) -> list[AgentID]:
+        """The agents, in the order of their numbers in ``chunks``."""
+        return self._state["agents"]
+
+    @property
+    def modules(self) -> list[ModuleID | None]:
+        """The modules, in the order of their numbers in ``chunks``."""
+        return self._document["modules"]
+
+    @cached_property
+    def _episode_notes(self) -> dict[int, dict[str, Any]]:
+        return dict(self._state["episode_notes"])
+
+    @cached_property
+    def chunk_notes(self) -> dict[int, dict[str, Any]]:
+        """Number of an agent's episode to what is unusual about it (``SingleAgentEpisode.get_notes``)."""
+        return dict(self._state["chunk_notes"])
+
+    def chunk_numbers(self, number: int) -> range:
+        """Returns the numbers of the agents' episodes of an episode."""
+        return range(int(self.begins[number]), int(self.begins[number + 1]))
+
+    def episodes(
+        self, numbers: Sequence[int] | None = None, module_for: ModuleFor | None = None, prefix: str = ""
+    ) -> list[Any]:
+        """Returns episodes with copies of their rows.
+
+        Args:
+            numbers: The numbers of the episodes, in this order; None for all.
+            module_for: A policy mapping function, instead of the modules that have acted.
+            prefix: What to put before the ids.
+        """
+        numbers = range(len(self)) if numbers is None else numbers
+        members = [i for number in numbers for i in self.chunk_numbers(number)]
+        storages = iter(self._storages(members))
+        return [self._episode(number, storages, module_for, prefix) for number in numbers]
+
+    def _storages(self, members: Sequence[int]) -> list[LaneStorage]:
+        """Returns views of copies of the rows of agents' episodes."""
+        of = {name: self.chunks[name][list(members)] for name in ("rollout", "first_row", "start_row", "stop_row")}
+        found: list[Any] = [None] * len(members)
+        for number in dict.fromkeys(of["rollout"].tolist()):
+            own = np.flatnonzero(of["rollout"] == number)
+            first, start, stop = (of[name][own] for name in ("first_row", "start_row", "stop_row"))
+            counts = stop - first + 1
+            rollout = self.rollouts[number].rows(spans(first, counts))
+            begin = np.cumsum(counts) - counts
+            rows = np.stack([begin, begin + start - first, begin + stop - first], axis=1).tolist()
+            for i, (first_row, start_row, stop_row) in zip(own.tolist(), rows, strict=True):
+                found[i] = LaneStorage(rollout, 0, first_row=first_row, start_row=start_row, stop_row=stop_row)
+        return found
+
+    def _episode(self, number: int, storages: Iterator[LaneStorage], module_for: ModuleFor | None, prefix: str) -> Any:
+        facts = {name: column[number].item() for name, column in self.table.items()}
+        id_, ends = prefix + self.ids[number], (facts["is_terminated"], facts["is_truncated"])
+        if not facts["is_multi_agent"]:
+            (i,) = self.chunk_numbers(number)
+            return self._agent_episode(i, next(storages), id_, None, module_for, prefix)
+        episode = MultiAgentEpisode.from_agent_episodes(
+            id_,
+            {},
+            env_t_started=facts["env_t_started"],
+            env_t=facts["env_t"],
+            agent_to_module_mapping_fn=module_for,
+        )
+        notes = self._episode_notes.get(number, {})
+        episode.set_notes(notes)
+        for place, i in enumerate(self.chunk_numbers(number)):
+            own = self._agent_episode(i, next(storages), id_, episode, module_for, prefix)
+            if place < notes.get("num_past", 0):
+                episode.past_agent_episodes.append(own)
+            else:
+                episode.agent_episodes[own.agent_id] = own
+        episode.is_terminated, episode.is_truncated = ends
+        return episode
+
+    def _agent_episode(
+        self,
+        i: int,
+        storage: LaneStorage,
+        id_: EpisodeID,
+        whole: MultiAgentEpisode | None,
+        module_for: ModuleFor | None,
+        prefix: str,
+    ) -> SingleAgentEpisode:
+        facts = {name: column[i].item() for name, column in self.chunks.items()}
+        notes = dict(self.chunk_notes.get(i, {}))
+        agent_id = self.agents[facts["agent"]]
+        own_id, multi_id = _usual_ids(whole is not None, id_, agent_id)
+        if "id_" in notes:
+            own_id = prefix + notes.pop("id_")
+        if (other_id := notes.pop("multi_agent_episode_id", None)) is not None:
+            multi_id = prefix + other_id
+        if module_for is None:
+            module_id = self.modules[facts["module"]]
+            if whole is not None:
+                whole.know_modules({agent_id: DEFAULT_MODULE_ID if module_id is None else module_id})
+        else:
+            module_id = None if whole is None else whole.module_for(agent_id)
+        is_empty = notes.pop("is_empty", False)
+        episode = SingleAgentEpisode.from_storage(
+            ListStorage() if is_empty else storage,
+            id_=own_id,
+            agent_id=agent_id,
+            module_id=module_id,
+            multi_agent_episode_id=multi_id,
+            t_started=facts["t_started"],
+            observation_space=storage.rollout.observation_space,
+            action_space=storage.rollout.action_space,
+        )
+        episode.is_terminated, episode.is_truncated = facts["is_terminated"], facts["is_truncated"]
+        episode.set_notes(notes)
+        return episode
+
+
+@lru_cache(maxsize=256)
+def _space(text: str | None) -> Any:
+    return None if text is None else spaces.from_json(json.loads(text))

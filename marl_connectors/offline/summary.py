@@ -1,0 +1,116 @@
+"""What recorded episodes hold: agents, modules, spaces, steps, returns and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.offline.episode_reader import EpisodeReader, Record
+from marl_connectors.offline.stored_episodes import StoredEpisodes
+from marl_connectors.typing import AgentID
+
+
+def summarize(reader: EpisodeReader) -> dict[str, Any]:
+    """Returns what the data of a reader are. The position of the reader stays as it is.
+
+    Args:
+        reader: A reader with ``complete_episodes=False``. Make it with ``check_all=True`` to find all damage.
+
+    Returns:
+        ``files``, ``bytes``, ``samples``, ``chunks``, ``env_steps``, ``agent_steps``, ``whole_episodes`` (from the
+        beginning to the end), ``lengths`` and ``returns`` of these, ``agents`` and ``damages``. ``agents`` has for each
+        agent the spaces, the agent steps by module, the columns, and the returns in whole episodes.
+    """
+    agents: dict[AgentID, dict[str, Any]] = {}
+    returns_of: dict[int, np.ndarray] = {}
+    blocks = reader.blocks()
+    for block in blocks:
+        returns_of[id(block)] = _chunk_returns(block.stored)
+        _add_agents(agents, block.stored)
+    records = [record for record in reader.records() if id(record.block) in returns_of]
+    wholes, _ = reader.whole_episodes(records)
+    lengths, returns = [], []
+    for chain in wholes:
+        lengths.append(sum(int(r.block.stored.env_steps[r.number]) for r in chain))
+        by_agent = _returns_by_agent(chain, returns_of)
+        returns.append(sum(by_agent.values()))
+        for agent_id, value in by_agent.items():
+            agents[agent_id]["returns"].append(value)
+    return {
+        "files": [str(file) for file in reader.files],
+        "bytes": sum(file.stat().st_size for file in reader.files),
+        "samples": len(blocks),
+        "chunks": len(records),
+        "env_steps": sum(int(block.stored.env_steps.sum()) for block in blocks),
+        "agent_steps": sum(int(block.stored.agent_steps.sum()) for block in blocks),
+        "whole_episodes": len(wholes),
+        "lengths": _statistics(lengths),
+        "returns": _statistics(returns),
+        "all_returns": returns,
+        "all_lengths": lengths,
+        "agents": {agent_id: {**own, "returns": _statistics(own["returns"])} for agent_id, own in agents.items()},
+        "damages": [str(damage) for damage in reader.damages],
+    }
+
+
+def _chunk_returns(stored: StoredEpisodes) -> np.ndarray:
+    """Returns ``[N]``, the sum of the rewards of each agent's episode in a block."""
+    found = np.zeros(len(stored.chunks["rollout"]))
+    for number, rollout in enumerate(stored.rollouts):
+        rewards = np.concatenate([[0.0], np.cumsum(np.asarray(rollout.read(Columns.REWARDS, slice(None)), np.float64))])
+        own = np.flatnonzero(stored.chunks["rollout"] == number)
+        found[own] = rewards[stored.chunks["stop_row"][own]] - rewards[stored.chunks["start_row"][own]]
+    for number, notes in stored.chunk_notes.items():
+        found[number] += notes.get("uncredited_reward", 0.0)
+    return found
+
+
+def _add_agents(agents: dict[AgentID, dict[str, Any]], stored: StoredEpisodes) -> None:
+    """Adds the agents of a block, with their steps by module."""
+    chunks = stored.chunks
+    steps = chunks["stop_row"] - chunks["start_row"]
+    kinds = zip(*(chunks[name].tolist() for name in ("agent", "module", "rollout")), strict=True)
+    for agent, module, rollout in dict.fromkeys(kinds):
+        members = (chunks["agent"] == agent) & (chunks["module"] == module) & (chunks["rollout"] == rollout)
+        observation_space, action_space = stored.spaces_of(rollout)
+        own = agents.setdefault(
+            stored.agents[agent],
+            {
+                "observation_space": None if observation_space is None else spaces.describe(observation_space),
+                "action_space": None if action_space is None else spaces.describe(action_space),
+                "steps_by_module": {},
+                "columns": [],
+                "returns": [],
+            },
+        )
+        module_id = stored.modules[module]
+        counts = own["steps_by_module"]
+        counts[module_id] = counts.get(module_id, 0) + int(steps[members].sum())
+        own["columns"] = list(dict.fromkeys([*own["columns"], *stored.rollouts[rollout].columns]))
+
+
+def _returns_by_agent(chain: Sequence[Record], returns_of: dict[int, np.ndarray]) -> dict[AgentID, float]:
+    found: dict[AgentID, float] = {}
+    for record in chain:
+        stored = record.block.stored
+        for i in stored.chunk_numbers(record.number):
+            agent_id = stored.agents[stored.chunks["agent"][i]]
+            found[agent_id] = found.get(agent_id, 0.0) + float(returns_of[id(record.block)][i])
+    return found
+
+
+def _statistics(values: Iterable[float]) -> dict[str, float] | None:
+    """Returns mean, standard deviation, least and greatest value; None if there are no values."""
+    array = np.array(list(values), np.float64)
+    if not len(array):
+        return None
+    return {
+        "mean": float(array.mean()),
+        "std": float(array.std()),
+        "min": float(array.min()),
+        "max": float(array.max()),
+    }

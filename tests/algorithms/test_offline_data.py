@@ -1,0 +1,256 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
+from helpers.episodes.recorded import facts
+from helpers.runs.clusters import spread
+from helpers.runs.fake_ray import use_fake_ray
+from helpers.runs.random_runs import described, differences, plain, random_config
+from marl_connectors import EpisodeReader, PPOConfig
+from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError
+
+
+def life(**settings):
+    config = small_config(LifeEnv, env_config={"die": 0.3, "join": 0.3, **settings}).debugging(seed=3)
+    return config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=4)
+
+
+def trained(algo, iterations):
+    """The results of some iterations, and the parameters afterwards."""
+    results = [algo.train() for _ in range(iterations)]
+    learned = [[own["learners"], own["num_env_steps_sampled_lifetime"]] for own in results]
+    return plain(learned), plain(algo.rl_module.get_state())
+
+
+def recorded(folder):
+    return [facts(episode) for episode in EpisodeReader(folder)]
+
+
+def ids(folder):
+    return [episode.id_ for episode in EpisodeReader(folder, order="in_order").sample()]
+
+
+# A run that learns from what another one recorded.
+
+
+def assert_learns_the_same(config, other, folder):
+    recording = config.offline_data(output=folder).build_algo()
+    expected = trained(recording, 3)
+    recording.stop()
+    if other.batch_mode == "complete_episodes":
+        other.env_runners(batch_mode="truncate_episodes")
+    reading = other.offline_data(input_=folder, input_order="as_recorded").build_algo()
+    assert not differences(expected, trained(reading, 3))
+    reading.stop()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_on_the_recorded_samples_learns_the_same_bit_for_bit(seed, tmp_path):
+    assert_learns_the_same(random_config(seed), random_config(seed), tmp_path / "data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repetition", range(40))
+def test_a_run_on_recorded_samples_of_fresh_settings_learns_the_same(repetition, tmp_path):
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}: {described(random_config(seed))}")
+    assert_learns_the_same(random_config(seed), random_config(seed), tmp_path / "data")
+
+
+def test_results_count_what_was_read_and_written(tmp_path):
+    algo = life().offline_data(output=tmp_path).build_algo()
+    result = algo.train()
+    steps = result["num_agent_steps_sampled_lifetime"]
+    assert result["offline_data"]["num_agent_steps_written_lifetime"] == steps
+    algo.stop()
+    reading = life().offline_data(input_=tmp_path).build_algo()
+    result = reading.train()
+    assert result["offline_data"]["num_agent_steps_read_lifetime"] == result["num_agent_steps_sampled_lifetime"] > 0
+    assert result["offline_data"]["num_damages"] == 0
+    assert result["timers"]["num_env_steps_sampled_per_second"] == 0.0
+    assert "offline_data" not in life().build_algo().train()
+    assert reading.evaluate(num_episodes=2)["num_episodes"] == 2
+    reading.stop()
+
+
+# Resuming.
+
+
+@pytest.mark.parametrize("rows", [None, 20])
+def test_a_resumed_run_continues_its_files_exactly(tmp_path, rows):
+    def config(name):
+        return life().offline_data(output=tmp_path / name, output_max_rows_per_file=rows)
+
+    whole = config("whole").build_algo()
+    expected = trained(whole, 4)[1]
+    whole.stop()
+    part = config("part").build_algo()
+    trained(part, 2)
+    part.save_to_path(tmp_path / "checkpoint")
+    trained(part, 1)  # and then the process is killed: this sample is made again
+    part.offline_data.writer._file and part.offline_data.writer._file.close()
+    resumed = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=config("part"))
+    assert not differences(expected, trained(resumed, 2)[1])
+    resumed.stop()
+    one, other = (
+        [*map(facts, EpisodeReader(tmp_path / name, order="in_order").sample())] for name in ("whole", "part")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("order", ["shuffled", "in_order", "as_recorded"])
+def test_a_resumed_run_continues_in_the_data_exactly(tmp_path, order):
+    recording = life().offline_data(output=tmp_path / "data").build_algo()
+    trained(recording, 5)
+    recording.stop()
+    algo = life().offline_data(input_=tmp_path / "data", input_order=order).build_algo()
+    trained(algo, 2)
+    algo.save_to_path(tmp_path / "checkpoint")
+    expected = trained(algo, 4)
+    resumed = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=algo.config)
+    assert not differences(expected, trained(resumed, 4))
+    algo.stop()
+    resumed.stop()
+
+
+def test_a_checkpoint_can_be_loaded_without_its_data(tmp_path):
+    recording = life().offline_data(output=tmp_path / "data").build_algo()
+    trained(recording, 1)
+    recording.stop()
+    algo = life().offline_data(input_=tmp_path / "data").build_algo()
+    trained(algo, 1)
+    algo.save_to_path(tmp_path / "checkpoint")
+    algo.stop()
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    loaded = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=algo.config)
+    loaded.evaluate(num_episodes=1)
+    with pytest.raises(OfflineDataError, match="there is nothing at"):
+        loaded.train()
+    loaded.stop()
+
+
+def test_an_untrusted_checkpoint_chooses_no_files(tmp_path):
+    config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=10, minibatch_size=10)
+    algo = config.offline_data(output=tmp_path / "data").build_algo()
+    algo.train()
+    algo.save_to_path(tmp_path / "checkpoint")
+    algo.stop()
+    untrusted = Algorithm.from_checkpoint(tmp_path / "checkpoint", trusted=False)
+    untrusted.train()
+    assert untrusted.config.output is None and untrusted.offline_data.writer is None
+    untrusted.stop()
+    assert EpisodeReader(tmp_path / "data").num_agent_steps == 10
+
+
+# Remote env runners and learners.
+
+
+def test_remote_env_runners_record_the_same(monkeypatch, tmp_path):
+    use_fake_ray(monkeypatch)
+    for name, number in (("local", 0), ("remote", 2)):
+        config = small_config(LifeEnv, env_config={"die": 0.3, "join": 0.3}).debugging(seed=3)
+        config.env_runners(num_env_runners=number, num_envs_per_env_runner=4 // max(1, number))
+        config.env_runners(rollout_fragment_length=4, num_env_workers=0)
+        algo = config.offline_data(output=tmp_path / name).build_algo()
+        trained(algo, 3)
+        algo.stop()
+    assert recorded(tmp_path / "remote") == recorded(tmp_path / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_a_run_with_remote_learners_records_what_they_learn_from(tmp_path):
+    """With two learners, gradients are summed in another order, so that later samples need not be the same."""
+    for name, number in (("local", 0), ("remote", 2)):
+        with spread(number, number).offline_data(output=tmp_path / name).build_algo() as algo:
+            result = algo.train()
+        assert result["offline_data"]["num_agent_steps_written_lifetime"] == result["num_agent_steps_sampled_lifetime"]
+    assert recorded(tmp_path / "remote") == recorded(tmp_path / "local")
+
+
+# Mistakes.
+
+
+def test_data_of_another_environment_are_refused_when_the_run_is_built(tmp_path):
+    recording = life().offline_data(output=tmp_path).build_algo()
+    recording.train()
+    recording.stop()
+    other = {"spaces_of": {a: (spaces.Box(-1, 1, (5,)), spaces.Discrete(3)) for a in "abc"}}
+    with pytest.raises(OfflineDataError, match=r"000000.episodes, episode '\d-\d': agent '\w' was recorded with"):
+        life(**other).offline_data(input_=tmp_path).build_algo()
+    with pytest.raises(OfflineDataError, match="has an agent 'c', which the environment does not have"):
+        life(agents=["a", "b"], spaces_of=dict.fromkeys("ab", (BOX, spaces.Discrete(3)))).offline_data(
+            input_=tmp_path
+        ).build_algo()
+
+
+def test_a_second_run_does_not_overwrite_the_data_of_the_first(tmp_path):
+    algo = life().offline_data(output=tmp_path).build_algo()
+    algo.train()
+    algo.stop()
+    before = ids(tmp_path)
+    second = life().offline_data(output=tmp_path).build_algo()
+    with pytest.raises(OfflineDataError, match="holds recorded episodes already"):
+        second.train()
+    second.stop()
+    assert ids(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"input_": []}, "input_: expected .*The list is empty"),
+        ({"input_": 3}, "input_: expected a path"),
+        ({"output": ""}, "output: expected a path"),
+        (
+            {"output_write_episodes": False},
+            "expected True, got False. Files hold episodes. to_parquet",
+        ),
+        ({"input_order": "random"}, "input_order: expected 'shuffled', 'in_order' or 'as_recorded'"),
+        ({"output_compress_columns": []}, "unknown setting 'output_compress_columns'. Columns are not compressed"),
+        ({"input_read_method": "x"}, "EpisodeReader reads the files without Ray Data"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig().offline_data(**settings)
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="input_ and output are both set"):
+        life().offline_data(input_=tmp_path, output=tmp_path / "x").build_algo()
+    config = life().offline_data(input_=tmp_path, input_order="as_recorded")
+    with pytest.raises(ConfigError, match="batch_mode='complete_episodes' cannot put episodes together"):
+        config.env_runners(batch_mode="complete_episodes").build_algo()
+
+
+# Recording apart from training.
+
+
+def test_record_plays_the_episodes_of_evaluate(tmp_path):
+    algo = life().build_algo()
+    before = plain(algo.get_state())
+    results = algo.record(tmp_path / "data", num_episodes=7, seed=5)
+    assert plain(algo.get_state()) == before
+    reader = EpisodeReader(tmp_path / "data", order="in_order")
+    episodes = reader.sample()
+    assert reader.num_episodes == 7 == results["num_episodes"] and all(episode.is_done for episode in episodes)
+    assert len({episode.id_ for episode in episodes}) == 7
+    assert np.mean([e.get_return() for e in episodes]) == pytest.approx(results["episode_return_mean"])
+    algo.record(tmp_path / "random", num_episodes=2, at_random=True)
+    assert not EpisodeReader(tmp_path / "random").sample()[0].all_agent_episodes()[0].extra_model_outputs
+    algo.stop()
+
+
+def test_record_refuses_infos_that_no_file_can_hold(tmp_path):
+    class Odd(LifeEnv):
+        def reset(self, seed=None, options=None):
+            observations, infos = super().reset(seed=seed, options=options)
+            return observations, {agent: {"odd": object()} for agent in infos}
+
+    algo = small_config(Odd).build_algo()
+    with pytest.raises(EpisodeError, match=r"info\['odd'\] is a object, which no file can hold"):
+        algo.record(tmp_path, num_episodes=1)
+    algo.stop()

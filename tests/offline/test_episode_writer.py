@@ -1,0 +1,126 @@
+import pytest
+
+from helpers.episodes.little_chunks import chunk
+from marl_connectors import EpisodeReader, EpisodeWriter
+from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
+
+
+def ids(folder):
+    return [episode.id_ for episode in EpisodeReader(folder, order="in_order").sample()]
+
+
+def test_files_are_split_by_rows(tmp_path):
+    with EpisodeWriter(tmp_path / "data", max_rows_per_file=5) as writer:
+        for i in range(4):
+            writer.write([chunk("m", 10 * i, 3)])
+    assert sorted(file.name for file in (tmp_path / "data").iterdir()) == [
+        "episodes-000000.episodes",
+        "episodes-000001.episodes",
+    ]
+    assert ids(tmp_path / "data") == ["m0", "m10", "m20", "m30"]
+
+
+def test_files_are_split_by_size(tmp_path):
+    with EpisodeWriter(tmp_path, max_file_size=1) as writer:
+        for i in range(3):
+            writer.write([chunk("m", 10 * i, 1)])
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_writer_counts(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([])
+        writer.write([chunk("m", 0, 3), chunk("m", 10, 2)])
+        assert (writer.num_samples, writer.num_episodes, writer.num_agent_steps) == (1, 2, 5)
+        assert repr(writer) == f"<EpisodeWriter to {tmp_path}: 2 episodes, 5 agent steps>"
+
+
+def test_other_recorded_episodes_are_not_overwritten(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([chunk("m", 0, 1)])
+    with pytest.raises(OfflineDataError, match=r"holds recorded episodes already \(episodes-000000"):
+        EpisodeWriter(tmp_path).write([chunk("m", 10, 1)])
+    assert ids(tmp_path) == ["m0"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OfflineDataError, match=r"file/data cannot be written to"):
+        EpisodeWriter(tmp_path / "file" / "data").begin()
+
+
+def test_episodes_that_cannot_be_written_leave_the_file_as_it_was(tmp_path):
+    bad = chunk("m", 10, 1)
+    bad.storage.columns["infos"][0] = {"odd": object()}
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([chunk("m", 0, 1)])
+        with pytest.raises(EpisodeError, match="unstorable_infos='drop'"):
+            writer.write([bad])
+        writer.write([chunk("m", 20, 1)])
+    assert ids(tmp_path) == ["m0", "m20"]
+
+
+def test_values_of_infos_are_dropped_with_one_warning_for_each_key(tmp_path):
+    bad = chunk("m", 10, 2)
+    for i in range(3):
+        bad.storage.columns["infos"][i] = {"odd": object(), "n": i}
+    with EpisodeWriter(tmp_path, unstorable_infos="drop") as writer:
+        with pytest.warns(OfflineDataWarning, match=r"info\['odd'\] of agent 'a' holds a object") as caught:
+            writer.write([bad])
+        assert len(caught) == 1
+        writer.write([bad])
+    assert EpisodeReader(tmp_path).sample()[0].get_infos() == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert bad.get_infos(0)["odd"] is not None
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_a_writer_continues_at_its_state_and_forgets_what_came_later(tmp_path, rows):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    chunks = [chunk("m", 10 * i, 2) for i in range(5)]
+    with EpisodeWriter(whole, max_rows_per_file=rows) as writer:
+        for own in chunks:
+            writer.write([own])
+    first = EpisodeWriter(part, max_rows_per_file=rows)
+    for own in chunks[:2]:
+        first.write([own])
+    state = first.get_state()
+    first.write([chunks[4]])
+    first.write([chunks[0]])
+    first.close()
+    with EpisodeWriter(part, max_rows_per_file=rows) as second:
+        second.set_state(state)
+        for own in chunks[2:]:
+            second.write([own])
+    assert [f.read_bytes() for f in sorted(part.iterdir())] == [f.read_bytes() for f in sorted(whole.iterdir())]
+
+
+def test_what_a_killed_process_has_written_can_be_read_and_continued(tmp_path):
+    writer = EpisodeWriter(tmp_path)
+    writer.write([chunk("m", 0, 2)])
+    state = writer.get_state()
+    writer.write([chunk("m", 10, 2)])
+    assert ids(tmp_path) == ["m0", "m10"]  # the file was never closed
+    second = EpisodeWriter(tmp_path)
+    second.set_state(state)
+    second.write([chunk("m", 20, 2)])
+    second.close()
+    assert ids(tmp_path) == ["m0", "m20"]
+    writer._file.close()
+
+
+def test_a_state_without_its_files_is_an_error(tmp_path):
+    with EpisodeWriter(tmp_path / "a") as writer:
+        writer.write([chunk("m", 0, 2)])
+        state = writer.get_state()
+    other = EpisodeWriter(tmp_path / "b")
+    other.set_state(state)
+    with pytest.raises(OfflineDataError, match=r"continue after 1 episodes in .*b, but episodes-000000.episodes is"):
+        other.write([chunk("m", 0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("max_file_size", 0), ("max_rows_per_file", -1), ("unstorable_infos", "ignore")]
+)
+def test_a_wrong_setting_is_named(tmp_path, setting, value):
+    with pytest.raises(ConfigError, match=f"EpisodeWriter: {setting}: expected"):
+        EpisodeWriter(tmp_path, **{setting: value})

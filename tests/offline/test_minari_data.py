@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from helpers.episodes.little_chunks import chunk
+from helpers.episodes.recorded import facts
+from helpers.runs.random_runs import random_config
+from marl_connectors import MultiAgentEpisode, from_minari, to_minari
+from marl_connectors.errors import OfflineDataError
+from marl_connectors.offline.agent_rows import agent_rows
+
+minari = pytest.importorskip("minari")
+BOX, ACTIONS = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_come_back(seed):
+    algo = random_config(seed).build_algo()
+    episodes = [episode for episode in algo._sample().episodes() if agent_rows(episode)]
+    algo.stop()
+    datasets = to_minari(episodes, "test/data-v0")
+    back = from_minari(datasets.get(None, datasets))
+    assert [facts(e, with_outputs=False) for e in back] == [facts(e, with_outputs=False) for e in episodes]
+
+
+def test_each_agent_has_a_data_set_of_its_own():
+    episode = MultiAgentEpisode("e", observation_space=BOX, action_space=ACTIONS)
+    episode.add_env_reset(observations={"a": np.zeros(1), "b": np.ones(1)})
+    episode.add_env_step(
+        {"a": np.ones(1), "b": np.ones(1)}, {"a": 1, "b": 2}, {"a": 0.5}, terminateds={"__all__": True}
+    )
+    assert list(to_minari([episode], "games/two-v3")) == ["a", "b"]
+    assert sorted(minari.list_local_datasets()) == ["games/two/a-v3", "games/two/b-v3"]
+    data = minari.load_dataset("games/two/b-v3")[0]
+    assert (data.actions.tolist(), data.rewards.tolist(), data.terminations.tolist()) == ([2], [0.0], [True])
+
+
+def test_data_sets_of_others_are_put_together_step_by_step():
+    from minari.data_collector import EpisodeBuffer
+
+    given = {"observation_space": BOX, "action_space": ACTIONS, "data_format": "arrow"}
+    for agent in "ab":
+        buffer = EpisodeBuffer(
+            observations=np.zeros((3, 1), np.float32),
+            actions=np.array([1, 2]),
+            rewards=[1.0, 2.0],
+            terminations=[False, True],
+            truncations=[False, False],
+        )
+        with pytest.warns(UserWarning, match="None"):
+            minari.create_dataset_from_buffers(f"other/{agent}-v0", [buffer], **given)
+    (episode,) = from_minari({"a": "other/a-v0", "b": "other/b-v0"})
+    assert (len(episode), episode.is_terminated, sorted(episode.agent_ids)) == (2, True, ["a", "b"])
+    (alone,) = from_minari("other/a-v0")
+    assert alone.get_rewards().tolist() == [1.0, 2.0] and alone.is_terminated
+
+
+def test_mistakes_are_errors():
+    with pytest.raises(OfflineDataError, match="has no version"):
+        to_minari([chunk("m", 0, 1)], "data")
+    with pytest.raises(OfflineDataError, match="the data set 'none-v0' cannot be read"):
+        from_minari("none-v0")
+    with pytest.raises(OfflineDataError, match="no episode with a step"):
+        to_minari([], "data-v0")
+    odd = chunk("m", 0, 1)
+    odd.observation_space = None
+    with pytest.raises(OfflineDataError, match="agent 'a' has other spaces in episode 'm0'"):
+        to_minari([odd], "data-v0")
