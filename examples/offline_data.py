@@ -2,6 +2,7 @@
 
 Run ``python examples/offline_data.py``. It records three iterations of a run, feeds a second run from the files, and
 prints that both have learned the same parameters. Then it prints what the files hold, and which samples a reader makes.
+This takes some seconds.
 """
 
 import tempfile

@@ -23,6 +23,7 @@ def test_every_example_has_a_test():
         "shared_encoder",
         "self_play",
         "league",
+        "offline_data",
     }
 
 
@@ -169,3 +170,11 @@ def test_an_example_runs_as_a_script(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of 10") == 2
+
+
+def test_offline_data_prints_that_both_runs_have_learned_the_same(example, tmp_path, capsys):
+    pytest.importorskip("mpe2")
+    example("offline_data").main(str(tmp_path / "data"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "The same parameters from the files: True"
+    assert len([line for line in lines if line.startswith("a sample: ")]) == 3
