@@ -30,7 +30,7 @@ from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.run_files import AUTO as AUTO_METRIC
 from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
-from marl_connectors.algorithms.offline_data import OfflineData
+from marl_connectors.algorithms.offline_data import OfflineData, together
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
@@ -366,6 +366,9 @@ class Algorithm:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
             if self.eval_env_runner_group is not None:
                 result["evaluation"].update(workers(self.eval_env_runner_group))
+        interval = self.config.offline_evaluation_interval
+        if interval is not None and self.iteration % interval == 0:
+            result["offline_evaluation"] = self.evaluate_offline()
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
@@ -447,12 +450,12 @@ class Algorithm:
         finally:
             self._describe_activity = before
 
-    def _describe_sampling(self) -> Callable[[], str]:
+    def _describe_sampling(self, size: int) -> Callable[[], str]:
         runners, config = self.env_runner_group, self.config
         of_agents = config.count_steps_by == "agent_steps"
         count = (lambda: runners.num_agent_steps) if of_agents else (lambda: runners.num_env_steps)
         before, unit, iteration = count(), config.count_steps_by.replace("_", " "), self.iteration + 1
-        wanted = f"{config.total_train_batch_size:,} {unit}"
+        wanted = f"{size:,} {unit}"
         return lambda: f"iteration {iteration}: sampling, {count() - before:,} of {wanted}"
 
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
@@ -461,18 +464,20 @@ class Algorithm:
         Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
         """
         self.offline_data.begin(self.seed)
+        by_agents = self.config.count_steps_by == "agent_steps"
+        read, size = self.offline_data.sample(self.config.total_train_batch_size, by_agent_steps=by_agents)
         for tries_left in reversed(range(_MOST_SAMPLES)):
-            with self._doing(self._describe_sampling()):
-                sample = self._sample()
+            with self._doing(self._describe_sampling(size)):
+                live = self._sample(size)
             if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-                warn_of_late_masks(sample.episodes())
-            before = self.offline_data.record(sample)
+                warn_of_late_masks(together(read, live).episodes())
+            before = self.offline_data.record(live)
             sampled = time.perf_counter()
             try:
                 with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
-                    return sampled, self._update(sample)
+                    return sampled, self._update(together(read, live))
             except Exception as error:
-                if not (tries_left and sample.is_remote and self._remote.is_lost(error)):
+                if not (tries_left and live.is_remote and self._remote.is_lost(error)):
                     raise
                 _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
                 self.env_runner_group.repeat_iteration()
@@ -497,12 +502,13 @@ class Algorithm:
         env_steps, agent_steps = self.offline_data.num_steps
         return self.env_runner_group.num_env_steps + env_steps, self.env_runner_group.num_agent_steps + agent_steps
 
-    def _sample(self) -> Sample:
-        """Samples the episodes of one train batch, or reads them."""
+    def _sample(self, size: int | None = None) -> Sample:
+        """Samples a number of steps, which are counted as in a train batch: None for those of a batch, 0 for none."""
         config, runners = self.config, self.env_runner_group
-        size, by_agents = config.total_train_batch_size, config.count_steps_by == "agent_steps"
-        if self.offline_data.is_read:
-            return self.offline_data.sample(size, by_agent_steps=by_agents)
+        by_agents = config.count_steps_by == "agent_steps"
+        size = config.total_train_batch_size if size is None else size
+        if not size:
+            return Sample.of_episodes([])
         most = self._fragment_length() * config.num_envs
         samples: list[Sample] = []
         collected, before = 0, runners.num_env_steps
@@ -610,6 +616,34 @@ class Algorithm:
         results = EvaluationResults(begun())
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
+
+    def evaluate_offline(self) -> dict[str, Any]:
+        """Computes the losses of the held-out recorded episodes. Nothing is updated.
+
+        Returns:
+            ``learners``, the means of the loss statistics by module as in the result of ``train()``, and the numbers
+            of held-out episodes (or chunks), env steps and agent steps.
+
+        Raises:
+            ConfigError: If no recorded episodes are held out.
+        """
+        data, config = self.offline_data, self.config
+        data.open(self.seed)
+        if data.held_out is None:
+            raise ConfigError(
+                f"{type(self).__name__}.evaluate_offline: no recorded episodes are held out. Set "
+                f".offline_data(held_out_fraction=0.1) or .offline_data(held_out_input_=FOLDER)."
+            )
+        by_agents = config.count_steps_by == "agent_steps"
+        batches = data.held_out_batches(config.train_batch_size_per_learner, by_agent_steps=by_agents)
+        with self._doing(lambda: "computing the losses of held-out episodes"):
+            learned = self.learner.evaluate(batches)
+        return {
+            "learners": learned,
+            "num_episodes": data.held_out.num_episodes,
+            "num_env_steps": data.held_out.num_env_steps,
+            "num_agent_steps": data.held_out.num_agent_steps,
+        }
 
     def random_play(
         self,
