@@ -164,11 +164,9 @@ def loss_of_rows(dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRo
     """
     now = dist_cls.from_logits(rows.inputs)
     log_stds = now.log_stds() if _has_bonus(coefficients) else None
-    with torch.no_grad():
-        entropy = now.entropy()
     return marwil_loss(
         logp=now.logp(rows.actions),
-        entropy=entropy,
+        entropy=now.entropy(),
         values=rows.values,
         value_targets=rows.value_targets,
         log_std=None if log_stds is None else log_stds.mean(-1),
