@@ -76,6 +76,7 @@ class OfflineData:
             input_,
             complete_episodes=config.batch_mode == "complete_episodes",
             policy_mapping_fn=lambda agent_id, episode: config.policy_mapping_fn(agent_id, episode),
+            without=config.unread_columns,
             **settings,
         )
         reader.check_spaces({agent_id: setup.agent_spaces(agent_id) for agent_id in setup.agent_ids})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +69,7 @@ class EpisodeReader:
         check_all: bool = False,
         held_out_fraction: float = 0.0,
         only_held_out: bool = False,
+        without: Collection[str] = (),
     ):
         """Reads the tables of the files; the columns are read when they are used. Warns of what is lost.
 
@@ -83,6 +84,7 @@ class EpisodeReader:
             held_out_fraction: The share of the episodes that is held out, at least one if it is above 0. Which ones
                 follows from the ids of all episodes alone, and chunks of an episode stay together.
             only_held_out: Whether the held-out episodes are read, and not the others.
+            without: Columns that the episodes are made without, such as ``"state_out"``.
 
         Raises:
             OfflineDataError: If there is nothing to read, or a file is not one of recorded episodes.
@@ -97,6 +99,7 @@ class EpisodeReader:
                 f"False. Use order='in_order'."
             )
         self._module_for = policy_mapping_fn
+        self._without = frozenset(without)
         inputs = [input_] if isinstance(input_, (str, os.PathLike)) else list(input_)
         found = [(file, folder) for folder, given in enumerate(inputs) for file in files_of(given)]
         self.files = [file for file, _ in found]
@@ -313,7 +316,8 @@ class EpisodeReader:
         made: dict[tuple[int, int, int], Any] = {}
         for records in by_block.values():
             stored, folder = records[0].block.stored, records[0].folder
-            episodes = stored.episodes([r.number for r in records], self._module_for, self._prefixes[folder])
+            numbers, prefix = [r.number for r in records], self._prefixes[folder]
+            episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
             made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
         found = []
         for unit in units:

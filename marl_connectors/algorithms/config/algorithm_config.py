@@ -814,6 +814,11 @@ class AlgorithmConfig:
         return CallbackCalls(self.callbacks_class, functions)
 
     @property
+    def unread_columns(self) -> tuple[str, ...]:
+        """The columns of recorded episodes that the algorithm does not read."""
+        return ()
+
+    @property
     def num_envs(self) -> int:
         """The number of sub-environments of all env runners."""
         return self.num_envs_per_env_runner * max(1, self.num_env_runners)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.ppo.config import check_action_bounds
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import Switch, number
 
@@ -93,6 +94,11 @@ class MARWILConfig(AlgorithmConfig):
     def build(self) -> Algorithm:
         """Does the same as ``build_algo``."""
         return self.build_algo()
+
+    @property
+    def unread_columns(self) -> tuple[str, ...]:
+        """What the recorded policies have computed, which says nothing about the modules that imitate them."""
+        return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP
 
     def get_default_rl_module_class(self) -> Any:
         """Returns DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""

@@ -185,6 +185,21 @@ def test_live_steps_come_from_remote_env_runners_and_go_to_remote_learners(monke
     assert not differences(*found)
 
 
+@pytest.mark.parametrize("live_fraction", [0.0, 0.4])
+def test_states_of_the_recorded_policy_are_not_those_of_its_clone(tmp_path, live_fraction):
+    recurrent = {"fcnet_hiddens": (6,), "use_lstm": True, "lstm_cell_size": 5, "max_seq_len": 3}
+    with life_config().rl_module(model_config=recurrent).build_algo() as algo:
+        algo.record(tmp_path / "data", num_episodes=30, explore=True)
+    config = life_config(MARWILConfig).offline_data(input_=tmp_path / "data", live_fraction=live_fraction)
+    config.rl_module(model_config={**recurrent, "use_lstm": False, "use_gru": True, "lstm_cell_size": 7})
+    with config.build_algo() as algo:
+        (episode, *_) = algo.offline_data.reader.sample(1)
+        recorded = set(next(iter(episode.agent_episodes.values())).extra_model_outputs)
+        assert not recorded & {Columns.STATE_OUT, Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS}
+        for _ in range(3):
+            assert np.isfinite(algo.train()["learners"]["a"]["total_loss"])
+
+
 @pytest.mark.slow
 @pytest.mark.timing
 def test_remote_learners_learn_the_same(tmp_path):

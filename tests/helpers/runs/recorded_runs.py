@@ -19,10 +19,11 @@ def imitating(cls: Any, config: Any, folder: Path, **settings: Any) -> Any:
 
 def recorded_run(seed: int, folder: Path, iterations: int = 2) -> PPOConfig:
     """Records a run with random settings. Returns its config."""
-    with random_config(seed).offline_data(output=folder).build_algo() as algo:
+    config = random_config(seed).env_runners(num_env_workers=0)
+    with config.copy().offline_data(output=folder).build_algo() as algo:
         for _ in range(iterations):
             algo.train()
-    return random_config(seed)
+    return config
 
 
 def life_config(cls: Any = PPOConfig, **training: Any) -> Any:
