@@ -111,9 +111,9 @@ TASKS = {
             "num_epochs": 6,
             "entropy_coeff": 0.05,
         },
-        num_recorded=8_000,
-        iterations=600,
-        num_episodes=1_000,
+        num_recorded=6_000,
+        iterations=200,
+        num_episodes=500,
         players=("player_1", "player_2"),
     ),
 }

@@ -312,6 +312,11 @@ class StoredEpisodes:
         return self._document["modules"]
 
     @cached_property
+    def _chunk_facts(self) -> dict[str, list[Any]]:
+        """``chunks`` as lists, of which single facts are read faster."""
+        return {name: column.tolist() for name, column in self.chunks.items()}
+
+    @cached_property
     def _episode_notes(self) -> dict[int, dict[str, Any]]:
         return dict(self._state["episode_notes"])
 
@@ -392,7 +397,7 @@ class StoredEpisodes:
         module_for: ModuleFor | None,
         prefix: str,
     ) -> SingleAgentEpisode:
-        facts = {name: column[i].item() for name, column in self.chunks.items()}
+        facts = {name: column[i] for name, column in self._chunk_facts.items()}
         notes = dict(self.chunk_notes.get(i, {}))
         agent_id = self.agents[facts["agent"]]
         own_id, multi_id = _usual_ids(whole is not None, id_, agent_id)
