@@ -1,8 +1,8 @@
 """How is a recorded policy cloned, and how well does the clone play?
 
-Run ``python examples/imitation.py``. It trains a policy, records it, and clones it from the recorded episodes alone, with
-behaviour cloning. Then it prints how likely the clone finds actions of episodes that it was not trained on, and the returns of
-random play, the recorded policy and the clone. This takes about 20 seconds.
+Run ``python examples/imitation.py``. It trains a policy, records it, and clones it from the recorded episodes alone, by
+behaviour cloning. It prints how likely the clone finds the actions of episodes that it was not trained on, and the
+returns of random play, the recorded policy and the clone. This takes about 20 seconds.
 """
 
 import tempfile
