@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
-from marl_connectors.algorithms.config.sections import UNSET, section
+from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import dict_of, integer, number, optional, text
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class OffPolicyTrainingSettings(TrainingSettings, total=False):
@@ -47,11 +50,20 @@ class OffPolicyConfig(AlgorithmConfig):
     }
     min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
 
+    @section_of(OffPolicyTrainingSettings)
+    def training(self, **settings: Unpack[OffPolicyTrainingSettings]) -> None:
+        """Sets how the modules learn. ``TrainingSettings`` and ``OffPolicyTrainingSettings`` list the settings."""
+
     @section
     def reporting(
         self, *, metrics_num_episodes_for_smoothing: int = UNSET, min_sample_timesteps_per_iteration: int = UNSET
     ) -> None:
-        """Sets the number of newest episodes over which returns are averaged, and the env steps of an iteration."""
+        """Sets the length of iterations, and over how many episodes returns are averaged.
+
+        Args:
+            metrics_num_episodes_for_smoothing: The number of newest episodes over which returns are averaged.
+            min_sample_timesteps_per_iteration: The number of env steps that an iteration samples.
+        """
 
     def validate(self) -> None:
         """Checks in addition that one learner in this process updates all modules."""
