@@ -101,15 +101,15 @@ class DQNLearner(OffPolicyLearner):
     def _log(self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors) -> None:
         """Logs the loss statistics, and keeps the errors of all rows."""
         of_rows = {
-            "total_loss": found.losses,
             "qf_loss": found.losses,
             "qf_mean": found.taken,
             "td_error_mean": found.errors,
             "td_error_abs_mean": found.errors.abs(),
             "target_mean": found.targets,
         }
-        means = {name: rows.mean(rows.pick(column.detach())) for name, column in of_rows.items()}
-        self.log_terms(module_ids, means)
+        means = rows.mean(rows.pick(torch.stack([column.detach() for column in of_rows.values()], -1)).movedim(-1, 0))
+        terms = dict(zip(of_rows, means.unbind(), strict=True))
+        self.log_terms(module_ids, {"total_loss": terms["qf_loss"], **terms})
         for module_id, own in zip(module_ids, found.errors if len(module_ids) > 1 else [found.errors], strict=True):
             self._errors[module_id] = own.detach()
 
