@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from zoo_results import SeedRun, TaskRuns, command, save_runs
 
+from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, read_result, read_seeds, seed_folder
 from marl_connectors.zoo import ZooTask, find_task, tasks
@@ -60,7 +61,7 @@ def _spelled(seeds: list[int]) -> str:
 
 
 def _seed_run(folder: Path, result: SeedResult) -> SeedRun:
-    rows, _ = run_folder.read_metrics(folder / result.folder / run_folder.METRICS)
+    rows, _ = read_metrics(folder / result.folder / run_folder.METRICS)
     baselines = run_folder.read_baselines(folder / result.folder)
     return SeedRun(
         seed=result.seed,
