@@ -26,7 +26,7 @@ POINTS = 60
 """The number of points of a curve that are kept."""
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
-_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes"}
+_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
 _OWN_OPTIONS |= {"baseline_seconds", "video"}
 
 
@@ -106,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder is not None:
         options, _ = read_seeds(args.folder)
-        task = find_task(options["env"])
+        task = find_task(options["env"], options.get("algo"))
         if task is None:
             parser.error(f"{args.folder} has runs of {options['env']!r}, which is no task of the zoo")
         print(save_runs(condensed(args.folder, task), defaults=not options.get("preset", True)))
