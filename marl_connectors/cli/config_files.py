@@ -22,6 +22,7 @@ from marl_connectors.cli.config_settings import (
     has_source,
     set_by_name,
 )
+from marl_connectors.cli.known_algorithms import config_with, known_sections
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import merged, piece_names, require_extras
@@ -186,14 +187,6 @@ def check_section(section: str, name: str, who: str) -> None:
         places = [other for other in known if name in known[other]]
         hint = f"It is a setting of {' and '.join(places)}." if places else closest(name, known[section])
         raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint}")
-
-
-def known_sections() -> dict[str, list[str]]:
-    """Returns the sections of all algorithms' configs, with the names of their settings."""
-    from marl_connectors.algorithms.config.sections import sections
-    from marl_connectors.algorithms.mappo.config import MAPPOConfig
-
-    return sections(MAPPOConfig)  # it has PPO's settings and its own
 
 
 def as_field(name: str, value: Any, who: str) -> tuple[str, Any] | None:
@@ -368,7 +361,7 @@ def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if key == SCHEMA_KEY:
             continue
         if key in known_sections():
-            found["set"] += _settings_of_section(key, {} if value is None else value, path)
+            found["set"] += _settings_of_section(key, {} if value is None else value, path, data.get("algo"))
         elif key == SEARCH:
             found[SEARCH] = search_space(value, f"{path}: {SEARCH}")
         elif key == "config" and isinstance(value, Mapping):
@@ -403,10 +396,8 @@ def _python_config(source: str, path: Path) -> str:
     return found
 
 
-def _settings_of_section(section: str, settings: Any, path: Path) -> list[tuple[str, Any]]:
+def _settings_of_section(section: str, settings: Any, path: Path, algo: Any) -> list[tuple[str, Any]]:
     """Returns the checked settings of a section of a file as pairs."""
-    from marl_connectors.algorithms.mappo.config import MAPPOConfig
-
     who = f"{path}: {section}"
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{who}: expected settings, each with its name, but got {brief(settings)}.")
@@ -414,7 +405,7 @@ def _settings_of_section(section: str, settings: Any, path: Path) -> list[tuple[
     for name, value in settings.items():
         check_section(section, name, str(path))
         if as_field(name, value, who) is None:
-            value = _checked_setting(MAPPOConfig(), name, value, who)
+            value = _checked_setting(config_with(section, name, algo), name, value, who)
         pairs.append((name, value))
     return pairs
 

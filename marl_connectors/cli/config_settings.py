@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from marl_connectors.cli.known_algorithms import algorithm_of
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.json_data import brief, jsonable
@@ -236,7 +237,6 @@ def settings_of(config: Any) -> dict[str, Any]:
     ``configured`` with some of these values leaves these settings of the config as they are.
     """
     from marl_connectors.algorithms.config.sections import sections
-    from marl_connectors.algorithms.mappo.config import MAPPOConfig
 
     known = sections(type(config))
     learning = [name for name in known["training"] if name not in known["learners"]]
@@ -245,7 +245,7 @@ def settings_of(config: Any) -> dict[str, Any]:
         "env": config.env if isinstance(config.env, str) else _name_of(config.env),
         "env_config": dict(config.env_config),
         "wrappers": [each if isinstance(each, str) else _name_of(each) for each in config.wrappers],
-        "algo": "mappo" if isinstance(config, MAPPOConfig) else "ppo",
+        "algo": algorithm_of(config),
         **_policies_of(mapping),
         "modules": None if config.policies is None else list(config.policies),
         "num_envs": config.num_envs,
@@ -437,7 +437,7 @@ def in_this_process(config: Any) -> Any:
     return local.resources(ray_address=None)
 
 
-_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
+_FOR_GOOD = ("critic_obs", "use_critic", "dueling", "replay_buffer_config", "learner_class", "learner_connector")
 """Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
 _CHANGEABLE = (
     "disable_env_checking",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
+from marl_connectors.cli.known_algorithms import ALGORITHMS, known_sections, summaries
 from marl_connectors.cli.search_space import search_option
 from marl_connectors.cli.values import (
     ACTIVATIONS,
@@ -115,9 +116,7 @@ _POLICIES = (
 
 _BUILDING = (
     *(_ENV_CONFIG, _WRAP),
-    Option(
-        "--algo", "ppo (default), or mappo: critics see the observations of all agents", {"choices": ("ppo", "mappo")}
-    ),
+    Option("--algo", f"the algorithm. {summaries()}", {"choices": tuple(ALGORITHMS)}),
     _POLICIES,
     _option("--modules", "all modules that FN can name, if some are used later only", "A,B", names),
     _SEED,
@@ -261,7 +260,7 @@ COMMANDS: Final = (
     Command(
         "train",
         "train policies, and keep everything of the run in one folder",
-        "Train policies with PPO or MAPPO, and keep everything of the run in one folder.",
+        "Train policies, and keep everything of the run in one folder.",
         (
             *(_RESUME, _UNTRUSTED),
             _flag("--new-episodes", "with --resume: begin new episodes, and replay none"),
@@ -530,7 +529,5 @@ def _hint(name: str, unknown: Sequence[str], options: Sequence[str]) -> str:
 
 def _section_of(setting: str) -> str:
     """Returns the section of a setting of the config; ``""`` if there is no such setting."""
-    from marl_connectors.cli.config_files import known_sections
-
     sections = known_sections()
     return next((name for name in ("training", *sections) if setting in sections[name]), "")

@@ -9,7 +9,8 @@ from typing import Any
 from marl_connectors.algorithms.fitting.figures import number, percent
 from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
 from marl_connectors.cli.config_settings import batch_size_per_learner, check_model, load_config, settings_of
-from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
+from marl_connectors.cli.known_algorithms import ALGORITHMS, are_alike
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, find_task, tasks
@@ -46,7 +47,7 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
             names. Otherwise, it has the zoo's settings for the environment and the defaults, or with ``preset=False``
             the defaults alone.
     """
-    given = layer(given)
+    given = _with_algorithm(layer(given))
     base = _base(given)
     values = {name: getattr(base, name) for name in _FIELDS}
     changes = {name: given[name] for name in _FIELDS & given.keys() if name not in (*PAIRS, "preset", "config")}
@@ -73,9 +74,11 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
         check_model(model)
     values["model"] = {**base.model, **model}
     values["env_config"] = {**values["env_config"], **merged(given.get("env_config", []))}
-    total = base.training[BATCH_SIZE] * max(1, base.num_learners)
+    is_like = base.config is not None or are_alike(base.algo, values["algo"])
+    own = base.training if is_like else ALGORITHMS[values["algo"]].training
+    total = own[BATCH_SIZE] * max(1, base.num_learners)
     batch_size = batch_size_per_learner(total, values["num_learners"])
-    values["training"] = {**base.training, BATCH_SIZE: batch_size, **training}
+    values["training"] = {**own, BATCH_SIZE: batch_size, **training}
     return RunSettings(**values)
 
 
@@ -85,12 +88,32 @@ def _base(given: Mapping[str, Any]) -> RunSettings:
         return settings_from_json(given["base"])
     if given.get("config") is not None:
         return RunSettings(**settings_of(load_config(given["config"])), config=given["config"])
-    task = find_task(given["env"]) if given.get("preset", True) else None
+    task = task_for(given["env"], given.get("algo")) if given.get("preset", True) else None
     preset = dict(task.settings) if task is not None else {}
-    training = {**TRAINING_DEFAULTS, **preset.get("training", {})}
+    training = {**ALGORITHMS[given.get("algo", preset.get("algo", "ppo"))].training, **preset.get("training", {})}
     return RunSettings(
-        **{**preset, "env": given["env"], "training": training}, preset=None if task is None else task.name
+        **{"algo": given.get("algo", "ppo"), **preset, "env": given["env"], "training": training},
+        preset=None if task is None else task.name,
     )
+
+
+def _with_algorithm(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a layer in which the name of a task for another algorithm stands for its environment and algorithm."""
+    task = next((task for task in tasks() if task.is_variant and task.name == given.get("env")), None)
+    return given if task is None else {"algo": task.algo, **given, "env": task.words[0]}
+
+
+def task_for(env: str, algo: str | None = None) -> ZooTask | None:
+    """Returns the zoo's task for an environment, with settings for an algorithm or one like it, or None.
+
+    Args:
+        env: The name of the environment.
+        algo: The algorithm; None for the one that the zoo prefers.
+    """
+    if algo is None:
+        return find_task(env)
+    found = (find_task(env, each) for each in (algo, *ALGORITHMS) if are_alike(each, algo))
+    return next((task for task in found if task is not None), None)
 
 
 def base_settings(settings: RunSettings) -> RunSettings:
@@ -101,6 +124,8 @@ def base_settings(settings: RunSettings) -> RunSettings:
     if settings.config is not None:
         return new_settings({"config": settings.config, "num_learners": settings.num_learners})
     given = {"env": settings.env, "preset": settings.preset is not None}
+    if not are_alike(new_settings(given).algo, settings.algo):
+        given["algo"] = settings.algo
     training = new_settings({**given, "num_learners": settings.num_learners}).training
     return dataclasses.replace(new_settings(given), training=training)
 
@@ -118,6 +143,11 @@ def changed_options(settings: RunSettings) -> list[str]:
     implied |= {"anneal_lr"} if isinstance(settings.training.get("lr"), list) else set()
     names = [name for name in names if name not in implied]
     return [_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in names]
+
+
+def settings_of_task(task: ZooTask) -> RunSettings:
+    """Returns the settings of a run with a task's preset alone."""
+    return new_settings({"env": task.env, "algo": task.algo})
 
 
 def preset_sentence(settings: RunSettings) -> str:
@@ -139,7 +169,7 @@ def expectation(task: ZooTask) -> str:
         else ""
     )
     return (
-        f"expected return {expected_return(task)}{share} after {new_settings({'env': task.env}).steps:,} agent steps, "
+        f"expected return {expected_return(task)}{share} after {settings_of_task(task).steps:,} agent steps, "
         f"about {duration(task.expected.minutes)}"
     )
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from marl_connectors.cli.config_settings import configured, is_remote, load_config, mapping_fn, same, settings_of
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
 from marl_connectors.cli.values import ACTIVATIONS, TRACKER_NAMES, VIDEO_FORMATS
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
@@ -35,27 +36,6 @@ from marl_connectors.validators import (
 from marl_connectors.zoo import find_task
 from marl_connectors.zoo.games import OPPONENT
 
-TRAINING_DEFAULTS: dict[str, Any] = {
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "lambda_": 0.95,
-    "train_batch_size_per_learner": 4096,
-    "minibatch_size": 512,
-    "num_epochs": 8,
-    "clip_param": 0.2,
-    "vf_clip_param": 1e6,
-    "entropy_coeff": 0.01,
-    "vf_loss_coeff": 0.5,
-    "grad_clip": 0.5,
-    "use_kl_loss": False,
-}
-"""The settings with which the command line trains unless ``--set`` changes them. Batches count agent steps.
-
-These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
-multi-agent tasks without tuning.
-"""
-
-
 INFINITY = "Infinity"
 
 
@@ -68,7 +48,7 @@ class RunSettings:
         env_config: The arguments for the environment's constructor.
         wrappers: The wrappers around each sub-environment, the innermost first: names with arguments, such as
             ``"frame_skip_v0:4"``.
-        algo: ``"ppo"``, or ``"mappo"`` for critics that see the observations of all agents.
+        algo: The name of the algorithm, one of ``ALGORITHMS``.
         policies: ``"shared"``, ``"independent"`` or patterns; ignored if ``mapping`` is not None.
         mapping: ``"module:function"``, or None.
         modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
@@ -84,7 +64,7 @@ class RunSettings:
         ray_address: The address of the Ray cluster for them; None for a cluster on this machine for this run alone.
         num_env_workers: The number of processes over which they are spread; ``"auto"`` for as many as are worth it.
         num_gpus_per_learner: 1 for modules on the GPU, 0 for the CPU; ``"auto"`` for the GPU if one exists.
-        training: Settings of the config by name, most of them settings of ``PPOConfig.training``; see ``set_by_name``.
+        training: Settings of the config by name, most of them settings of ``training``; see ``set_by_name``.
         hidden: The widths of the hidden layers.
         activation: The activation after each hidden layer.
         share_value_layers: Whether policy and value function share these layers.
@@ -180,11 +160,9 @@ class RunSettings:
             config = load_config(self.config)
             values = changes_of(self, RunSettings(**settings_of(config)))
         else:
-            from marl_connectors.algorithms.mappo import MAPPOConfig
-            from marl_connectors.algorithms.ppo import PPOConfig
             from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
-            config = {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
+            config = config_class(self.algo)()
             config.multi_agent(count_steps_by="agent_steps").rl_module(model_config=DefaultModelConfig())
             values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             if not self.eval_explore:
@@ -367,7 +345,7 @@ EXPECTED: Mapping[str, Validator] = {
     "env": _TEXT,
     "env_config": _SETTINGS,
     "wrappers": _TEXTS,
-    "algo": _in_words('"ppo" or "mappo"', one_of("ppo", "mappo")),
+    "algo": _in_words(f"one of {', '.join(ALGORITHMS)}", one_of(*ALGORITHMS)),
     "policies": _TEXT,
     "mapping": _TEXT_OR_NULL,
     "modules": _in_words("a list of texts, or null", optional(_TEXTS)),

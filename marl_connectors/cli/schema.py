@@ -9,11 +9,9 @@ import json
 import re
 from typing import Any
 
-from marl_connectors.algorithms.config.algorithm_config import TrainingSettings
-from marl_connectors.algorithms.mappo.config import MAPPOConfig, MAPPOTrainingSettings
-from marl_connectors.algorithms.ppo.config import PPOTrainingSettings
 from marl_connectors.callbacks import CALLBACK_NAMES
-from marl_connectors.cli.config_files import OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH, known_sections
+from marl_connectors.cli.config_files import OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, known_sections
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.validators import any_of, declared, one_of
@@ -65,14 +63,12 @@ def schema() -> dict[str, Any]:
 
 def _section(name: str, settings: list[str]) -> dict[str, Any]:
     """Returns the schema of a section of the config."""
-    method = getattr(MAPPOConfig, name)
-    about = documented(method)
-    if name == "training":
-        for each in (TrainingSettings, PPOTrainingSettings, MAPPOTrainingSettings):
-            about |= documented(each)
+    classes = dict.fromkeys(base for cls in _configs() for base in reversed(cls.__mro__))
+    methods = [vars(cls)[name] for cls in classes if name in vars(cls)]
+    about = {each: text for method in reversed(methods) for each, text in documented(method).items()}
     return {
         "type": ["object", "null"],
-        **_described((inspect.getdoc(method) or "").partition("\n")[0]),
+        **_described((inspect.getdoc(methods[0]) or "").partition("\n")[0]),
         "properties": {each: {**_setting(each), **_described(about.get(each, ""))} for each in settings},
         "additionalProperties": False,
     }
@@ -81,12 +77,19 @@ def _section(name: str, settings: list[str]) -> dict[str, Any]:
 def _setting(name: str) -> dict[str, Any]:
     """Returns the schema of a setting of the config."""
     fields = {each: OWN_FIELDS[each] for each in SAME}
-    validators = {**declared(MAPPOConfig), "framework": one_of("torch"), **fields}
-    validator = validators[_OTHER_NAMES.get(name, name)]
-    found = {} if validator is None else dict(validator.schema or {"not": {}})
+    stored = _OTHER_NAMES.get(name, name)
+    own = ({**declared(cls), "framework": one_of("torch"), **fields} for cls in _configs())
+    validators = [each[stored] for each in own if stored in each]
+    schemas = [{} if each is None else dict(each.schema or {"not": {}}) for each in validators]
+    different = [schema for number, schema in enumerate(schemas) if schema not in schemas[:number]]
+    found = different[0] if len(different) == 1 else dict(any_of(*different) or {})
     if name == "policies":
-        return dict(any_of(found, validators["policy_mapping_fn"].schema) or {})  # type: ignore[union-attr]
+        return dict(any_of(found, declared(_configs()[0])["policy_mapping_fn"].schema) or {})  # type: ignore[union-attr]
     return {"anyOf": [_model(), {"type": "null"}]} if name == "model_config" else found
+
+
+def _configs() -> list[Any]:
+    return [config_class(algo) for algo in ALGORITHMS]
 
 
 def _model() -> dict[str, Any]:
@@ -106,8 +109,11 @@ def _described(text: str) -> dict[str, Any]:
 
 
 def documented(obj: Any) -> dict[str, str]:
-    """Returns the descriptions in the parts ``Args`` and ``Attributes`` of a docstring by name."""
-    doc = inspect.getdoc(obj) or ""
+    """Returns the descriptions in the parts ``Args`` and ``Attributes`` of a docstring by name.
+
+    A section whose settings a TypedDict lists has the descriptions of the TypedDict.
+    """
+    doc = inspect.getdoc(getattr(obj, "described_by", obj)) or ""
     parts = re.split(r"^(?:Args|Attributes):\n", doc, maxsplit=1, flags=re.MULTILINE)
     found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", parts[-1] if len(parts) > 1 else "", re.MULTILINE)
     return {name: " ".join(text.replace("``", "").split()) for name, text in found}

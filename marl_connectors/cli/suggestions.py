@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.presets import base_settings
+from marl_connectors.cli.presets import base_settings, new_settings, task_for
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.spaces import describe
-from marl_connectors.zoo import find_task
 
 
 def first_run() -> str:
@@ -111,7 +110,7 @@ def train_words(settings: RunSettings) -> list[str]:
 def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
     base = base_settings(settings)
     is_own = settings.config is None
-    if is_own and settings.preset is None and find_task(settings.env) is not None:
+    if is_own and settings.preset is None and task_for(settings.env, settings.algo) is not None:
         yield ("--no-preset",)
     if settings.mapping is not None:
         if is_own or settings.mapping != base.mapping:
@@ -124,8 +123,11 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         yield "--eval-opponent", settings.eval_opponent or "none"
     if settings.eval_explore != base.eval_explore:
         yield ("--eval-explore" if settings.eval_explore else "--no-eval-explore",)
+    usual = base.algo if not is_own else new_settings({"env": settings.env, "preset": settings.preset is not None}).algo
+    if settings.algo != usual:
+        yield "--algo", settings.algo
     for name in (
-        *("algo", "steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
+        *("steps", "seed", "num_envs", "num_env_runners", "num_learners", "ray_address"),
         *("num_env_workers", "num_gpus_per_learner"),
     ):
         if getattr(settings, name) != getattr(base, name):

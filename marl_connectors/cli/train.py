@@ -45,7 +45,6 @@ from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentenc
 from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config, with_config
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.run_settings import (
-    TRAINING_DEFAULTS,
     RunSettings,
     settings_from_json,
     settings_to_json,
@@ -587,4 +586,4 @@ def _versions() -> dict[str, str]:
     return {"marl-connectors": library_version(), "python": platform.python_version(), **versions}
 
 
-__all__ = ["TRAINING_DEFAULTS", "RunSettings", "load_algorithm", "run"]
+__all__ = ["RunSettings", "load_algorithm", "run"]

@@ -9,8 +9,7 @@ import textwrap
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent, table
-from marl_connectors.cli.presets import decimals, duration, expected_return, new_settings
-from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.cli.presets import decimals, duration, expected_return, settings_of_task
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.packages import install_command
@@ -33,14 +32,14 @@ def run(args: argparse.Namespace) -> int:
 
 def train_command(task: ZooTask) -> str:
     """Returns the command that trains a task with its settings."""
-    return command(PROGRAM, "train", task.name)
+    return command(PROGRAM, "train", *task.words)
 
 
 def _list() -> str:
     header = ["task", "algorithm", "policies", "steps", "time", "return", "success", "random play", "best published"]
     rows = []
     for task in tasks():
-        settings, expected = _settings(task), task.expected
+        settings, expected = settings_of_task(task), task.expected
         policies = settings.policies if settings.mapping is None else settings.mapping
         rows.append(
             [
@@ -88,14 +87,10 @@ def _columns(rows: list[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _settings(task: ZooTask) -> RunSettings:
-    return new_settings({"env": task.env})
-
-
 def _shown_settings(task: ZooTask) -> dict[str, Any]:
     """Returns what the task sets, and all training settings, also those that are the command line's defaults."""
     own = {name: value for name, value in task.settings.items() if name != "training"}
-    return {**own, **_settings(task).training}
+    return {**own, **settings_of_task(task).training}
 
 
 def _described(task: ZooTask) -> dict[str, Any]:
@@ -105,7 +100,7 @@ def _described(task: ZooTask) -> dict[str, Any]:
         "env": task.env,
         "summary": task.summary,
         "needs": task.needs,
-        "settings": {**task.settings, "training": _settings(task).training},
+        "settings": {**task.settings, "training": settings_of_task(task).training},
         "success": None if task.success is None else task.success.name,
         "expected": dataclasses.asdict(task.expected),
         "command": train_command(task),

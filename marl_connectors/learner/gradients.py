@@ -69,18 +69,19 @@ class ClosedLoss(Protocol):
 
 
 class ClosedUpdate:
-    """The gradients of some members of a bucket, bound for one update."""
+    """The gradients of some members of a bucket, for one update."""
 
-    def __init__(self, stack: MemberStack, loss: ClosedLoss):
+    def __init__(self, stack: MemberStack, forward: ClosedForward, loss: ClosedLoss):
         """Binds the members.
 
         Args:
-            stack: The members. ``can_be_closed`` must be True for their stacked module.
+            stack: The members.
+            forward: What ``stack.closed_forward`` returned.
             loss: Their loss.
         """
         self._stack = stack
+        self._forward = forward
         self._loss = loss
-        self._forward = ClosedForward(stack.load(), stack.bound_gradients(), with_values=loss.uses_values)
 
     def compute_gradients(self, columns: Mapping[str, Any], weights: Sequence[float] | None = None) -> Tensor | None:
         """Computes the losses of a minibatch, and writes their gradients into the bucket.

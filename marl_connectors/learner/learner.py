@@ -42,7 +42,6 @@ from marl_connectors.learner.updates import (
 )
 from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
-from marl_connectors.rl_module.closed_form import can_be_closed
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import torch_stream
@@ -473,7 +472,8 @@ class Learner(Checkpointable, ABC):
         if not self._is_as_new("closed_loss", "compute_loss_for_module", "compute_loss_for_stacked_modules"):
             return None
         loss = self.closed_loss(module_ids)
-        return ClosedUpdate(stack, loss) if loss is not None and can_be_closed(stack.load()) else None
+        forward = None if loss is None else stack.closed_forward(with_values=loss.uses_values)
+        return None if loss is None or forward is None else ClosedUpdate(stack, forward, loss)
 
     def _gradients_by_autograd(self, step: Step) -> Tensor:
         """Computes gradients by autograd, and returns the sum of the losses."""

@@ -276,6 +276,10 @@ class MiniBatchColumns(Mapping[str, Any]):
         part = leaf[self._begin : self._end]
         return part.view(self._stack, -1, *part.shape[1:]) if self._stack else part
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a column, or ``default`` if there is none."""
+        return self[name] if name in self._epoch else default
+
     def __contains__(self, name: object) -> bool:
         return name in self._epoch
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+_CHILDREN = 16
+"""The number of children of a node. Wide nodes make few levels, each of which costs a few calls of numpy."""
+
 
 class SumTree:
-    """A binary tree over the weights of ``size`` items, whose inner nodes are sums.
+    """A tree over the weights of ``size`` items, whose inner nodes are sums.
 
-    Drawing and changing ``n`` items take ``n * log2(size)`` operations in numpy, without a Python loop over items.
+    Drawing and changing ``n`` items take a few operations of numpy for each level, without a Python loop over items.
 
     Attributes:
         size: The number of items.
@@ -16,24 +19,25 @@ class SumTree:
 
     def __init__(self, size: int):
         self.size = size
-        self._depth = max(size - 1, 1).bit_length()
-        self._first_leaf = 2**self._depth
-        self._sums = np.zeros(2 * self._first_leaf)
+        self._levels = []
+        while size > 1 or not self._levels:
+            size = -(-size // _CHILDREN)
+            self._levels.append(np.zeros((size, _CHILDREN)))
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return float(self._sums[1])
+        return float(self._levels[-1].sum(1)[0])
 
     @property
     def weights(self) -> np.ndarray:
         """``[size]`` float64, the weights; to be read only."""
-        return self._sums[self._first_leaf : self._first_leaf + self.size]
+        return self._levels[0].reshape(-1)[: self.size]
 
     @property
     def nbytes(self) -> int:
         """The memory of the tree, in bytes."""
-        return self._sums.nbytes
+        return sum(level.nbytes for level in self._levels)
 
     def set(self, items: np.ndarray, weights: np.ndarray | float) -> None:
         """Sets the weights of some items.
@@ -42,11 +46,12 @@ class SumTree:
             items: ``[N]`` their numbers. If a number is repeated, its last weight counts.
             weights: ``[N]`` weights that are not negative, or one for all.
         """
-        nodes = items + self._first_leaf
-        self._sums[nodes] = weights
-        for _ in range(self._depth):
-            nodes = np.unique(nodes >> 1)
-            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+        self._levels[0].reshape(-1)[items] = weights
+        for level, above in zip(self._levels, self._levels[1:], strict=False):
+            items = items // _CHILDREN
+            if len(items) > len(level):
+                items = np.arange(len(level))
+            above.reshape(-1)[items] = level.take(items, 0).sum(1)
 
     def draw(self, at: np.ndarray) -> np.ndarray:
         """Returns ``[N]`` items, each where the running sum of the weights exceeds a number.
@@ -54,13 +59,16 @@ class SumTree:
         Args:
             at: ``[N]`` numbers in ``[0, total)``.
         """
-        rest = np.asarray(at, np.float64).copy()
-        nodes = np.ones(len(rest), np.int64)
-        for _ in range(self._depth):
-            nodes *= 2
-            left = self._sums[nodes]
-            # Rounding may leave a rest that is not less than the sum of both children: items of weight 0 are no choice.
-            is_right = (rest >= left) & (self._sums[nodes + 1] > 0)
-            rest -= np.where(is_right, left, 0.0)
-            nodes += is_right
-        return nodes - self._first_leaf
+        rest = np.asarray(at, np.float64)
+        nodes = np.zeros(len(rest), np.int64)
+        rows = np.arange(len(rest))
+        for level in reversed(self._levels):
+            weights = level.take(nodes, 0)
+            sums = weights.cumsum(1)
+            child = (sums <= rest[:, None]).sum(1)
+            if (child == _CHILDREN).any():  # by rounding, the rest is not less than the sum of all children
+                last = _CHILDREN - 1 - (weights[:, ::-1] > 0).argmax(1)
+                child = np.minimum(child, last)
+            rest = rest - np.where(child > 0, sums[rows, child - 1], 0.0)
+            nodes = nodes * _CHILDREN + child
+        return nodes

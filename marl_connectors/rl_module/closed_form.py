@@ -17,7 +17,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import is_recorded
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
-from marl_connectors.rl_module.layers import MLP
+from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
 
 _CHAINS = (MLP, Encoder)
@@ -207,24 +207,49 @@ class Outputs(NamedTuple):
     values: Tensor | None
 
 
+class Layout(NamedTuple):
+    """What a closed forward pass is bound to.
+
+    Attributes:
+        layers: The layers that are computed.
+        objects: All of them, their activations and their parameters.
+        facts: What else the computation depends on.
+    """
+
+    layers: TrainingLayers
+    objects: tuple[Any, ...]
+    facts: tuple[Any, ...]
+
+    def is_same(self, other: Layout) -> bool:
+        """Whether the same objects are computed in the same way."""
+        return self.facts == other.facts and list(map(id, self.objects)) == list(map(id, other.objects))
+
+
 class ClosedForward:
     """``forward_train`` and ``compute_values`` of a module, or of ``M`` stacked ones, with their gradients.
 
     A minibatch of a small network takes half as long as with autograd, whose bookkeeping costs as much as the
-    arithmetic. The object is bound to the layers of ``RLModule.training_layers``. It is valid until layers or
-    parameters are replaced.
+    arithmetic. The object is bound to the layers of ``RLModule.training_layers``, and valid as long as the module has
+    the same layout.
+
+    Attributes:
+        layout: The layout.
+        with_values: Whether values are wanted.
     """
 
-    def __init__(self, module: RLModule, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool):
+    def __init__(
+        self, module: RLModule, layout: Layout, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool
+    ):
         """Binds the layers of a module.
 
         Args:
-            module: A module for which ``can_be_closed`` is True. For several modules, their stacked module.
+            module: The module. For several modules, their stacked module.
+            layout: Its layout.
             gradients: Memory for the gradient of each parameter; None for a frozen one.
             with_values: Whether values are wanted.
         """
-        layers = module.training_layers()
-        assert layers is not None
+        self.layout, self.with_values = layout, with_values
+        layers = layout.layers
         self._module = module
         self._shared = _Chain(layers.shared, gradients) if layers.shared else None
         self._policy = _Chain(layers.policy, gradients)
@@ -307,23 +332,37 @@ class ClosedForward:
         return of_outputs
 
 
-def can_be_closed(module: RLModule) -> bool:
-    """Whether training a module computes only its ``training_layers``, and no hook or trace watches them."""
+def layout_of(module: RLModule) -> Layout | None:
+    """Returns what training a module computes, and from which objects.
+
+    None if it computes anything else than the module's ``training_layers``, or if hooks or traces watch them.
+    """
     says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
     if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful() or is_recorded():
-        return False
+        return None
     layers = module.training_layers()
     if layers is None or has_hooks(module):
-        return False
+        return None
     mlps = [*layers.shared, *layers.policy, *layers.values]
     if not all(type(mlp) in _CHAINS and not has_hooks(mlp) and not has_own_methods(mlp) for mlp in mlps):
-        return False
+        return None
     parts = [part for mlp in mlps if isinstance(mlp, Encoder) for part in mlp.parts]
     if not all(type(part) in _PARTS and not has_hooks(part) and not has_own_methods(part) for part in parts):
-        return False
+        return None
     if any(type(mlp.activation) not in _ACTIVATIONS or len(mlp.norms) for mlp in mlps):
-        return False
+        return None
     parameters = [mlp.parameters_as_built() for mlp in mlps]
-    if None in parameters or not are_plain([p for own in parameters for p in own or ()]):
-        return False
-    return all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps))
+    flat = [p for own in parameters for p in own or ()]
+    if None in parameters or not are_plain(flat):
+        return None
+    if not all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps)):
+        return None
+    counts = (len(layers.shared), len(layers.policy), len(layers.values))
+    facts = (
+        counts,
+        layers.values_read,
+        layers.to_inputs,
+        module.handles_action_masks,
+        *(m.activate_last for m in mlps),
+    )
+    return Layout(layers, (module, *mlps, *(mlp.activation for mlp in mlps), *flat, layers.log_std), facts)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.sequences import PaddedColumns
 from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
+from marl_connectors.rl_module.closed_form import ClosedForward, layout_of
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import all_moved, moved
 from marl_connectors.trees import tree_map
@@ -212,6 +213,7 @@ class MemberStack:
         self.is_whole = module_ids == bucket.module_ids
         self._stacked: list[nn.Parameter] = []
         self._unstored: Tensor | None = None
+        self._closed: ClosedForward | None = None
         if self.is_whole:
             self.stacked_module = bucket.stacked_module
         elif len(module_ids) == 1:
@@ -266,6 +268,23 @@ class MemberStack:
             parameter: matrix[:, own.begin : own.end].view(*lead, *own.shape) if own.requires_grad else None
             for parameter, own in zip(parameters, bucket.slices, strict=True)
         }
+
+    def closed_forward(self, *, with_values: bool) -> ClosedForward | None:
+        """Returns the members' pass with gradients in closed form; None if autograd must compute them.
+
+        It is bound once, and again after layers or parameters were replaced.
+
+        Args:
+            with_values: Whether values are wanted.
+        """
+        module = self.load()
+        layout = layout_of(module)
+        if layout is None:
+            return None
+        closed = self._closed
+        if closed is None or closed.with_values != with_values or not closed.layout.is_same(layout):
+            closed = self._closed = ClosedForward(module, layout, self.bound_gradients(), with_values=with_values)
+        return closed
 
     def store(self) -> None:
         """Copies the values in ``bound_gradients`` to the members."""

@@ -21,16 +21,18 @@ def tasks() -> tuple[ZooTask, ...]:
     return tuple(sorted(found, key=lambda task: task.name.lower()))
 
 
-def find_task(env: str) -> ZooTask | None:
+def find_task(env: str, algo: str | None = None) -> ZooTask | None:
     """Returns the task of an environment; None if the zoo has none.
 
     Args:
         env: The name of the environment, in any form that ``make_env`` accepts: ``"simple_spread_v3"``,
             ``"mpe2.simple_spread_v3"``, ``"mpe2/simple_spread-v3"``. The turn-based form of a parallel environment
             (``"simple_spread_v3:env"``) is another environment.
+        algo: The algorithm of the task's settings; None for the one that comes without its name.
     """
     name = importable_name(env.strip()).removesuffix(":parallel_env")
-    return next((task for task in tasks() if task.env == name), None)
+    own = [task for task in tasks() if task.env == name]
+    return next((task for task in own if (not task.is_variant if algo is None else task.algo == algo)), None)
 
 
 __all__ = ["Expected", "ZooTask", "find_task", "tasks"]

@@ -43,8 +43,11 @@ class Expected:
 class ZooTask:
     """An environment with tuned settings.
 
+    An environment can have several tasks, each for another algorithm. One of them has the environment's name.
+
     Attributes:
-        name: The short name, which is that of the environment.
+        name: The short name of the environment. The names of its other tasks end with the algorithm:
+            ``"CartPole-v1/dqn"``.
         env: The full name of the environment, as ``importable_name`` returns it.
         summary: The task of the agents, in one sentence.
         settings: Values for fields of the command line's ``RunSettings``, such as ``steps``, ``num_envs`` and
@@ -64,3 +67,18 @@ class ZooTask:
     success: Success | None = None
     success_needs_opponent: bool = False
     needs: str = ""
+
+    @property
+    def algo(self) -> str:
+        """The algorithm that the settings are for."""
+        return str(self.settings.get("algo", "ppo"))
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether the task is used only if its algorithm is asked for."""
+        return self.name.endswith(f"/{self.algo}")
+
+    @property
+    def words(self) -> list[str]:
+        """The words after ``marl-connectors train`` with which the settings are used."""
+        return [self.name.removesuffix(f"/{self.algo}"), "--algo", self.algo] if self.is_variant else [self.name]

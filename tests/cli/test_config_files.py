@@ -11,8 +11,9 @@ import pytest
 
 from marl_connectors import MAPPOConfig, MeanStdFilter, PPOConfig
 from marl_connectors.callbacks import Callbacks
-from marl_connectors.cli.config_files import known_sections, layer, read_layer, resolved
+from marl_connectors.cli.config_files import layer, read_layer, resolved
 from marl_connectors.cli.config_settings import settings_of
+from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings

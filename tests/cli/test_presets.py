@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+import marl_connectors.zoo
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import AgentIdEncoding, MeanStdFilter, NormalizeRewards
 from marl_connectors.callbacks import Success
 from marl_connectors.cli import presets
+from marl_connectors.cli.known_algorithms import ALGORITHMS, TRAINING_DEFAULTS
 from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings, preset_sentence
-from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, settings_from_json
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json, settings_to_json
+from marl_connectors.cli.suggestions import train_words
 from marl_connectors.errors import ConfigError
 from marl_connectors.zoo import Expected, ZooTask
 
@@ -44,11 +47,16 @@ TASK = ZooTask(
 SHARED_ELU = {"share_value_layers": True, "activation": "elu"}
 
 
+def set_tasks(monkeypatch, *found):
+    """Replaces the tasks of the zoo."""
+    monkeypatch.setattr(presets, "tasks", lambda: found)
+    monkeypatch.setattr(marl_connectors.zoo, "tasks", lambda: found)
+
+
 @pytest.fixture
 def task(monkeypatch):
     """The zoo has no task but ``TASK``."""
-    monkeypatch.setattr(presets, "tasks", lambda: (TASK,))
-    monkeypatch.setattr(presets, "find_task", lambda env: TASK if env == TASK.env else None)
+    set_tasks(monkeypatch, TASK)
 
 
 def settings(*words):
@@ -159,7 +167,7 @@ def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(com
     kept = settings_from_json(json.loads(Path("run/config.json").read_text())["command"])
     assert kept == command.settings and kept.preset == "CartPole-v1"
     changed = dataclasses.replace(TASK, settings={"num_envs": 64})
-    monkeypatch.setattr(presets, "find_task", lambda env: changed)
+    monkeypatch.setattr(presets, "find_task", lambda env, algo=None: changed)
     assert command("train", "--resume", "run", "--steps", "400") == 0
     assert "Preset" not in command.out
     assert settings_from_json(json.loads(Path("run/config.json").read_text())["command"]) == kept
@@ -248,3 +256,45 @@ def test_a_line_says_why_success_is_not_measured(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "Success (poles balanced to the end) is not measured" in said and "use --num-env-workers 0" in said
     assert "success: " not in said and "% at start" not in said
+
+
+VARIANT = dataclasses.replace(
+    TASK, name="CartPole-v1/dqn", settings={"algo": "dqn", "steps": 50, "training": {"lr": 0.02, "n_step": 2}}
+)
+
+
+def test_another_algorithm_has_settings_of_its_own(monkeypatch):
+    set_tasks(monkeypatch, TASK, VARIANT)
+    found = settings("CartPole-v1", "--algo", "dqn", "--set", "n_step=4")
+    assert (found.preset, found.algo, found.steps) == ("CartPole-v1/dqn", "dqn", 50)
+    assert found.training == {**ALGORITHMS["dqn"].training, "lr": 0.02, "n_step": 4}
+    assert preset_sentence(found).startswith("Preset of the zoo: CartPole-v1/dqn, expected return -9.1")
+    assert preset_sentence(found).endswith("Changed by --set, so another return is to be expected.")
+    assert "num_epochs" not in found.training and "num_epochs" in settings("CartPole-v1").training
+    assert train_words(found)[1:] == ["train", "CartPole-v1", "--algo", "dqn", "--set", "n_step=4"]
+
+
+def test_the_name_of_a_task_for_another_algorithm_stands_for_both(monkeypatch):
+    set_tasks(monkeypatch, TASK, VARIANT)
+    assert settings("CartPole-v1/dqn", "--seed", "3") == settings("CartPole-v1", "--algo", "dqn", "--seed", "3")
+
+
+def test_an_algorithm_without_settings_in_the_zoo_has_its_defaults(monkeypatch):
+    set_tasks(monkeypatch, TASK)
+    found = settings("CartPole-v1", "--algo", "dqn", "--steps", "60")
+    assert found == RunSettings("CartPole-v1", algo="dqn", steps=60, training=dict(ALGORITHMS["dqn"].training))
+    words = ["train", "CartPole-v1", "--policies", "shared", "--algo", "dqn", "--steps", "60"]
+    assert train_words(found)[1:] == words and settings(*words[1:]) == found
+
+
+def test_ppo_has_the_settings_that_were_tuned_for_mappo(monkeypatch):
+    set_tasks(monkeypatch, TASK, VARIANT)
+    found = settings("CartPole-v1", "--algo", "ppo")
+    assert found == dataclasses.replace(settings("CartPole-v1"), algo="ppo")
+    assert train_words(found)[1:] == ["train", "CartPole-v1", "--algo", "ppo"]
+
+
+def test_the_settings_of_a_run_with_another_algorithm_are_left_out(monkeypatch):
+    set_tasks(monkeypatch, TASK, VARIANT)
+    run = settings_to_json(settings("CartPole-v1"))
+    assert new_settings({"base": run, "algo": "dqn"}).training == ALGORITHMS["dqn"].training

@@ -7,7 +7,8 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from marl_connectors.cli.config_files import OWN_FIELDS, known_sections, read_layer
+from marl_connectors.cli.config_files import OWN_FIELDS, read_layer
+from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.schema import documented, schema
 from marl_connectors.errors import ConfigError

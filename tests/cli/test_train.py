@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import main
-from marl_connectors.cli.train import TRAINING_DEFAULTS
 
 RUN = Path("runs/fake_env-shared-seed0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -174,12 +175,33 @@ def build(config: Any, learner: type, frozen: float, seed: int) -> Any:
     return algo
 
 
+def renewed(module: Any, rng: np.random.Generator) -> None:
+    """Replaces something of a module by its like, which updates of before were not bound to."""
+    kind, choices = rng.integers(5), list(module.named_parameters())
+    name, parameter = choices[rng.integers(len(choices))]
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if kind == 0:
+        setattr(owner, leaf, torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+    elif kind == 1:
+        parameter.data = parameter.data.clone()
+    elif kind == 2:
+        parameter.requires_grad_(not parameter.requires_grad)
+    elif kind == 3:
+        module.pi = copy.deepcopy(module.pi)
+
+
 def check_case(seed: int, closed: list[bool]) -> None:
     rng = np.random.default_rng(seed)
     config, frozen = random_config(rng), float(rng.choice([0.0, 0.0, 0.2]))
     ours, theirs = (build(config, cls, frozen, seed) for cls in (Descends, ByAutograd))
     episodes = ours.env_runner.sample()
-    for _ in range(2):
+    for number in range(3):
+        for algo in (ours, theirs) if number else ():
+            changes = np.random.default_rng([seed, number])
+            for module in algo.rl_module.values():
+                if changes.random() < 0.7:
+                    renewed(module, changes)
         closed.clear()
         found = ours.learner.update(episodes=episodes)
         assert closed and all(closed)

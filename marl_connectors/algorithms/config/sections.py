@@ -55,7 +55,13 @@ def section_of(
             ),
         ]
     )
-    return lambda method: _section(method, signature)
+
+    def made(method: Callable[Concatenate[_Config, _Settings], Any]) -> Callable[Concatenate[_Config, _Settings], Any]:
+        found = _section(method, signature)
+        found.described_by = settings  # type: ignore[attr-defined]
+        return found
+
+    return made
 
 
 def sections(cls: type) -> dict[str, list[str]]:

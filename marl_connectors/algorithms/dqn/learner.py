@@ -5,35 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS, DefaultDQNRLModule, q_values
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
-    AddColumnsFromEpisodesToTrainBatch,
-)
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
     DISCOUNTS,
     NEXT_ACTION_MASK,
-    AddNStepReturnsToTrainBatch,
 )
-from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
-from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.batch import ColumnBatch
-from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
-from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from marl_connectors.replay_buffers.replay_sample import WEIGHTS, ReplaySample
-from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
+from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
 
 
@@ -55,48 +43,16 @@ class TDErrors(NamedTuple):
     losses: Tensor
 
 
-class DQNLearner(Learner):
-    """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says.
-
-    Attributes:
-        td_errors: For each module that the newest update has changed, ``[B]`` errors of its rows, in their order.
-        last_target_update: The number of env steps sampled when the target networks were last updated.
-    """
-
-    def build(self) -> None:
-        """Puts the piece for n-step returns into the pipeline, and sets epsilon."""
-        self.td_errors: dict[ModuleID, np.ndarray] = {}
-        self._errors: dict[ModuleID, Tensor] = {}
-        self.last_target_update = 0
-        if self.config.add_default_connectors_to_learner_pipeline:
-            self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
-            own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
-            piece = AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)
-            self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
-        super().build()
-        self.explore_as_of(0)
+class DQNLearner(OffPolicyLearner):
+    """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the epsilon of all modules.
-
-        Args:
-            timestep: The number of env steps sampled so far.
-        """
+        """Sets the epsilon of all modules to that of ``timestep`` sampled env steps."""
         for module_id, module in self.module.items():
             epsilon = getattr(module.unwrapped(), "epsilon", None)
             if isinstance(epsilon, Tensor):
                 config = self.config.get_config_for_module(module_id)
                 epsilon.data.fill_(value_at(config.epsilon, timestep))
-
-    def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
-        """Returns the train batch of steps from a replay buffer, or of all steps of episodes."""
-        if not isinstance(episodes, ReplaySample):
-            chunks = list(chunks_of(episodes))
-            rows = sum(1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)) for chunk in chunks)
-            buffer = EpisodeReplayBuffer(rows * (1 + len(chunks)), extra_columns=[Columns.ACTION_MASK])
-            buffer.add(episodes)
-            episodes = buffer.every_step(n_step=self.config.n_step)
-        return super().make_batch(episodes)
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
@@ -145,15 +101,15 @@ class DQNLearner(Learner):
     def _log(self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors) -> None:
         """Logs the loss statistics, and keeps the errors of all rows."""
         of_rows = {
-            "total_loss": found.losses,
             "qf_loss": found.losses,
             "qf_mean": found.taken,
             "td_error_mean": found.errors,
             "td_error_abs_mean": found.errors.abs(),
             "target_mean": found.targets,
         }
-        means = {name: rows.mean(rows.pick(column.detach())) for name, column in of_rows.items()}
-        self.log_terms(module_ids, means)
+        means = rows.mean(rows.pick(torch.stack([column.detach() for column in of_rows.values()], -1)).movedim(-1, 0))
+        terms = dict(zip(of_rows, means.unbind(), strict=True))
+        self.log_terms(module_ids, {"total_loss": terms["qf_loss"], **terms})
         for module_id, own in zip(module_ids, found.errors if len(module_ids) > 1 else [found.errors], strict=True):
             self._errors[module_id] = own.detach()
 
@@ -166,29 +122,6 @@ class DQNLearner(Learner):
         judged = module.compute_q_values(following) if config.double_q else values
         best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
         return values.gather(-1, best).squeeze(-1)
-
-    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Forgets the errors of the update before."""
-        self._errors = {}
-
-    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Updates the target networks if it is time."""
-        found = all_on_host(list(self._errors.values()))
-        self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
-        if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
-            self.last_target_update = self.timestep
-            for module_id in self.td_errors:
-                if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
-                    update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the learner's state, with the time of the last update of the target networks."""
-        return {**super().get_state(), "last_target_update": self.last_target_update}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
-        super().set_state(state)
-        self.last_target_update = state["last_target_update"]
 
 
 class _ClosedLoss:

@@ -1,0 +1,1 @@
+"""What algorithms with a replay buffer share: their settings, the turns of sampling and updates, target networks."""

@@ -1,0 +1,82 @@
+"""OffPolicyConfig: the settings of algorithms that learn from a replay buffer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
+from marl_connectors.algorithms.config.sections import UNSET, section, section_of
+from marl_connectors.errors import ConfigError
+from marl_connectors.validators import dict_of, integer, number, optional, text
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class OffPolicyTrainingSettings(TrainingSettings, total=False):
+    """The settings that ``training`` of every off-policy algorithm accepts in addition to those of every algorithm.
+
+    Attributes:
+        n_step: The number of rewards in a step's target.
+        target_network_update_freq: The number of sampled env steps between updates of the target networks; 0 to update
+            them with every update of the modules.
+        tau: How far the target networks move towards the modules then: 1 to copy them.
+        num_steps_sampled_before_learning_starts: The number of env steps that are sampled before the first update.
+        training_intensity: The number of steps that are trained on for each step that is sampled; None for one update
+            after each sample.
+        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"``, and the
+            arguments of that class, such as ``capacity``.
+    """
+
+    n_step: int
+    target_network_update_freq: int
+    tau: float
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    replay_buffer_config: dict[str, Any]
+
+
+class OffPolicyConfig(AlgorithmConfig):
+    """The settings that all algorithms with a replay buffer share."""
+
+    n_step: Annotated[int, integer(min=1)] = 1
+    target_network_update_freq: Annotated[int, integer(min=0)] = 0
+    tau: Annotated[float, number(min=0, max=1)] = 0.005
+    num_steps_sampled_before_learning_starts: Annotated[int, integer(min=0)] = 1000
+    training_intensity: Annotated[float | None, optional(number(above=0))] = None
+    replay_buffer_config: Annotated[dict[str, Any], dict_of(text())] = {  # copied before use
+        "type": "EpisodeReplayBuffer",
+        "capacity": 100_000,
+    }
+    min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
+
+    @section_of(OffPolicyTrainingSettings)
+    def training(self, **settings: Unpack[OffPolicyTrainingSettings]) -> None:
+        """Sets how the modules learn. ``TrainingSettings`` and ``OffPolicyTrainingSettings`` list the settings."""
+
+    @section
+    def reporting(
+        self, *, metrics_num_episodes_for_smoothing: int = UNSET, min_sample_timesteps_per_iteration: int = UNSET
+    ) -> None:
+        """Sets the length of iterations, and over how many episodes returns are averaged.
+
+        Args:
+            metrics_num_episodes_for_smoothing: The number of newest episodes over which returns are averaged.
+            min_sample_timesteps_per_iteration: The number of env steps that an iteration samples.
+        """
+
+    def validate(self) -> None:
+        """Checks in addition that one learner in this process updates all modules."""
+        super().validate()
+        name = type(self).__name__
+        if self.input_ is not None:
+            raise ConfigError(
+                f"{name}: input_ is for algorithms that learn from recorded episodes alone, but "
+                f"{name.removesuffix('Config')} plays. Add recorded episodes to its buffer instead: "
+                f"algo.replay_buffer.add(EpisodeReader(PATH))."
+            )
+        if self.num_learners:
+            raise ConfigError(
+                f"{name}: num_learners={self.num_learners}, but a replay buffer is in the algorithm's process, and so "
+                f"must be its learner. Set num_learners=0."
+            )

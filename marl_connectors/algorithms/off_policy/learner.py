@@ -1,0 +1,89 @@
+"""OffPolicyLearner: learns from steps of a replay buffer, with target networks that follow the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
+    AddColumnsFromEpisodesToTrainBatch,
+)
+from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import AddNStepReturnsToTrainBatch
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.batch import ColumnBatch
+from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.learner.learner import Learner
+from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import ReplaySample
+from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
+from marl_connectors.transfers import all_on_host
+from marl_connectors.typing import ModuleID
+
+
+class OffPolicyLearner(Learner):
+    """A learner whose train batches are steps with n-step returns, and whose modules may have target networks.
+
+    A subclass computes the losses, and puts the errors of all rows into ``_errors`` for a buffer with priorities.
+
+    Attributes:
+        td_errors: For each module that the newest update has changed, ``[B]`` errors of its rows, in their order.
+        last_target_update: The number of env steps sampled when the target networks were last updated.
+    """
+
+    def build(self) -> None:
+        """Puts the piece for n-step returns into the pipeline."""
+        self.td_errors: dict[ModuleID, np.ndarray] = {}
+        self._errors: dict[ModuleID, Tensor] = {}
+        self.last_target_update = 0
+        if self.config.add_default_connectors_to_learner_pipeline:
+            self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
+            own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
+            piece = AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)
+            self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
+        super().build()
+        self.explore_as_of(0)
+
+    def explore_as_of(self, timestep: int) -> None:
+        """Sets what depends on time in how the modules explore; does nothing unless overridden.
+
+        Args:
+            timestep: The number of env steps sampled so far.
+        """
+
+    def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
+        """Returns the train batch of steps from a replay buffer, or of all steps of episodes."""
+        if not isinstance(episodes, ReplaySample):
+            chunks = list(chunks_of(episodes))
+            rows = sum(1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)) for chunk in chunks)
+            buffer = EpisodeReplayBuffer(rows * (1 + len(chunks)), extra_columns=[Columns.ACTION_MASK])
+            buffer.add(episodes)
+            episodes = buffer.every_step(n_step=self.config.n_step)
+        return super().make_batch(episodes)
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+        """Forgets the errors of the update before."""
+        self._errors = {}
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+        """Updates the target networks if it is time."""
+        found = all_on_host(list(self._errors.values()))
+        self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
+        if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
+            self.last_target_update = self.timestep
+            for module_id in self.td_errors:
+                if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
+                    update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the learner's state, with the time of the last update of the target networks."""
+        return {**super().get_state(), "last_target_update": self.last_target_update}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that ``get_state`` returned."""
+        super().set_state(state)
+        self.last_target_update = state["last_target_update"]

@@ -1,0 +1,118 @@
+"""The algorithms that the command line trains: their configs, and the settings with which it trains them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from marl_connectors.errors import ConfigError
+from marl_connectors.names import import_attribute
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAlgorithm:
+    """An algorithm of ``--algo``.
+
+    Attributes:
+        config: The name of its config's class.
+        summary: What it is, in a few words.
+        training: The settings with which the command line trains unless ``--set`` changes them.
+    """
+
+    config: str
+    summary: str
+    training: Mapping[str, Any]
+
+
+TRAINING_DEFAULTS: Final[Mapping[str, Any]] = {
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "train_batch_size_per_learner": 4096,
+    "minibatch_size": 512,
+    "num_epochs": 8,
+    "clip_param": 0.2,
+    "vf_clip_param": 1e6,
+    "entropy_coeff": 0.01,
+    "vf_loss_coeff": 0.5,
+    "grad_clip": 0.5,
+    "use_kl_loss": False,
+}
+"""The settings with which the command line trains PPO and MAPPO. Batches count agent steps.
+
+These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
+multi-agent tasks without tuning.
+"""
+_REPLAY: Final[Mapping[str, Any]] = {
+    "lr": 5e-4,
+    "gamma": 0.99,
+    "train_batch_size_per_learner": 64,
+    "training_intensity": 16.0,
+    "n_step": 3,
+    "target_network_update_freq": 500,
+    "epsilon": [[0, 1.0], [20_000, 0.05]],
+    "num_steps_sampled_before_learning_starts": 1000,
+}
+ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
+    "ppo": KnownAlgorithm("marl_connectors.algorithms.ppo.config:PPOConfig", "the default", TRAINING_DEFAULTS),
+    "mappo": KnownAlgorithm(
+        "marl_connectors.algorithms.mappo.config:MAPPOConfig",
+        "critics see the observations of all agents",
+        TRAINING_DEFAULTS,
+    ),
+    "dqn": KnownAlgorithm(
+        "marl_connectors.algorithms.dqn.config:DQNConfig", "Q-learning from a replay buffer", _REPLAY
+    ),
+}
+"""The algorithms by name."""
+
+
+def summaries() -> str:
+    """Returns a line on all algorithms, for a help text."""
+    return "; ".join(f"{name}: {known.summary}" for name, known in ALGORITHMS.items())
+
+
+def config_class(algo: str) -> Any:
+    """Returns the class of an algorithm's config."""
+    return import_attribute(ALGORITHMS[algo].config, who="--algo", error=ConfigError)
+
+
+def algorithm_of(config: Any) -> str:
+    """Returns the name of a config's algorithm; ``"ppo"`` for one that the command line does not know."""
+    by_class = {known.config: name for name, known in ALGORITHMS.items()}
+    names = (by_class.get(f"{cls.__module__}:{cls.__qualname__}") for cls in type(config).__mro__)
+    return next((name for name in names if name is not None), "ppo")
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether settings that were tuned for one algorithm are also good ones for another."""
+    return ALGORITHMS[one].training is ALGORITHMS[other].training
+
+
+@functools.cache
+def known_sections() -> dict[str, list[str]]:
+    """Returns the sections of all algorithms' configs, with the names of their settings."""
+    from marl_connectors.algorithms.config.sections import sections
+
+    found: dict[str, dict[str, None]] = {}
+    for algo in ALGORITHMS:
+        for section, names in sections(config_class(algo)).items():
+            found.setdefault(section, {}).update(dict.fromkeys(names))
+    return {section: list(names) for section, names in found.items()}
+
+
+def config_with(section: str, setting: str, algo: str | None = None) -> Any:
+    """Returns a new config that has a setting: that of ``algo`` if it has it, or else the first one.
+
+    Args:
+        section: The section of the setting.
+        setting: Its name, which is one of ``known_sections``.
+        algo: The name of an algorithm, or None.
+    """
+    from marl_connectors.algorithms.config.sections import sections
+
+    names = [*([] if algo not in ALGORITHMS else [algo]), *ALGORITHMS]
+    classes = (config_class(str(name)) for name in names)
+    return next(cls for cls in classes if setting in sections(cls).get(section, []))()
