@@ -1,7 +1,8 @@
 """Clones recorded policies: PPO experts are trained and recorded, and BC and MARWIL learn from the files alone.
 
 For each task, one expert plays the recorded episodes with exploration. BC and MARWIL are trained with three seeds each,
-and play evaluations without exploration, as the expert does. Games are evaluated against a player that moves at random.
+and play evaluations without exploration, as the expert does. Games are recorded and evaluated against a player that
+moves at random.
 
     python benchmarks/imitation.py            # all tasks, about 15 minutes on one core
     python benchmarks/imitation.py CartPole-v1
@@ -63,6 +64,11 @@ class Task:
     num_episodes: int = 100
     players: tuple[str, ...] = ()
 
+    @property
+    def against_random(self) -> OneAgainst:
+        """One of the players is the policy, another one in each game. The id of the game decides which."""
+        return OneAgainst(SharedPolicy(PLAYER), self.players, OPPONENT)
+
     def configured(self, config: AlgorithmConfig, seed: int) -> Any:
         """Returns a config with the environment and the modules of the task."""
         config.environment(self.env).debugging(seed=seed).env_runners(num_envs_per_env_runner=16, num_env_workers=0)
@@ -71,7 +77,10 @@ class Task:
             config.env_runners(env_to_module_connector=lambda: AgentIdEncoding())
         if self.players:
             policies = {PLAYER: RLModuleSpec(), OPPONENT: RLModuleSpec(RandomRLModule)}
-            config.multi_agent(policies=policies, policy_mapping_fn=SharedPolicy(PLAYER), policies_to_train=[PLAYER])
+            # Experts learn by self-play. Clones learn from games against random moves, the side of the expert alone.
+            mapping = SharedPolicy(PLAYER) if isinstance(config, PPOConfig) else self.against_random
+            config.multi_agent(policies=policies, policy_mapping_fn=mapping, policies_to_train=[PLAYER])
+            config.evaluation(evaluation_config={"policy_mapping_fn": self.against_random})
         return config
 
 
@@ -103,7 +112,7 @@ TASKS = {
     "tictactoe_v3": Task(
         env="pettingzoo.classic.tictactoe_v3",
         hidden=(128, 128),
-        expert_steps=150_000,
+        expert_steps=120_000,
         expert={
             "lr": 1e-3,
             "train_batch_size_per_learner": 4000,
@@ -111,7 +120,7 @@ TASKS = {
             "num_epochs": 6,
             "entropy_coeff": 0.05,
         },
-        num_recorded=6_000,
+        num_recorded=4_000,
         iterations=200,
         num_episodes=500,
         players=("player_1", "player_2"),
@@ -121,8 +130,7 @@ TASKS = {
 
 def evaluated(task: Task, algo: Any) -> float:
     """Returns the mean return of the policy without exploration."""
-    against = OneAgainst(SharedPolicy(PLAYER), task.players, OPPONENT) if task.players else None
-    return mean_return(algo.evaluate(num_episodes=task.num_episodes, seed=1000, policy_mapping_fn=against))
+    return mean_return(algo.evaluate(num_episodes=task.num_episodes, seed=1000))
 
 
 def mean_return(results: dict[str, Any]) -> float:
