@@ -28,7 +28,7 @@ from marl_connectors.algorithms.fitting.figures import (
     time_shares,
 )
 from marl_connectors.algorithms.fitting.metric_names import check_metric
-from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, announced, open_progress
+from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, Watched, announced, open_progress
 from marl_connectors.algorithms.fitting.run_files import names_of_results
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
@@ -252,9 +252,8 @@ class _Training:
     def _loop(self, gate: InterruptGate) -> None:
         settings = self.settings
         runners = settings.num_env_runners
-        progress = open_progress(
-            Goal(settings.steps), self.steps_done, sys.stdout, runners, activity=lambda: self.algo.activity
-        )
+        goal = Goal(settings.steps)
+        progress = open_progress(Watched(goal, self.steps_done, sys.stdout, runners, lambda: self.algo.activity))
         try:
             while self.steps_done < settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
