@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
@@ -68,6 +68,17 @@ _MOST_SAMPLES = 5
 """How often the episodes of one train batch are sampled, if nodes that have them are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 """What ``policies_to_train`` accepts."""
+
+
+class _Watch(NamedTuple):
+    """The arguments of ``evaluate`` with which the caller watches and ends it."""
+
+    max_seconds: float | None = None
+    on_progress: Callable[[int], Any] | None = None
+    is_enough: Callable[[], bool] | None = None
+
+
+_UNWATCHED = _Watch()
 
 
 class Algorithm:
@@ -551,6 +562,7 @@ class Algorithm:
         policy_mapping_fn: str | PolicyMappingFn | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Plays episodes in sub-environments that are made for the evaluation. Training is not affected.
 
@@ -565,13 +577,14 @@ class Algorithm:
                 that short episodes are not preferred. ``num_episodes`` in the result is the number of episodes that
                 count; it can be 0.
             on_progress: A function that is called after each step with the number of finished episodes.
+            is_enough: A function that is called after each step. If it returns True, playing stops as after
+                ``max_seconds``. Remote env runners do not call it.
 
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
         """
-        return self._end_evaluation(
-            self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, max_seconds, on_progress)
-        )
+        watch = _Watch(max_seconds, on_progress, is_enough)
+        return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
 
     def _begin_evaluation(
         self,
@@ -579,8 +592,7 @@ class Algorithm:
         explore: bool | None = None,
         seed: int | None = None,
         policy_mapping_fn: str | PolicyMappingFn | None = None,
-        max_seconds: float | None = None,
-        on_progress: Callable[[int], Any] | None = None,
+        watch: _Watch = _UNWATCHED,
     ) -> Callable[[], dict[str, Any]]:
         """Begins an evaluation, and returns a function that waits for its results. Only remote env runners play ahead.
 
@@ -597,7 +609,7 @@ class Algorithm:
         number = config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
-        return self._begin_play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
+        return self._begin_play(config, number, seed, watch)
 
     @contextmanager
     def _evaluation_undone_on_error(self) -> Iterator[None]:
@@ -652,6 +664,7 @@ class Algorithm:
         seed: int | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Plays episodes with random actions, as a baseline. The result has the same form as that of ``evaluate``.
 
@@ -660,13 +673,13 @@ class Algorithm:
             seed: The seed of these episodes. If None, the seed is always the same one, derived from the run's.
             max_seconds: As for ``evaluate``.
             on_progress: As for ``evaluate``.
+            is_enough: As for ``evaluate``.
         """
         seed = derived_seed(self.seed, "random play") if seed is None else seed
         config = self.config.get_evaluation_config()
         config.explore = True
-        return self._begin_play(
-            config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress
-        )()
+        watch = _Watch(max_seconds, on_progress, is_enough)
+        return self._begin_play(config, num_episodes, seed, watch, at_random=True)()
 
     def record(
         self,
@@ -721,10 +734,9 @@ class Algorithm:
         config: AlgorithmConfig,
         num_episodes: int,
         seed: int,
+        watch: _Watch,
         *,
         at_random: bool = False,
-        max_seconds: float | None = None,
-        on_progress: Callable[[int], Any] | None = None,
     ) -> Callable[[], dict[str, Any]]:
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         seed = integer(min=0).check(seed, type(self).__name__, "seed")
@@ -732,21 +744,21 @@ class Algorithm:
         num_envs = min(num_episodes, config.num_envs if own is None else own)
         group = self.eval_env_runner_group
         if group is None:
-            return lambda: self._play(config, num_episodes, num_envs, seed, at_random, max_seconds, on_progress)
+            return lambda: self._play(config, num_episodes, num_envs, seed, at_random, watch)
         begun = group.begin_playing(
             num_episodes,
             num_envs,
             settings=evaluation_settings(config),
             seed=seed,
             at_random=at_random,
-            max_seconds=max_seconds,
+            max_seconds=watch.max_seconds,
         )
 
         def play() -> dict[str, Any]:
             results = begun()
             self._report_recreated(group)
-            if on_progress is not None:
-                on_progress(results["num_episodes"])
+            if watch.on_progress is not None:
+                watch.on_progress(results["num_episodes"])
             return results
 
         return play
@@ -758,8 +770,7 @@ class Algorithm:
         num_envs: int,
         seed: int,
         at_random: bool,
-        max_seconds: float | None,
-        on_progress: Callable[[int], Any] | None,
+        watch: _Watch,
     ) -> dict[str, Any]:
         """Plays episodes in this process."""
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
@@ -767,14 +778,14 @@ class Algorithm:
         runner.in_evaluation = True
         what, so_far = "playing at random" if at_random else "evaluating", 0
         with self._borrowed(runner), self._doing(lambda: f"{what}, {so_far} of {num_episodes} episodes"):
-            end = math.inf if max_seconds is None else time.monotonic() + max_seconds
+            end = math.inf if watch.max_seconds is None else time.monotonic() + watch.max_seconds
 
             def is_enough(num_done: int) -> bool:
                 nonlocal so_far
                 so_far = num_done
-                if on_progress is not None:
-                    on_progress(num_done)
-                return time.monotonic() >= end
+                if watch.on_progress is not None:
+                    watch.on_progress(num_done)
+                return time.monotonic() >= end or (watch.is_enough is not None and watch.is_enough())
 
             runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
             return runner.get_metrics()

@@ -275,7 +275,7 @@ class Rollout:
         if name not in self._layers:
             return take(self.columns[name], positions)
         levels = self.layered[name][positions].tobytes()  # a byte for each row
-        if levels and levels.count(levels[0]) == len(levels):
+        if len(levels) == 1 or (levels and levels.count(levels[0]) == len(levels)):
             return take(self._layers[name][levels[0]], positions)
         level = np.frombuffer(levels, np.int8)
         used = np.unique(level)
