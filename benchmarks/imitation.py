@@ -204,13 +204,13 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns the results as a table for the docs."""
-    lines = ["| task | untrained | expert | BC | MARWIL |", "| --- | --- | --- | --- | --- |"]
-    for name, own in results.items():
-        cells = [f"{own['untrained']:.2f}", f"{own['expert']:.2f}"]
+    lines = ["| task | untrained | expert, exploring | expert | BC | MARWIL |", "| --- | --- | --- | --- | --- | --- |"]
+    for task, own in results.items():
+        cells = [f"{own[name]:.2f}" for name in ("untrained", "recorded", "expert")]
         for algorithm in ("BC", "MARWIL"):
             returns = [one["return"] for one in own[algorithm]]
             cells.append(f"{np.mean(returns):.2f} ± {np.std(returns):.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
