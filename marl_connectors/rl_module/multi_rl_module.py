@@ -89,6 +89,16 @@ class MultiRLModule(nn.Module, Checkpointable):
         """Returns this object, which is a MultiRLModule already."""
         return self
 
+    @property
+    def spec_class(self) -> type[MultiRLModule]:
+        """The class by which a spec builds such an object."""
+        return type(self)
+
+    def leaves_out(self, module_id: ModuleID) -> bool:
+        """Whether a module exists, but not here: in the part of a MultiRLModule, those of other parts. Here, none."""
+        del module_id
+        return False
+
     # A dict of modules.
 
     @property
@@ -449,7 +459,7 @@ class MultiRLModuleSpec(ChecksFields):
     def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
         """Returns the spec of another MultiRLModule with modules like these, and new parameters."""
         return cls(
-            type(module),
+            module.spec_class,
             module.observation_space,
             module.action_space,
             module.inference_only,

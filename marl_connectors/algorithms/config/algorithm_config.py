@@ -660,6 +660,7 @@ class AlgorithmConfig:
         for name in settings if self._is_frozen else ():
             raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
         self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+        self._module_configs.clear()
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         """Returns the value of a setting as it is stored. Settings inside the value are checked too."""
@@ -768,6 +769,10 @@ class AlgorithmConfig:
             own.algorithm_config_overrides_per_module = {}
             self._module_configs[module_id] = own.update_from_dict(overrides)
         return self._module_configs[module_id]
+
+    def configs_of_algorithms(self) -> dict[str, Any]:
+        """Returns the config of each algorithm that learns modules, by name: this object, unless there are several."""
+        return {"": self}
 
     def get_evaluation_config(self) -> Self:
         """Returns the config of evaluations. They do not explore unless ``evaluation_config`` asks for it."""
