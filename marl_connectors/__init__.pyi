@@ -10,6 +10,8 @@ from .algorithms.inference.policy import Policy as Policy
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.mappo import MAPPO as MAPPO
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
+from .algorithms.mixed.config import MixedConfig as MixedConfig
+from .algorithms.mixed.mixed import Mixed as Mixed
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.ppo import PPO as PPO

@@ -435,9 +435,7 @@ def has_state_pieces(pipeline: ConnectorPipelineV2) -> bool:
     return AddStatesFromEpisodesToBatch.__name__ in pipeline.names()
 
 
-def lookback_of_run(
-    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, learners: Iterable[Learner]
-) -> int:
+def lookback_of_run(config: AlgorithmConfig, env_to_module: EnvToModulePipeline, learners: Iterable[Learner]) -> int:
     """Returns the number of earlier steps that a chunk of an episode keeps, because a pipeline looks at them."""
     needed = [needed_lookback(pipeline) for pipeline in (env_to_module, *(learner.pipeline for learner in learners))]
     return max(config.episode_lookback_horizon, *needed)

@@ -104,9 +104,9 @@ class EpisodeReplayBuffer:
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
             module_id = chunk.module_id or DEFAULT_MODULE_ID
-            if chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk):
-                if is_wanted is None or is_wanted(module_id):
-                    by_module[module_id].append(chunk)
+            num_steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
+            if num_steps and (is_wanted is None or is_wanted(module_id)):
+                by_module[module_id].append(chunk)
         for module_id, chunks in by_module.items():
             ring = self._rings.get(module_id)
             if ring is None:

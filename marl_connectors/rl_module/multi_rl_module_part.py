@@ -59,7 +59,7 @@ class MultiRLModulePart(MultiRLModule):
         own = {m: module for m, module in self.whole.items() if self.belongs(m)}
         if own != self._members._modules:
             self._members._modules = dict(own)
-            self._state_kinds.clear()
+            self._kinds.clear()
 
     @property
     def spec_class(self) -> type[MultiRLModule]:

@@ -626,7 +626,7 @@ class AlgorithmConfig:
         changed = {}
         for name in declared(type(self)):
             value = getattr(self, name)
-            if not _is_same(value, getattr(type(self), name)):
+            if not is_same(value, getattr(type(self), name)):
                 function = qualified_name(value) if callable(value) else None
                 changed[name] = function or _SHORT.repr(value)
         return changed
@@ -948,7 +948,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def is_same(value: Any, default: Any) -> bool:
     """Whether a setting has its default. Values that cannot be compared, such as arrays, differ."""
     try:
         return bool(value is default or (type(value) is type(default) and value == default))

@@ -84,9 +84,7 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
 
     def _build_learner(self) -> OffPolicyLearner:
         learner = super()._build_learner()
-        self.replay = self.replay_class(
-            self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed
-        )
+        self.replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
         self.replays = {"": self.replay}
         return learner
 
