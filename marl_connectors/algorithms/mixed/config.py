@@ -11,7 +11,7 @@ from marl_connectors.algorithms.config.sections import UNSET, section, settings_
 from marl_connectors.errors import ConfigError
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.typing import ModuleID
-from marl_connectors.validators import dict_of, instance_of, integer, text
+from marl_connectors.validators import dict_of, integer, shown, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,11 +33,7 @@ class MixedConfig(AlgorithmConfig):
 
     algorithm_configs: Annotated[
         dict[str, AlgorithmConfig],
-        dict_of(
-            text(),
-            instance_of(AlgorithmConfig, expected="the config of an algorithm"),
-            expected="a dict {id of a module, or pattern: config of an algorithm}",
-        ),
+        dict_of(text(), expected="a dict {id of a module, or a pattern: config of its algorithm}"),
     ] = {}
     min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
 
@@ -204,13 +200,15 @@ def _of_algorithms(who: str, setting: str) -> str:
     )
 
 
-def _checked_algorithm(pattern: str, config: AlgorithmConfig, who: str) -> AlgorithmConfig:
+def _checked_algorithm(pattern: str, config: Any, who: str) -> AlgorithmConfig:
     """Returns a copy of the config of an algorithm.
 
     Raises:
-        ConfigError: If it has settings of the run as a whole, or is a MixedConfig itself.
+        ConfigError: If it is no such config, is a MixedConfig itself, or has settings of the run as a whole.
     """
     who, name = f"{who}: the algorithm of {pattern!r}", type(config).__name__
+    if not isinstance(config, AlgorithmConfig):
+        raise ConfigError(f"{who}: expected the config of an algorithm, got {shown(config)}. Write PPOConfig().")
     if isinstance(config, MixedConfig):
         raise ConfigError(f"{who}: expected the config of one algorithm, got a {name}. Name its algorithms here.")
     own, default = settings_of_algorithm(type(config)), type(config)().to_dict()
