@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latency_cases import CASES
+from latency_cases import CASES, OWN_CASES
 from peers import name_and_python, result_of
 
 IMPORTS = {
@@ -63,7 +63,8 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="sb3=PYTHON, rllib=PYTHON")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="the policies (default: all)")
+    every = (*CASES, *OWN_CASES)
+    parser.add_argument("--only", nargs="+", choices=every, default=every, help="the policies (default: all)")
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="rows of a call (default: 1 8 256)")
     parser.add_argument("--reps", type=int, default=5, help="runs of each library, in turn (default 5)")
     args = parser.parse_args()
@@ -75,21 +76,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for library in libraries:
-            result_of(f"latency_{library.name}.py", ["save", str(folder / library.name)], python=library.python)
+            cases = [case for case in args.only if library is libraries[0] or case in CASES]
+            save = ["save", str(folder / library.name), *cases]
+            result_of(f"latency_{library.name}.py", save, python=library.python)
         print(f"| CPU time | ours |{heads}\n| --- | --- |{lines}")
         seconds = [[import_seconds(library) for library in libraries] for _ in range(args.reps)]
         print(line("import for training", _turned(seconds), "s", 2, []), flush=True)
         table, starts = [], []
         for case in args.only:
-            for rows in args.rows:
-                found = [[run_of(library, folder, case, rows) for library in libraries] for _ in range(args.reps)]
-                starts += found if rows == min(args.rows) else []
+            able = libraries if case in CASES else libraries[:1]
+            for rows in args.rows if case in CASES else [1]:
+                found = [[run_of(library, folder, case, rows) for library in able] for _ in range(args.reps)]
+                starts += found if rows == min(args.rows) and case in CASES else []
                 acts = _turned([[own["act_us"] for own in turn] for turn in found])
                 over = statistics.median(turn[0]["act_us"] - turn[0]["forward_us"] for turn in found)
                 forward = statistics.median(turn[0]["forward_us"] for turn in found)
-                table.append(line(f"{case}, rows: {rows}", acts, "µs", 0, [f"{forward:.0f} µs", f"{over:.0f} µs"]))
-        started = _turned([[own["start_s"] for own in turn] for turn in starts])
-        print(line("start of the process to the first action", started, "s", 2, []))
+                own = line(f"{case}, rows: {rows}", acts, "µs", 0, [f"{forward:.0f} µs", f"{over:.0f} µs"])
+                table.append(own + " – |" * (len(libraries) - len(able)))
+        if starts:
+            started = _turned([[own["start_s"] for own in turn] for turn in starts])
+            print(line("start of the process to the first action", started, "s", 2, []))
     print(f"\n| policy | ours | its forward pass | over the forward pass |{heads}\n| --- | --- | --- | --- |{lines}")
     print("\n".join(table))
 

@@ -16,6 +16,9 @@ from gymnasium import spaces
 
 CASES = ("feed-forward", "LSTM", "pieces")
 """Networks of 2x64 cells; the same with an LSTM; and for a Dict space, whose numbers are standardised and flattened."""
+OWN_CASES = ("in turns", "masked boards")
+"""Of this library only, one observation at a time: two agents with a network of 2x64 cells that are asked in turns; and
+two players of tictactoe with convolutions and action masks."""
 HIDDEN, CELLS, SEQUENCE = 64, 64, 20
 WARM_UP, CALLS, LEAST_CALLS, SECONDS = 50, 2000, 100, 4.0
 
@@ -56,6 +59,10 @@ def observations_of(case: str, rows: int, number: int = 64) -> list[Any]:
     """Returns some observations: single ones if ``rows`` is 1, otherwise batches ``[rows, ...]``."""
     rng = np.random.default_rng(0)
     lead = () if rows == 1 else (rows,)
+
+    if case == "masked boards":
+        boards = [rng.integers(0, 2, (3, 3, 2)).astype(np.int8) for _ in range(number)]
+        return [{"observation": board, "action_mask": (board.sum(-1).ravel() == 0).astype(np.int8)} for board in boards]
 
     def floats(size: int) -> np.ndarray:
         return rng.uniform(-5.0, 5.0, (*lead, size)).astype(np.float32)
@@ -99,13 +106,13 @@ class Acting(NamedTuple):
 
 
 def run(save: Callable[[str, Path], None], load: Callable[[str, Path, int], Acting]) -> None:
-    """The command line of each library's script: ``save FOLDER`` or ``act FOLDER CASE ROWS``.
+    """The command line of each library's script: ``save FOLDER CASE ...`` or ``act FOLDER CASE ROWS``.
 
     ``act`` prints the processor seconds from the start of the process to the first action, and the times of actions.
     """
     what, folder = sys.argv[1], Path(sys.argv[2])
     if what == "save":
-        for case in CASES:
+        for case in sys.argv[3:]:
             save(case, folder / case)
         print("{}")
         return

@@ -2,9 +2,9 @@
 
 Yardstick and toolkit run in turn, each in a separate process on one thread, and every pair gives one ratio. ``limit``
 compares sampling with ``bare_loop.py``, which steps the environments alone. Rows that begin with a plus have a change
-of the settings, and are compared with the yardstick of the plain row. With ``--peer sb3=PYTHON`` or
-``--peer rllib=PYTHON``, another library takes the place of the toolkit; ``PYTHON`` is an interpreter that has it, and
-``peer_sb3.py`` and ``peer_rllib.py`` do its work.
+of the settings, and are compared with the yardstick of the plain row. With ``--peer sb3=PYTHON``, ``rllib=PYTHON`` or
+``torchrl=PYTHON``, another library takes the place of the toolkit; ``PYTHON`` is an interpreter that has it, and
+``peer_sb3.py``, ``peer_rllib.py`` or ``peer_torchrl.py`` does its work.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ class Contender(NamedTuple):
     modes: tuple[str, ...] = ("sample", "train", "train_independent", "limit")
 
 
-PEER_MODES = {"sb3": ("sample", "train"), "rllib": ("sample", "train", "train_independent")}
+PEER_MODES = {
+    "sb3": ("sample", "train"),
+    "rllib": ("sample", "train", "train_independent"),
+    "torchrl": ("sample", "train", "train_independent"),
+}
 
 
 def contender(peer: str | None) -> Contender:
@@ -87,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="rows whose names contain one of these")
     parser.add_argument("--reps", type=int, default=9, help="pairs of runs (default 9)")
-    parser.add_argument("--peer", metavar="NAME=PYTHON", help="compare this library: sb3=PYTHON or rllib=PYTHON")
+    parser.add_argument("--peer", metavar="NAME=PYTHON", help=f"compare this library: {', '.join(PEER_MODES)}")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     args = parser.parse_args()
     peer = contender(args.peer)

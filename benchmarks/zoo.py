@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from zoo_results import SeedRun, TaskRuns, command, save_runs
 
+from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, read_result, read_seeds, seed_folder
 from marl_connectors.zoo import ZooTask, find_task, tasks
@@ -25,7 +26,7 @@ POINTS = 60
 """The number of points of a curve that are kept."""
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
-_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes"}
+_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
 _OWN_OPTIONS |= {"baseline_seconds", "video"}
 
 
@@ -60,7 +61,7 @@ def _spelled(seeds: list[int]) -> str:
 
 
 def _seed_run(folder: Path, result: SeedResult) -> SeedRun:
-    rows, _ = run_folder.read_metrics(folder / result.folder / run_folder.METRICS)
+    rows, _ = read_metrics(folder / result.folder / run_folder.METRICS)
     baselines = run_folder.read_baselines(folder / result.folder)
     return SeedRun(
         seed=result.seed,
@@ -105,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder is not None:
         options, _ = read_seeds(args.folder)
-        task = find_task(options["env"])
+        task = find_task(options["env"], options.get("algo"))
         if task is None:
             parser.error(f"{args.folder} has runs of {options['env']!r}, which is no task of the zoo")
         print(save_runs(condensed(args.folder, task), defaults=not options.get("preset", True)))

@@ -73,7 +73,7 @@ def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
                 own += [f"--{name.replace('_', '-')}", task.settings[name]]
     episodes = task.settings.get("eval_episodes", EPISODES)
     measuring = ["--eval-episodes", str(episodes), "--baseline-seconds", "60", "--no-video"]
-    return ["train", task.name, *own, "--seeds", seeds, *measuring]
+    return ["train", *task.words, *own, "--seeds", seeds, *measuring]
 
 
 def save_runs(runs: TaskRuns, *, defaults: bool) -> Path:

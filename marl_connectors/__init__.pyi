@@ -1,5 +1,7 @@
 from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm import explain_algorithm as explain_algorithm
+from .algorithms.bc.bc import BC as BC
+from .algorithms.bc.config import BCConfig as BCConfig
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.dqn.config import DQNConfig as DQNConfig
 from .algorithms.dqn.dqn import DQN as DQN
@@ -10,6 +12,9 @@ from .algorithms.inference.policy import Policy as Policy
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.mappo import MAPPO as MAPPO
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
+from .algorithms.marwil.config import MARWILConfig as MARWILConfig
+from .algorithms.marwil.learner import MARWILLearner as MARWILLearner
+from .algorithms.marwil.marwil import MARWIL as MARWIL
 from .algorithms.mixed.config import MixedConfig as MixedConfig
 from .algorithms.mixed.mixed import Mixed as Mixed
 from .algorithms.ppo.config import PPOConfig as PPOConfig

@@ -111,7 +111,9 @@ NAMES_OF_RLLIB = {
     "utils.metrics": "ENV_RUNNER_RESULTS EPISODE_RETURN_MEAN EVALUATION_RESULTS LEARNER_RESULTS "
     "NUM_ENV_STEPS_SAMPLED_LIFETIME",
     "utils.metrics.metrics_logger": "MetricsLogger",
+    "algorithms.bc": "BC BCConfig",
     "algorithms.dqn": "DQN DQNConfig",
+    "algorithms.marwil": "MARWIL MARWILConfig",
     "utils.replay_buffers": "EpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
     "utils.spaces.space_utils": "batch",
     "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",

@@ -6,9 +6,13 @@ from marl_connectors.re_exports import re_exports
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm import Algorithm as Algorithm
+    from marl_connectors.algorithms.bc.bc import BC as BC
+    from marl_connectors.algorithms.bc.config import BCConfig as BCConfig
     from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
     from marl_connectors.algorithms.mappo.config import MAPPOConfig as MAPPOConfig
     from marl_connectors.algorithms.mappo.mappo import MAPPO as MAPPO
+    from marl_connectors.algorithms.marwil.config import MARWILConfig as MARWILConfig
+    from marl_connectors.algorithms.marwil.marwil import MARWIL as MARWIL
     from marl_connectors.algorithms.ppo.config import PPOConfig as PPOConfig
     from marl_connectors.algorithms.ppo.ppo import PPO as PPO
 
@@ -16,8 +20,12 @@ __getattr__, __dir__, __all__ = re_exports(
     __name__,
     "Algorithm",
     "AlgorithmConfig",
+    "BC",
+    "BCConfig",
     "MAPPO",
     "MAPPOConfig",
+    "MARWIL",
+    "MARWILConfig",
     "PPO",
     "PPOConfig",
 )

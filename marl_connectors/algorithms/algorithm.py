@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymnasium import Space
 
@@ -30,7 +30,7 @@ from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.run_files import AUTO as AUTO_METRIC
 from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
-from marl_connectors.algorithms.offline_data import OfflineData
+from marl_connectors.algorithms.offline_data import OfflineData, together
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
@@ -69,6 +69,17 @@ _MOST_SAMPLES = 5
 """How often the episodes of one train batch are sampled, if nodes that have them are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 """What ``policies_to_train`` accepts."""
+
+
+class _Watch(NamedTuple):
+    """The arguments of ``evaluate`` with which the caller watches and ends it."""
+
+    max_seconds: float | None = None
+    on_progress: Callable[[int], Any] | None = None
+    is_enough: Callable[[], bool] | None = None
+
+
+_UNWATCHED = _Watch()
 
 
 class Algorithm:
@@ -377,6 +388,9 @@ class Algorithm:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
             if self.eval_env_runner_group is not None:
                 result["evaluation"].update(workers(self.eval_env_runner_group))
+        interval = self.config.offline_evaluation_interval
+        if interval is not None and self.iteration % interval == 0:
+            result["offline_evaluation"] = self.evaluate_offline()
         self.callbacks.call("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
@@ -458,12 +472,12 @@ class Algorithm:
         finally:
             self._describe_activity = before
 
-    def _describe_sampling(self) -> Callable[[], str]:
+    def _describe_sampling(self, size: int) -> Callable[[], str]:
         runners, config = self.env_runner_group, self.config
         of_agents = config.count_steps_by == "agent_steps"
         count = (lambda: runners.num_agent_steps) if of_agents else (lambda: runners.num_env_steps)
         before, unit, iteration = count(), config.count_steps_by.replace("_", " "), self.iteration + 1
-        wanted = f"{config.total_train_batch_size:,} {unit}"
+        wanted = f"{size:,} {unit}"
         return lambda: f"iteration {iteration}: sampling, {count() - before:,} of {wanted}"
 
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
@@ -472,18 +486,20 @@ class Algorithm:
         Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
         """
         self.offline_data.begin(self.seed)
+        by_agents = self.config.count_steps_by == "agent_steps"
+        read, size = self.offline_data.sample(self.config.total_train_batch_size, by_agent_steps=by_agents)
         for tries_left in reversed(range(_MOST_SAMPLES)):
-            with self._doing(self._describe_sampling()):
-                sample = self._sample()
+            with self._doing(self._describe_sampling(size)):
+                live = self._sample(size)
             if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-                warn_of_late_masks(sample.episodes())
-            before = self.offline_data.record(sample)
+                warn_of_late_masks(together(read, live).episodes())
+            before = self.offline_data.record(live)
             sampled = time.perf_counter()
             try:
                 with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
-                    return sampled, self._update(sample)
+                    return sampled, self._update(together(read, live))
             except Exception as error:
-                if not (tries_left and sample.is_remote and self._remote.is_lost(error)):
+                if not (tries_left and live.is_remote and self._remote.is_lost(error)):
                     raise
                 _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
                 self.env_runner_group.repeat_iteration()
@@ -509,12 +525,13 @@ class Algorithm:
         env_steps, agent_steps = self.offline_data.num_steps
         return self.env_runner_group.num_env_steps + env_steps, self.env_runner_group.num_agent_steps + agent_steps
 
-    def _sample(self) -> Sample:
-        """Samples the episodes of one train batch, or reads them."""
+    def _sample(self, size: int | None = None) -> Sample:
+        """Samples a number of steps, which are counted as in a train batch: None for those of a batch, 0 for none."""
         config, runners = self.config, self.env_runner_group
-        size, by_agents = config.total_train_batch_size, config.count_steps_by == "agent_steps"
-        if self.offline_data.is_read:
-            return self.offline_data.sample(size, by_agent_steps=by_agents)
+        by_agents = config.count_steps_by == "agent_steps"
+        size = config.total_train_batch_size if size is None else size
+        if not size:
+            return Sample.of_episodes([])
         most = self._fragment_length() * config.num_envs
         samples: list[Sample] = []
         collected, before = 0, runners.num_env_steps
@@ -557,6 +574,7 @@ class Algorithm:
         policy_mapping_fn: str | PolicyMappingFn | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Plays episodes in sub-environments that are made for the evaluation. Training is not affected.
 
@@ -571,13 +589,14 @@ class Algorithm:
                 that short episodes are not preferred. ``num_episodes`` in the result is the number of episodes that
                 count; it can be 0.
             on_progress: A function that is called after each step with the number of finished episodes.
+            is_enough: A function that is called after each step. If it returns True, playing stops as after
+                ``max_seconds``. Remote env runners do not call it.
 
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
         """
-        return self._end_evaluation(
-            self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, max_seconds, on_progress)
-        )
+        watch = _Watch(max_seconds, on_progress, is_enough)
+        return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
 
     def _begin_evaluation(
         self,
@@ -585,8 +604,7 @@ class Algorithm:
         explore: bool | None = None,
         seed: int | None = None,
         policy_mapping_fn: str | PolicyMappingFn | None = None,
-        max_seconds: float | None = None,
-        on_progress: Callable[[int], Any] | None = None,
+        watch: _Watch = _UNWATCHED,
     ) -> Callable[[], dict[str, Any]]:
         """Begins an evaluation, and returns a function that waits for its results. Only remote env runners play ahead.
 
@@ -603,7 +621,7 @@ class Algorithm:
         number = config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
-        return self._begin_play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
+        return self._begin_play(config, number, seed, watch)
 
     @contextmanager
     def _evaluation_undone_on_error(self) -> Iterator[None]:
@@ -623,6 +641,34 @@ class Algorithm:
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
+    def evaluate_offline(self) -> dict[str, Any]:
+        """Computes the losses of the held-out recorded episodes. Nothing is updated.
+
+        Returns:
+            ``learners``, the means of the loss statistics by module as in the result of ``train()``, and the numbers
+            of held-out episodes (or chunks), env steps and agent steps.
+
+        Raises:
+            ConfigError: If no recorded episodes are held out.
+        """
+        data, config = self.offline_data, self.config
+        data.open(self.seed)
+        if data.held_out is None:
+            raise ConfigError(
+                f"{type(self).__name__}.evaluate_offline: no recorded episodes are held out. Set "
+                f".offline_data(held_out_fraction=0.1) or .offline_data(held_out_input_=FOLDER)."
+            )
+        by_agents = config.count_steps_by == "agent_steps"
+        batches = data.held_out_batches(config.train_batch_size_per_learner, by_agent_steps=by_agents)
+        with self._doing(lambda: "computing the losses of held-out episodes"):
+            learned = self.learner.evaluate(batches)
+        return {
+            "learners": learned,
+            "num_episodes": data.held_out.num_episodes,
+            "num_env_steps": data.held_out.num_env_steps,
+            "num_agent_steps": data.held_out.num_agent_steps,
+        }
+
     def random_play(
         self,
         *,
@@ -630,6 +676,7 @@ class Algorithm:
         seed: int | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Plays episodes with random actions, as a baseline. The result has the same form as that of ``evaluate``.
 
@@ -638,13 +685,13 @@ class Algorithm:
             seed: The seed of these episodes. If None, the seed is always the same one, derived from the run's.
             max_seconds: As for ``evaluate``.
             on_progress: As for ``evaluate``.
+            is_enough: As for ``evaluate``.
         """
         seed = derived_seed(self.seed, "random play") if seed is None else seed
         config = self.config.get_evaluation_config()
         config.explore = True
-        return self._begin_play(
-            config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress
-        )()
+        watch = _Watch(max_seconds, on_progress, is_enough)
+        return self._begin_play(config, num_episodes, seed, watch, at_random=True)()
 
     def record(
         self,
@@ -699,10 +746,9 @@ class Algorithm:
         config: AlgorithmConfig,
         num_episodes: int,
         seed: int,
+        watch: _Watch,
         *,
         at_random: bool = False,
-        max_seconds: float | None = None,
-        on_progress: Callable[[int], Any] | None = None,
     ) -> Callable[[], dict[str, Any]]:
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         seed = integer(min=0).check(seed, type(self).__name__, "seed")
@@ -710,21 +756,21 @@ class Algorithm:
         num_envs = min(num_episodes, config.num_envs if own is None else own)
         group = self.eval_env_runner_group
         if group is None:
-            return lambda: self._play(config, num_episodes, num_envs, seed, at_random, max_seconds, on_progress)
+            return lambda: self._play(config, num_episodes, num_envs, seed, at_random, watch)
         begun = group.begin_playing(
             num_episodes,
             num_envs,
             settings=evaluation_settings(config),
             seed=seed,
             at_random=at_random,
-            max_seconds=max_seconds,
+            max_seconds=watch.max_seconds,
         )
 
         def play() -> dict[str, Any]:
             results = begun()
             self._report_recreated(group)
-            if on_progress is not None:
-                on_progress(results["num_episodes"])
+            if watch.on_progress is not None:
+                watch.on_progress(results["num_episodes"])
             return results
 
         return play
@@ -736,8 +782,7 @@ class Algorithm:
         num_envs: int,
         seed: int,
         at_random: bool,
-        max_seconds: float | None,
-        on_progress: Callable[[int], Any] | None,
+        watch: _Watch,
     ) -> dict[str, Any]:
         """Plays episodes in this process."""
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
@@ -745,14 +790,14 @@ class Algorithm:
         runner.in_evaluation = True
         what, so_far = "playing at random" if at_random else "evaluating", 0
         with self._borrowed(runner), self._doing(lambda: f"{what}, {so_far} of {num_episodes} episodes"):
-            end = math.inf if max_seconds is None else time.monotonic() + max_seconds
+            end = math.inf if watch.max_seconds is None else time.monotonic() + watch.max_seconds
 
             def is_enough(num_done: int) -> bool:
                 nonlocal so_far
                 so_far = num_done
-                if on_progress is not None:
-                    on_progress(num_done)
-                return time.monotonic() >= end
+                if watch.on_progress is not None:
+                    watch.on_progress(num_done)
+                return time.monotonic() >= end or (watch.is_enough is not None and watch.is_enough())
 
             runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
             return runner.get_metrics()

@@ -527,11 +527,15 @@ def arguments_of_env_runner(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def fragment_length(config: AlgorithmConfig, setup: EnvSpec) -> int:
-    """Returns the env steps of each sub-environment in a sample, which fit the train batch if they are ``"auto"``."""
+    """Returns the env steps of each sub-environment in a sample.
+
+    If they are ``"auto"``, they fit the train batch, or the part of it that is sampled.
+    """
     if config.rollout_fragment_length != "auto":
         return int(config.rollout_fragment_length)
     at_once = setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
-    return max(1, math.ceil(config.total_train_batch_size / config.num_envs / at_once))
+    size = config.total_train_batch_size * (config.live_fraction or 1.0)
+    return max(1, math.ceil(size / config.num_envs / at_once))
 
 
 def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:

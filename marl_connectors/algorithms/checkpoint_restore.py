@@ -23,8 +23,15 @@ from marl_connectors.rl_module.states import check_state_out
 from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, ModuleID
 
-FILES = ("input_", "output")
-"""The settings that name files to read and write."""
+FILES = {
+    "input_": None,
+    "output": None,
+    "held_out_input_": None,
+    "held_out_fraction": 0.0,
+    "live_fraction": 0.0,
+    "offline_evaluation_interval": None,
+}
+"""The settings that name files to read and write, or depend on them, with their values without files."""
 ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learners": 0, "ray_address": None}
 """The settings that let parts of a run be in other processes, with their values for this process."""
 
@@ -150,7 +157,7 @@ def restored_config(
     if config is None:
         restored = config_from_state(state["config"], names=names, skip=skip, **given)
         if not names.trusted:  # its author does not choose which files are read and written
-            restored.change(**{name: None for name in FILES if name not in given})
+            restored.change(**{name: value for name, value in FILES.items() if name not in given})
     else:
         restored = config.copy()
         for name in state["changed_settings"]:

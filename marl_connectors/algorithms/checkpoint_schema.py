@@ -322,6 +322,7 @@ _LEARNER = _Record(
         "never_updated": _list_of(_TEXT),
         "metrics": _METRICS,
         "kl_coeffs": _map_of(_NUMBER),
+        "sqd_adv_norms": _map_of(_NUMBER),
         "last_target_update": _COUNT,
     },
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.env_runners.sample import Sample
-from marl_connectors.offline.episode_reader import AS_RECORDED, EpisodeReader
+from marl_connectors.offline.episode_reader import AS_RECORDED, IN_ORDER, EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
 
 
@@ -16,6 +16,8 @@ class OfflineData:
 
     Attributes:
         reader: Reads the recorded episodes of ``input_``; None if the run samples, and before ``open``.
+        held_out: Reads the recorded episodes that are held out for evaluations; None if there are none, and before
+            ``open``.
         writer: Writes to ``output``; None if nothing is recorded.
     """
 
@@ -30,6 +32,7 @@ class OfflineData:
         self._setup = setup
         self._position: Mapping[str, Any] | None = None
         self.reader: EpisodeReader | None = None
+        self.held_out: EpisodeReader | None = None
         self.writer: EpisodeWriter | None = None
         if config.output is not None:
             self.writer = EpisodeWriter(
@@ -53,20 +56,31 @@ class OfflineData:
         Raises:
             OfflineDataError: If there is nothing to read, or episodes of other agents or spaces.
         """
-        config, setup = self._config, self._setup
+        config = self._config
         if self.reader is not None or config.input_ is None:
             return
-        reader = EpisodeReader(
-            config.input_,
-            order=config.input_order,
-            seed=seed,
-            complete_episodes=config.batch_mode == "complete_episodes",
-            policy_mapping_fn=lambda agent_id, episode: config.policy_mapping_fn(agent_id, episode),
-        )
-        reader.check_spaces({agent_id: setup.agent_spaces(agent_id) for agent_id in setup.agent_ids})
+        fraction = config.held_out_fraction
+        reader = self._opened(config.input_, order=config.input_order, seed=seed, held_out_fraction=fraction)
+        if config.held_out_input_ is not None:
+            self.held_out = self._opened(config.held_out_input_, order=IN_ORDER)
+        elif fraction:
+            self.held_out = self._opened(config.input_, order=IN_ORDER, held_out_fraction=fraction, only_held_out=True)
         if self._position is not None:
             reader.set_state(self._position)
         self.reader = reader
+
+    def _opened(self, input_: Any, **settings: Any) -> EpisodeReader:
+        """Returns a reader whose episodes fit the environment."""
+        config, setup = self._config, self._setup
+        reader = EpisodeReader(
+            input_,
+            complete_episodes=config.batch_mode == "complete_episodes",
+            policy_mapping_fn=lambda agent_id, episode: config.policy_mapping_fn(agent_id, episode),
+            without=config.unread_columns,
+            **settings,
+        )
+        reader.check_spaces({agent_id: setup.agent_spaces(agent_id) for agent_id in setup.agent_ids})
+        return reader
 
     def begin(self, seed: int) -> None:
         """Opens the files to read, and checks that episodes can be recorded, before any is sampled.
@@ -86,18 +100,34 @@ class OfflineData:
         """The numbers of env steps and agent steps that were read so far."""
         return (0, 0) if self.reader is None else (self.reader.num_env_steps_read, self.reader.num_agent_steps_read)
 
-    def sample(self, size: int, *, by_agent_steps: bool) -> Sample:
-        """Returns recorded episodes for one train batch.
+    def sample(self, size: int, *, by_agent_steps: bool) -> tuple[Sample | None, int]:
+        """Returns the recorded episodes of one train batch, and the number of steps to sample for the rest of it.
 
         Args:
-            size: The wanted number of steps. Samples ``"as_recorded"`` have the steps that they have.
-            by_agent_steps: Whether ``size`` counts agent steps instead of env steps.
+            size: The number of steps of the batch. Samples ``"as_recorded"`` have the steps that they have.
+            by_agent_steps: Whether steps are agent steps instead of env steps.
         """
-        assert self.reader is not None
-        if self.reader.order == AS_RECORDED:
-            return Sample.of_episodes(self.reader.sample())
-        wanted: dict[str, int] = {"num_agent_steps" if by_agent_steps else "num_env_steps": size}
-        return Sample.of_episodes(self.reader.sample(**wanted))
+        if self.reader is None:
+            return None, size
+        fraction = self._config.live_fraction
+        read = Sample.of_episodes(_read(self.reader, max(1, round(size * (1.0 - fraction))), by_agent_steps))
+        steps = read.agent_steps if by_agent_steps else read.env_steps
+        return read, max(1, round(steps * fraction / (1.0 - fraction))) if fraction else 0
+
+    def held_out_batches(self, size: int, *, by_agent_steps: bool) -> Iterator[list[Any]]:
+        """Yields all held-out episodes, in the same order each time.
+
+        Args:
+            size: The number of steps of a batch.
+            by_agent_steps: Whether steps are agent steps instead of env steps.
+        """
+        assert self.held_out is not None
+        begin = self.held_out.get_state()
+        try:
+            while not self.held_out.num_passes:
+                yield _read(self.held_out, size, by_agent_steps)
+        finally:
+            self.held_out.set_state(begin)
 
     def record(self, sample: Sample) -> Any:
         """Writes the episodes of a sample. Returns the state of the writer before, for ``undo``."""
@@ -153,3 +183,18 @@ class OfflineData:
         """Completes the files."""
         if self.writer is not None:
             self.writer.close()
+
+
+def _read(reader: EpisodeReader, size: int, by_agent_steps: bool) -> list[Any]:
+    """Returns the next episodes of a reader, as few as have the wanted number of steps."""
+    if reader.order == AS_RECORDED:
+        return reader.sample()
+    wanted: dict[str, int] = {"num_agent_steps" if by_agent_steps else "num_env_steps": size}
+    return reader.sample(**wanted)
+
+
+def together(read: Sample | None, live: Sample) -> Sample:
+    """Returns the episodes of a train batch: those that were read, followed by those that were sampled."""
+    if read is None:
+        return live
+    return Sample.of_episodes([*read.episodes(), *live.episodes()])

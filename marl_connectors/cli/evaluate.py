@@ -22,6 +22,7 @@ from marl_connectors.algorithms.fitting.figures import (
     table,
 )
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.restored_runs import (
     check_python_config,
     checkpoint_named,
@@ -29,7 +30,7 @@ from marl_connectors.cli.restored_runs import (
     naming_a_lost_config,
 )
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.train import BUILDING
+from marl_connectors.cli.train import BUILDING, WITH_ENDED_EPISODES
 from marl_connectors.cli.values import require_extras
 from marl_connectors.cli.video import RECORDING, check_video_can_be_made, is_mp4, record_video
 from marl_connectors.json_data import jsonable
@@ -50,23 +51,31 @@ def run(args: argparse.Namespace) -> int:
             options = {"trusted": args.trusted, "new_episodes": True, "local": True, "source": args.config}
             algo = load_algorithm(checkpoint, **options)
         try:
-            found = _measured(algo, checkpoint, args)
+            with InterruptGate(stops=WITH_ENDED_EPISODES) as gate:
+                found = _measured(algo, checkpoint, args, gate)
         finally:
             algo.stop()
-    print(json.dumps(jsonable(found), indent=2) if args.json else _as_text(found))
-    return 0
+    print(json.dumps(jsonable(found), indent=2) if args.json else _as_text(found), flush=True)
+    return 0 if gate.requested is None else exit_status(gate.requested)
 
 
-def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Plays episodes, and records a video if one is wanted. Returns everything that ``--json`` prints."""
+def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace, gate: InterruptGate) -> dict[str, Any]:
+    """Plays episodes, and records a video if one is wanted. Returns everything that ``--json`` prints.
+
+    After a stop signal, the rest is left out.
+    """
     wanted, limit = args.episodes, float(args.baseline_seconds)
     explore = bool(args.explore or algo.config.get_evaluation_config().explore)
-    with PlayProgress(wanted, what="episodes") as watch:
-        results = algo.evaluate(num_episodes=wanted, explore=explore, seed=args.seed, on_progress=watch)
-    with PlayProgress(wanted, what="episodes of random play") as watch:
-        at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=watch)
-    with announced(RECORDING):
-        failed = None if args.video is None else record_video(algo, Path(args.video), seed=args.seed)
+    how: dict[str, Any] = {"num_episodes": wanted, "is_enough": gate.is_requested}
+    with gate.iteration(), PlayProgress(wanted, what="episodes") as watch:
+        results = algo.evaluate(explore=explore, seed=args.seed, on_progress=watch, **how)
+    was_stopped, at_random, failed = gate.is_requested(), None, None
+    if not was_stopped:
+        with gate.iteration(), PlayProgress(wanted, what="episodes of random play") as watch:
+            at_random = algo.random_play(max_seconds=limit, on_progress=watch, **how)
+    if args.video is not None and not gate.is_requested():
+        with gate.iteration(), announced(RECORDING):
+            failed = record_video(algo, Path(args.video), seed=args.seed)
     return {
         "checkpoint": str(checkpoint),
         "episodes": wanted,
@@ -75,6 +84,7 @@ def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace) -> dict[str
         "success": success_name(algo.config),
         "results": results,
         "random_play": at_random,
+        "stopped": gate.is_requested(),
         "video": args.video if failed == "" else None,
         "no_video": failed or None,
     }
@@ -82,22 +92,27 @@ def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace) -> dict[str
 
 def _as_text(found: Mapping[str, Any]) -> str:
     results, at_random = found["results"], found["random_play"]
-    random_play = module_returns(at_random)
+    random_play = {} if at_random is None else module_returns(at_random)
     rows = [
         [module_id, spread(mean_and_std), extremes, spread(random_play.get(module_id))]
         for (module_id, mean_and_std), extremes in zip(module_returns(results).items(), _extremes(results), strict=True)
     ]
     manner = "drawn from the policies" if found["explore"] else "the most likely ones"
     lines = [
-        f"{found['checkpoint']}: {found['episodes']} episodes, actions are {manner}.",
+        f"{found['checkpoint']}: {results['num_episodes']} episodes, actions are {manner}.",
         "Return of an agent per episode:",
         table(["module", "mean ± std", "min to max", "random play"], rows),
     ]
     if found["success"] is not None and math.isfinite(success_of(results)):
-        random_success = percent(success_of(at_random))
-        lines.append(f"Success ({found['success']}): {percent(success_of(results))}, in random play {random_success}.")
-    if sentence := fewer_episodes("random play", at_random, found["episodes"]):
-        lines.append(sentence)
+        by_chance = "" if at_random is None else f", in random play {percent(success_of(at_random))}"
+        lines.append(f"Success ({found['success']}): {percent(success_of(results))}{by_chance}.")
+    was_stopped = found["stopped"]
+    missing = [fewer_episodes("the policies", results, found["episodes"], was_stopped=True)]
+    if at_random is not None:
+        missing.append(fewer_episodes("random play", at_random, found["episodes"], was_stopped=was_stopped))
+    lines += [sentence for sentence in missing if sentence]
+    if was_stopped:
+        lines.append("Stopped by a signal. What is missing here was not measured.")
     lines.append(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
     if found["video"] is not None or found["no_video"] is not None:
         lines.append(found["no_video"] or f"Video: {found['video']}")

@@ -55,6 +55,13 @@ _REPLAY: Final[Mapping[str, Any]] = {
     "epsilon": [[0, 1.0], [20_000, 0.05]],
     "num_steps_sampled_before_learning_starts": 1000,
 }
+_CLONING: Final[Mapping[str, Any]] = {"lr": 1e-3, "train_batch_size_per_learner": 2000}
+_WEIGHTED: Final[Mapping[str, Any]] = {
+    **_CLONING,
+    "gamma": 0.99,
+    "beta": 1.0,
+    "moving_average_sqd_adv_norm_update_rate": 0.02,
+}
 ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
     "ppo": KnownAlgorithm("marl_connectors.algorithms.ppo.config:PPOConfig", "the default", TRAINING_DEFAULTS),
     "mappo": KnownAlgorithm(
@@ -64,6 +71,12 @@ ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
     ),
     "dqn": KnownAlgorithm(
         "marl_connectors.algorithms.dqn.config:DQNConfig", "Q-learning from a replay buffer", _REPLAY
+    ),
+    "bc": KnownAlgorithm(
+        "marl_connectors.algorithms.bc.config:BCConfig", "imitates recorded episodes, --set input_=FOLDER", _CLONING
+    ),
+    "marwil": KnownAlgorithm(
+        "marl_connectors.algorithms.marwil.config:MARWILConfig", "the same, but prefers better actions", _WEIGHTED
     ),
 }
 """The algorithms by name."""

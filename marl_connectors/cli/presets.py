@@ -47,7 +47,7 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
             names. Otherwise, it has the zoo's settings for the environment and the defaults, or with ``preset=False``
             the defaults alone.
     """
-    given = layer(given)
+    given = _with_algorithm(layer(given))
     base = _base(given)
     values = {name: getattr(base, name) for name in _FIELDS}
     changes = {name: given[name] for name in _FIELDS & given.keys() if name not in (*PAIRS, "preset", "config")}
@@ -95,6 +95,12 @@ def _base(given: Mapping[str, Any]) -> RunSettings:
         **{"algo": given.get("algo", "ppo"), **preset, "env": given["env"], "training": training},
         preset=None if task is None else task.name,
     )
+
+
+def _with_algorithm(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a layer in which the name of a task for another algorithm stands for its environment and algorithm."""
+    task = next((task for task in tasks() if task.is_variant and task.name == given.get("env")), None)
+    return given if task is None else {"algo": task.algo, **given, "env": task.words[0]}
 
 
 def task_for(env: str, algo: str | None = None) -> ZooTask | None:

@@ -185,6 +185,11 @@ class RunFolder(RunFiles):
         with writing(self.path / UNTRAINED_VIDEO):
             replace_file(self.path / UNTRAINED_VIDEO, film)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trained modules have been measured, so that the run is complete."""
+        return (self.path / FINAL).exists()
+
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""
         with writing(self.path / FINAL):

@@ -28,7 +28,7 @@ from marl_connectors.algorithms.fitting.figures import (
     time_shares,
 )
 from marl_connectors.algorithms.fitting.metric_names import check_metric
-from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, announced, open_progress
+from marl_connectors.algorithms.fitting.progress import Goal, PlayProgress, Progress, Watched, announced, open_progress
 from marl_connectors.algorithms.fitting.run_files import names_of_results
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
@@ -59,6 +59,7 @@ from marl_connectors.zoo import find_task
 
 BUILDING = "building environments and modules, starting their processes, and trying the environment"
 """What a program does before a run, in words."""
+WITH_ENDED_EPISODES = "with the episodes that have ended"
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = (
     *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
@@ -173,8 +174,7 @@ class _Training:
                 if gate.requested is not None:
                     print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}", flush=True)
                     return exit_status(gate.requested)
-            self._finish(folder)
-            return 0
+            return self._finish(folder)
         except KeyboardInterrupt as stop:
             return self._stopped_at_once(stop)
         finally:
@@ -183,7 +183,9 @@ class _Training:
     def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
         """Prints what was saved of the run. Returns the exit status."""
         self._save_last()
-        if self.saver.saved_iteration < 0:
+        if self.folder is not None and self.folder.is_finished:
+            hint = f"The run is complete in {self.folder.path}, only its video is missing."
+        elif self.saver.saved_iteration < 0:
             hint = "Nothing of it was saved."
         else:
             hint = f"The latest checkpoint is of iteration {self.saver.saved_iteration}. {self._resume_hint()}"
@@ -249,9 +251,8 @@ class _Training:
     def _loop(self, gate: InterruptGate) -> None:
         settings = self.settings
         runners = settings.num_env_runners
-        progress = open_progress(
-            Goal(settings.steps), self.steps_done, sys.stdout, runners, activity=lambda: self.algo.activity
-        )
+        goal = Goal(settings.steps)
+        progress = open_progress(Watched(goal, self.steps_done, sys.stdout, runners, lambda: self.algo.activity))
         try:
             while self.steps_done < settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
@@ -311,17 +312,32 @@ class _Training:
         return self.folder
 
     def _resume_hint(self) -> str:
+        return f"Resume with: {self._resume_command()}"
+
+    def _resume_command(self) -> str:
         path = self.folder.path if self.folder is not None else self.out
         began_with = None if self.folder is None else self.folder.config["command"].get("steps")
-        return f"Resume with: {suggestions.resume(path, self.settings, began_with, trusted=self.trusted)}"
+        return suggestions.resume(path, self.settings, began_with, trusted=self.trusted)
 
-    def _finish(self, folder: RunFolder) -> None:
-        """Evaluates the modules, records a video, and prints what the folder holds and which commands to try next."""
+    def _finish(self, folder: RunFolder) -> int:
+        """Evaluates the modules, records a video, and prints what the folder holds and which commands to try next.
+
+        After a stop signal, it only prints what the episodes show that have ended. Returns the exit status.
+        """
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
-        with PlayProgress(wanted) as watch:
-            results = self.algo.evaluate(num_episodes=wanted, seed=self.settings.seed, on_progress=watch)
-        now = module_returns(results)
+        with InterruptGate(stops=WITH_ENDED_EPISODES) as gate, gate.iteration(), PlayProgress(wanted) as watch:
+            results = self.algo.evaluate(
+                num_episodes=wanted, seed=self.settings.seed, on_progress=watch, is_enough=gate.is_requested
+            )
+        self._print_results(results)
+        is_whole = results["num_episodes"] >= wanted
+        if is_whole:
+            folder.write_final(jsonable(results))
+        if gate.requested is not None:
+            rest = "" if is_whole else f" To measure all episodes: {self._resume_command()}"
+            print(f"\nStopped. Training is complete in {folder.path}.{rest}", flush=True)
+            return exit_status(gate.requested)
         no_video, video = "No video, as asked.", folder.path / f"video.{self.settings.video}"
         if self.settings.video != "none":
             with announced(RECORDING):
@@ -332,14 +348,24 @@ class _Training:
                     label="after training, ",
                     untrained=folder.path / run_folder.UNTRAINED_VIDEO,
                 )
+        if self.timers:
+            print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
+        print(f"\n{_places(folder, self.settings.track, no_video, video)}", flush=True)
+        if self.suggests:
+            print(f"\n{self._next_commands(folder.path)}", flush=True)
+        return 0
+
+    def _print_results(self, results: Mapping[str, Any]) -> None:
+        """Prints the returns and the success of the trained modules beside those that were measured before."""
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )
         rows = [
             [module_id, spread(at_start.get(module_id)), spread(mean), spread(random_play.get(module_id))]
-            for module_id, mean in now.items()
+            for module_id, mean in module_returns(results).items()
         ]
-        print(f"\nReturn of an agent per episode, mean ± standard deviation of {wanted} episodes:")
+        wanted, played = self.settings.eval_episodes, results["num_episodes"]
+        print(f"\nReturn of an agent per episode, mean ± standard deviation of {played} episodes:")
         print(table(["module", "at start", "now", "random play"], rows))
         if (measured := success_name(self.algo.config)) is not None and math.isfinite(success_of(results)):
             before, by_chance = (percent(success_of(self.baselines[key])) for key in ("at_start", "random_play"))
@@ -347,12 +373,7 @@ class _Training:
             print(f"\nSuccess ({measured}): {before} at start, {now_done} now, {by_chance} in random play.")
         for name, what in BASELINES.items():
             _say(fewer_episodes(what, self.baselines[name], wanted))
-        if self.timers:
-            print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
-        print(f"\n{_places(folder, self.settings.track, no_video, video)}", flush=True)
-        if self.suggests:
-            print(f"\n{self._next_commands(folder.path)}", flush=True)
-        folder.write_final(jsonable(results))
+        _say(fewer_episodes("the trained policies", results, wanted, was_stopped=True))
 
     def _next_commands(self, path: Path) -> str:
         events = path / run_folder.EVENTS if "tensorboard" in self.settings.track else None

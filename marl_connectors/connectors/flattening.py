@@ -121,12 +121,13 @@ class Flattener:
                 part = part[key]
             if out is None:
                 out = np.empty((len(part), self.size), np.float32)
-            if sizes is None:
-                out[:, begin:end] = part.reshape(len(part), end - begin)
-                if scale is not None:
-                    out[:, begin:end] *= scale
+            own = out[:, begin:end]
+            if sizes is not None and levels is not None:
+                np.equal(_spread(part, sizes), levels, out=own)
             else:
-                out[:, begin:end] = _spread(part, sizes) == levels
+                own[...] = part if part.shape == own.shape else part.reshape(own.shape)
+                if scale is not None:
+                    own *= scale
         assert out is not None
         return out
 

@@ -10,7 +10,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
-from marl_connectors.connectors.space_trees import fits, has_dtypes, shape_of
+from marl_connectors.connectors.row_memory import RowMemory
+from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -190,10 +191,10 @@ class ObservationTransform(InBothPipelines):
     def changed(self, observations: Tree, steps: Steps) -> Tree:
         """Returns ``transform`` of observations, unless they have been transformed already."""
         plan = self._plan_for(steps)
-        comes, went = fits(plan.before, observations), fits(plan.after, observations)
-        if comes and went and not has_dtypes(plan.before, observations):
-            comes = not has_dtypes(plan.after, observations)
-        if comes:
+        if fits(plan.before, observations, with_dtypes=True):
+            return self.transform(observations, plan, steps)
+        went = fits(plan.after, observations)
+        if fits(plan.before, observations) and not (went and fits(plan.after, observations, with_dtypes=True)):
             return self.transform(observations, plan, steps)
         if went:
             return observations
@@ -252,8 +253,6 @@ def _in_one_order(
 
 # The agent-steps of observations.
 
-_REMEMBERED_ROWS = 16
-
 
 class Recent(NamedTuple):
     """The newest items of a column, as seen from each of ``B`` agent-steps.
@@ -289,21 +288,19 @@ class AgentLookup:
 
     def __init__(self) -> None:
         self.checked: dict[tuple[int, int], np.ndarray] = {}
-        self._known: dict[int, tuple[Rows, Agents]] = {}
+        self._known = RowMemory()
 
     def of(self, rows: Rows) -> Agents:
         """Returns the agents of rows. A runner's rows stay the same object until an agent joins or leaves."""
-        known = self._known.get(id(rows))
-        if known is not None and known[0] is rows:
-            return known[1]
+        known = self._known.get(rows)
+        if known is not None:
+            return known
         by_episode = [episode.agent_id for episode in rows.episodes]
         place = {agent_id: i for i, agent_id in enumerate(dict.fromkeys(by_episode))}
         index = np.repeat(np.array([place[agent_id] for agent_id in by_episode], np.int64), rows.counts)
         agents = Agents(tuple(place), index)
         if rows.acted is None:
-            while len(self._known) >= _REMEMBERED_ROWS:
-                self._known.pop(next(iter(self._known)))
-            self._known[id(rows)] = (rows, agents)
+            self._known[rows] = agents
         return agents
 
 

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.spaces import in_key_order, is_leaf, leaves_in
+from marl_connectors.spaces import in_key_order, is_leaf
 from marl_connectors.typing import Tree
 
 
-def fits(space: Space, values: Tree) -> bool:
-    """Whether a batch has the structure and the item shapes of a space. The numbers are not checked."""
+def fits(space: Space, values: Tree, *, with_dtypes: bool = False) -> bool:
+    """Whether a batch has the structure and the item shapes of a space. The numbers are not checked.
+
+    Args:
+        space: The space.
+        values: The batch.
+        with_dtypes: Whether the arrays must have the dtypes of the space, too.
+    """
     if is_leaf(space):
-        return type(values) is np.ndarray and values.shape[1:] == space.shape
-    if isinstance(space, spaces.Dict):
-        return (
-            isinstance(values, dict)
-            and len(values) == len(space.spaces)
-            and all(key in values and fits(part, values[key]) for key, part in space.spaces.items())
-        )
+        is_alike = type(values) is np.ndarray and values.shape[1:] == space.shape
+        return is_alike and not (with_dtypes and values.dtype != space.dtype)
     parts: Any = space.spaces  # type: ignore[attr-defined]
-    return isinstance(values, tuple) and len(values) == len(parts) and all(map(fits, parts, values))
-
-
-def has_dtypes(space: Space, values: Tree) -> bool:
-    """Whether a batch that ``fits`` a space has its dtypes too."""
-    return all(own.dtype == part.dtype for part, own in leaves_in(space, values))
+    if type(parts) is tuple:
+        is_alike = isinstance(values, tuple) and len(values) == len(parts)
+        return is_alike and all(map(partial(fits, with_dtypes=with_dtypes), parts, values))
+    if not isinstance(values, dict) or len(values) != len(parts):
+        return False
+    for key, part in parts.items():
+        if key not in values or not fits(part, values[key], with_dtypes=with_dtypes):
+            return False
+    return True
 
 
 def map_space(change: Callable[[Space], Space], space: Space) -> Space:

@@ -18,6 +18,8 @@ from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
+_CHECKED = (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS)
+
 
 def check_outputs(
     group: LaneGroup, rl_module: Any, episodes: Callable[[], Iterable[tuple[int, Episode]]] = lambda: ()
@@ -38,7 +40,8 @@ def check_outputs(
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
-    found = _first_bad({n: tree_map(lambda leaf: leaf[begin:], rollout.columns[n]) for n in _known(rollout.columns)})
+    own = {name: rollout.columns[name] for name in _CHECKED if name in rollout.columns}
+    found = _first_bad({name: tree_map(lambda leaf: leaf[begin:], column) for name, column in own.items()})
     if found is None:
         return
     name, row, value = found
@@ -97,21 +100,17 @@ def check_outputs_of_rows(columns: ColumnGroup, rl_module: Any) -> None:
     Raises:
         ModuleError: If an output is NaN or infinite. Logits of -inf are allowed.
     """
-    found = _first_bad({name: columns[name] for name in _known(columns)})
+    found = _first_bad(columns)
     if found is not None:
         name, row, value = found
         module_id = columns.module_ids[int(np.searchsorted(columns.splits, row, "right")) - 1]
         raise _not_finite(module_id, rl_module[module_id], name, value, f"in row {row} of the observations")
 
 
-def _known(columns: Mapping[str, Any]) -> list[str]:
-    return [name for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS) if name in columns]
-
-
 def _first_bad(columns: Mapping[str, Any]) -> tuple[str, int, float] | None:
     """Returns the name of a column, a row and a number that is not finite, or None. Logits may be -inf."""
-    for name, column in columns.items():
-        for leaf in leaves(column):
+    for name in _CHECKED:
+        for leaf in leaves(columns[name]) if name in columns else ():
             if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f" or not leaf.size:
                 continue
             largest = leaf.max()  # it is NaN if any number is NaN

@@ -29,7 +29,7 @@ from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
-from marl_connectors.episodes.rollout import take
+from marl_connectors.episodes.rollout import Positions, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
 from marl_connectors.errors import CheckpointError
@@ -329,16 +329,19 @@ class EpisodeTracker:
             group.credit_and_advance(numbers, rewards)
 
     def undo_step(
-        self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
+        self,
+        moved: Iterable[tuple[LaneGroup, np.ndarray | None, Positions]],
+        joined: Iterable[tuple[int, AgentID]],
     ) -> None:
         """Undoes a step that failed before any agent acted. Then all lanes wait in the rows that they last acted on.
 
         Args:
-            moved: For each group, the numbers of the lanes that ``apply`` moves, and their rows before the step.
+            moved: For each group, the numbers of the lanes that ``apply`` moves (None for all that act), and the
+                positions of their newest rows before the step.
             joined: The ``env_index`` and the agent id of agents that may have joined in the step.
         """
-        for group, numbers, rows in moved:
-            group.rewind(numbers, rows)
+        for group, numbers, positions in moved:
+            group.rewind(group.acting_numbers if numbers is None else numbers, positions)
         for env_index, agent_id in joined:
             lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
             if lane is None or not isinstance(episode, MultiAgentEpisode):

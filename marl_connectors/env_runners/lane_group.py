@@ -40,6 +40,8 @@ _BY_NUMBER = (
     "next_row",
 )
 """The names of the LaneGroup arrays with an entry for each lane."""
+_REMEMBERED = 64
+"""The number of selections of lanes that act together that a group remembers."""
 
 
 class Lane:
@@ -187,6 +189,16 @@ class LiveViews(NamedTuple):
         return {agent_id: lane.episode for agent_id, lane in self.lanes.items()}
 
 
+class _Selection(NamedTuple):
+    """Lanes that act together, with the attributes of a ``LaneGroup`` that follow from them."""
+
+    numbers: np.ndarray | None
+    env_indices: np.ndarray
+    agent_words: np.ndarray
+    places: np.ndarray
+    rows: LiveRows
+
+
 class LaneGroup:
     """All lanes of agents with equal spaces whose modules have equal kinds of state, in one rollout.
 
@@ -222,7 +234,7 @@ class LaneGroup:
         places: ``[B]``, sort keys that increase with the sub-environment and the agent's rank.
         agent_words: ``[B]`` uint64, the words that identify the agents' random streams.
         words: ``[B]`` uint64, the words of the streams themselves. None until they are computed.
-        rows: The rows that the pipelines get. It is the same object as long as the same lanes act.
+        rows: The rows that the pipelines get. It is the same object whenever the same lanes act.
         t: ``[B]`` int32, the env step of each newest observation.
         last_row: The row of the newest observation of any lane.
     """
@@ -274,6 +286,7 @@ class LaneGroup:
         self._free_numbers: list[int] = []  # a heap of the free numbers below ``_num_opened``
         self._first: np.ndarray | None = None
         self.places = np.zeros(0, np.int64)
+        self._selections: dict[bytes, _Selection] = {}
 
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Returns whether agents with these spaces and modules of this kind belong to the group."""
@@ -318,6 +331,7 @@ class LaneGroup:
         for name in _BY_NUMBER:
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self._lanes += [None] * more
+        self._selections.clear()
 
     def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> list[Lane]:
         """Opens lanes for agents. Their episodes begin in the first unused row of their lane.
@@ -426,17 +440,18 @@ class LaneGroup:
         """Returns ``[N]`` the newest rows of lanes."""
         return self.rollout.cursor[numbers] // self.rollout.num_lanes
 
-    def rewind(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def rewind(self, numbers: np.ndarray, positions: Positions) -> None:
         """Moves lanes back to the rows in which they have acted, and lets them wait there.
 
         Observations in later rows are marked as unused.
 
         Args:
             numbers: ``[N]``, the numbers of the lanes.
-            rows: ``[N]``, the rows to go back to.
+            positions: The ``N`` positions of the rows to go back to.
         """
-        rollout, before = self.rollout, rows * self.rollout.num_lanes + numbers
-        newest = rollout.cursor[numbers]
+        rollout, newest = self.rollout, self.rollout.cursor[numbers]
+        is_slice = isinstance(positions, slice)
+        before = np.arange(positions.start, positions.stop) if is_slice else positions
         for position in (undone := newest[newest != before]).tolist():
             rollout.infos.pop(position, None)
         rollout.columns[Columns.T][undone] = -1
@@ -467,38 +482,53 @@ class LaneGroup:
         Args:
             module_order: ``[num_modules]``, the place of each of ``LaneTable.module_ids`` among the modules.
         """
+        self._selections.clear()
         live = np.flatnonzero(self.is_live)
         by_row = np.lexsort((self.rank[live], self.env_of[live], module_order[self.module_of[live]]))
         self.order = live[by_row]
 
     def select(self, module_ids: Sequence[ModuleID], num_ranks: int) -> None:
-        """Finds the lanes that act next, and creates ``rows``.
+        """Finds the lanes that act next, and their ``rows``.
+
+        What follows from these lanes is remembered until lanes are opened or closed or get other modules, because
+        agents that take turns recur.
 
         Args:
             module_ids: ``LaneTable.module_ids``.
             num_ranks: A number greater than any ``rank``.
         """
-        order, rollout = self.order, self.rollout
-        idle = rollout.pending[order] | self.is_reset_step[order]
-        numbers = order[~idle] if idle.any() else order
-        is_all = len(numbers) == rollout.num_lanes and bool((numbers == np.arange(len(numbers))).all())
-        self.numbers = None if is_all else numbers
-        self.env_indices = self.env_of[numbers]
-        self.agent_words = self.word_of[numbers]
-        self.places = self.env_indices * num_ranks + self.rank[numbers]
+        order = self.order
+        numbers = order[~(self.rollout.pending | self.is_reset_step)[order]]
+        key = numbers.tobytes()
+        known = self._selections.get(key)
+        if known is None:
+            if len(self._selections) >= _REMEMBERED:
+                self._selections.clear()
+            known = self._selections[key] = self._selection(numbers, module_ids, num_ranks)
+        self.numbers, self.env_indices, self.agent_words, self.places, self.rows = known
         self.words = self._first = None
         self.locate()
-        modules = self.module_of[numbers]
+
+    def _selection(self, numbers: np.ndarray, module_ids: Sequence[ModuleID], num_ranks: int) -> _Selection:
+        is_all = len(numbers) == self.rollout.num_lanes and bool((numbers == np.arange(len(numbers))).all())
+        modules, env_indices = self.module_of[numbers], self.env_of[numbers]
         borders = (modules[1:] != modules[:-1]).nonzero()[0] + 1
         splits = [0, *borders.tolist(), len(numbers)] if len(numbers) else [0]
         present = tuple([module_ids[int(modules[begin])] for begin in splits[:-1]])
-        self.rows = LiveRows(self, module_ids=present, splits=tuple(splits))
+        return _Selection(
+            None if is_all else numbers,
+            env_indices,
+            self.word_of[numbers],
+            env_indices * num_ranks + self.rank[numbers],
+            LiveRows(self, module_ids=present, splits=tuple(splits)),
+        )
 
     def locate(self) -> None:
         """Computes ``positions``, after single lanes have moved."""
         cursor = self.rollout.cursor if self.numbers is None else self.rollout.cursor[self.numbers]
-        if self.numbers is None and len(cursor) and (cursor == cursor[0] + np.arange(len(cursor))).all():
-            self.positions = slice(int(cursor[0]), int(cursor[0]) + len(cursor))
+        first = cursor.item(0) if len(cursor) else 0
+        if len(cursor) == 1 or (len(cursor) and (cursor == first + np.arange(len(cursor))).all()):
+            self.positions = slice(first, first + len(cursor))
         else:
             self.positions = cursor
 

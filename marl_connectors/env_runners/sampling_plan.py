@@ -215,13 +215,20 @@ class SamplingPlan:
             self._structures = [Structure(own, [own]) for own in self._rl_module.values() if not is_stackable(own)]
 
     def _bound_to(self) -> tuple[Any, ...]:
-        pipelines, rl_module = (self._env_to_module, self._module_to_env), self._rl_module
+        # This runs in every call of a policy.
+        before, after, rl_module = self._env_to_module, self._module_to_env, self._rl_module
         return (
-            *pipelines,
-            *(pipeline._steps for pipeline in pipelines),
-            *(self._metrics[name] for name in ("env_to_module", "module_to_env")),
-            *(_is_plain(pipeline) for pipeline in pipelines),
-            *(self._explore, self._joins_in, self._joins_out),
+            before,
+            after,
+            before._steps,
+            after._steps,
+            self._metrics["env_to_module"],
+            self._metrics["module_to_env"],
+            _is_plain(before),
+            _is_plain(after),
+            self._explore,
+            self._joins_in,
+            self._joins_out,
             rl_module,
             rl_module.buckets,  # a new list whenever a stackable module has changed
             can_be_bound(rl_module),

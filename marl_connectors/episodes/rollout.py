@@ -22,7 +22,7 @@ the same row, the newest rows are one contiguous slice; otherwise they are one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -275,7 +275,7 @@ class Rollout:
         if name not in self._layers:
             return take(self.columns[name], positions)
         levels = self.layered[name][positions].tobytes()  # a byte for each row
-        if levels and levels.count(levels[0]) == len(levels):
+        if len(levels) == 1 or (levels and levels.count(levels[0]) == len(levels)):
             return take(self._layers[name][levels[0]], positions)
         level = np.frombuffer(levels, np.int8)
         used = np.unique(level)
@@ -429,8 +429,8 @@ class Rollout:
         kept = self.rows((np.arange(rows)[:, None] * self.num_lanes + lanes).ravel())
         return {"columns": kept.columns, "layers": kept._layers, "level": kept.layered, "given": kept.given}
 
-    def rows(self, positions: np.ndarray) -> Rollout:
-        """Returns a rollout of one lane with copies of some rows, in this order."""
+    def rows(self, positions: np.ndarray, *, without: Collection[str] = ()) -> Rollout:
+        """Returns a rollout of one lane with copies of some rows, in this order, and without some columns."""
         found = Rollout.of_columns(
             {},
             self.observation_space,
@@ -439,10 +439,12 @@ class Rollout:
             actions_from_0=self.actions_from_0,
         )
         for name, column in self.columns.items():
-            found.columns[name] = column if name in self._layers else take(column, positions)
-        found._layers = {name: [take(layer, positions) for layer in layers] for name, layers in self._layers.items()}
-        found.layered = {name: level[positions] for name, level in self.layered.items()}
-        found.given = {name: given[positions] for name, given in self.given.items()}
+            if name not in without:
+                found.columns[name] = column if name in self._layers else take(column, positions)
+        kept = [name for name in self._layers if name not in without]
+        found._layers = {name: [take(layer, positions) for layer in self._layers[name]] for name in kept}
+        found.layered = {name: level[positions] for name, level in self.layered.items() if name not in without}
+        found.given = {name: given[positions] for name, given in self.given.items() if name not in without}
         found._share_layers()
         if self.infos:
             infos = self.infos

@@ -48,6 +48,7 @@ class Rows:
     """
 
     __slots__ = (
+        "__weakref__",
         "_chunks",
         "_episodes",
         "_last_steps",

@@ -84,6 +84,7 @@ class Learner(Checkpointable, ABC):
         self._checks_lazily = self.device.type != "cpu"
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
+        self._in_train_mode = False
         self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
         self._decided: dict[ModuleID, bool] = {}
         self._recorded: RecordingLogger | None = None
@@ -326,6 +327,46 @@ class Learner(Checkpointable, ABC):
         self.num_updates += 1
         return results
 
+    def evaluate(self, batches: Iterable[Sequence[Any]]) -> dict[ModuleID, dict[str, float]]:
+        """Computes the losses of episodes, with modules in eval mode. Nothing is updated, and no state changes.
+
+        Args:
+            batches: Lists of episodes. The loss statistics of each list are computed at once.
+
+        Returns:
+            The means of the loss statistics over all rows that count, for each module that is trained and has rows.
+        """
+        kept = self.pipeline.get_state(), self.metrics, self._loss_statistics
+        sums: dict[ModuleID, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        counts: dict[ModuleID, int] = defaultdict(int)
+        try:
+            with torch.no_grad(), torch_stream(self._seed, "evaluation", self.num_updates):
+                for episodes in batches:
+                    for module_id, (terms, size) in self._terms_of(episodes).items():
+                        counts[module_id] += size
+                        for name, value in terms.items():
+                            sums[module_id][name] += value * size
+        finally:
+            learned, self.metrics, self._loss_statistics = kept
+            self.pipeline.set_state(learned)
+        means = {m: {name: value / counts[m] for name, value in own.items()} for m, own in sums.items()}
+        return self.completed_statistics(means)
+
+    def _terms_of(self, episodes: Sequence[Any]) -> dict[ModuleID, tuple[dict[str, float], int]]:
+        """Returns the means of the loss statistics of each module, and the number of its rows that count."""
+        self.metrics, self._loss_statistics = MetricsLogger(), LossStatistics()
+        batch = self.make_batch(episodes)
+        sizes: dict[ModuleID, int] = {}
+        for step in self._steps(batch, config=_in_one_step(self.config)):
+            self._loss_statistics.begin_minibatch(step.epoch)
+            self._loss_of(step)
+            sizes.update(step.sizes)
+        return {module_id: (terms, sizes[module_id]) for module_id, terms in self._loss_statistics.means().items()}
+
+    def completed_statistics(self, means: dict[ModuleID, dict[str, float]]) -> dict[ModuleID, Any]:
+        """Returns the results that follow from the means of an update's loss statistics: these, unless overridden."""
+        return means
+
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
         """Returns the train batch.
 
@@ -361,13 +402,13 @@ class Learner(Checkpointable, ABC):
 
     # One step.
 
-    def _steps(self, batch: ColumnBatch, rows: Sequence[GroupRows] | None = None) -> Steps:
-        """Returns the gradient steps of an update."""
+    def _steps(self, batch: ColumnBatch, rows: Sequence[GroupRows] | None = None, config: Any = None) -> Steps:
+        """Returns the gradient steps of an update with the learner's config or another one."""
         return Steps(
             batch,
             self._rows(batch, (), ()) if rows is None else rows,
             self.module,
-            self.config,
+            self.config if config is None else config,
             is_updated=self._is_updated,
             stacking_key=self.stacking_key if self.config.stack_modules and self.has_stacked_loss else None,
             has_shared_parameters=self.optimizers.has_shared,
@@ -378,18 +419,19 @@ class Learner(Checkpointable, ABC):
     @contextmanager
     def _train_mode(self) -> Iterator[None]:
         """Puts modules that ran forward back into eval mode at the end. Their random numbers follow the run's seed."""
-        self._trained = []
+        self._trained, self._in_train_mode = [], True
         try:
             others = () if self.ranks is None else (self.ranks.rank,)
             with torch_stream(self._seed, "train mode", self.num_updates, *others):
                 yield
         finally:
+            self._in_train_mode = False
             for module in self._trained:
                 module.eval()
 
     def _forward_train(self, module: Any, columns: Any) -> Any:
-        """Runs a module forward in train mode."""
-        if not module.training:
+        """Runs a module forward as in training; within ``_train_mode`` in train mode."""
+        if self._in_train_mode and not module.training:
             self._trained.append(module.train())
         return module.forward_train(columns)
 
@@ -611,7 +653,7 @@ class Learner(Checkpointable, ABC):
                 set_gradients(gradients, given, module_id, type(self).__name__)
 
     def _results(self, trained: Mapping[ModuleID, int], rates: Mapping[ModuleID, float]) -> dict[ModuleID, Any]:
-        means = self._loss_statistics.means()
+        means = self.completed_statistics(self._loss_statistics.means())
         counts = {m: {"num_module_steps_trained": count, "learning_rate": rates[m]} for m, count in trained.items()}
         return {module_id: {**means[module_id], **own} for module_id, own in counts.items()}
 
@@ -674,6 +716,15 @@ class Learner(Checkpointable, ABC):
 def _own_sizes(step: Step) -> dict[ModuleID, int]:
     """Returns the number of rows of each module that this rank has in a step."""
     return {m: size for one in step.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}
+
+
+def _in_one_step(config: Any) -> Any:
+    """Returns a config with which each module has all rows in one minibatch, once and in order."""
+    whole = {"num_epochs": 1, "minibatch_size": None}
+    overrides = {m: {**own, **whole} for m, own in config.algorithm_config_overrides_per_module.items()}
+    found = config.copy()
+    found.change(**whole, shuffle_batch_per_epoch=False, algorithm_config_overrides_per_module=overrides)
+    return found
 
 
 TorchLearner = Learner

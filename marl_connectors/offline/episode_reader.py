@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from marl_connectors.offline.shard import SUFFIX, Block, Damage, Shard
 from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID
-from marl_connectors.validators import boolean, integer, one_of, optional
+from marl_connectors.validators import boolean, integer, number, one_of, optional
 
 SHUFFLED: Final = "shuffled"
 IN_ORDER: Final = "in_order"
@@ -67,6 +67,9 @@ class EpisodeReader:
         complete_episodes: bool = False,
         policy_mapping_fn: ModuleFor | None = None,
         check_all: bool = False,
+        held_out_fraction: float = 0.0,
+        only_held_out: bool = False,
+        without: Collection[str] = (),
     ):
         """Reads the tables of the files; the columns are read when they are used. Warns of what is lost.
 
@@ -78,6 +81,10 @@ class EpisodeReader:
             complete_episodes: Whether the chunks of an episode are put together, and incomplete episodes left out.
             policy_mapping_fn: Chooses the modules of the agents; None for the modules that acted.
             check_all: Whether all columns are read at once to find damage; else each block is checked when it is used.
+            held_out_fraction: The share of the episodes that is held out, at least one if it is above 0. Which ones
+                follows from the ids of all episodes alone, and chunks of an episode stay together.
+            only_held_out: Whether the held-out episodes are read, and not the others.
+            without: Columns that the episodes are made without, such as ``"state_out"``.
 
         Raises:
             OfflineDataError: If there is nothing to read, or a file is not one of recorded episodes.
@@ -92,6 +99,7 @@ class EpisodeReader:
                 f"False. Use order='in_order'."
             )
         self._module_for = policy_mapping_fn
+        self._without = frozenset(without)
         inputs = [input_] if isinstance(input_, (str, os.PathLike)) else list(input_)
         found = [(file, folder) for folder, given in enumerate(inputs) for file in files_of(given)]
         self.files = [file for file, _ in found]
@@ -108,6 +116,7 @@ class EpisodeReader:
             self._units, self.num_incomplete = self.whole_episodes(self.records())
         if not self._units:
             raise self._nothing_error()
+        self._hold_out(number(min=0, max=1).check(held_out_fraction, who, "held_out_fraction"), only_held_out)
         self._steps = np.array([_steps_of(unit) for unit in self._units], np.int64)
         self._order_of_pass: tuple[int, np.ndarray] | None = None
         self._pass = self._position = 0
@@ -125,6 +134,27 @@ class EpisodeReader:
                 self._note(Damage(file, None, "its end is missing, although it is not the newest file"))
             blocks += [(block, folder) for block in shard.blocks]
         return blocks
+
+    def _hold_out(self, fraction: float, only_held_out: bool) -> None:
+        """Leaves out the episodes that are held out, or all others.
+
+        Raises:
+            OfflineDataError: If no episode is left on one of the sides.
+        """
+        if not fraction and not only_held_out:
+            return
+        ids = {(unit[0].folder, unit[0].id) for unit in self._units}
+        by_hash = sorted(ids, key=lambda own: (hashlib.sha256(f"{own[0]}/{own[1]}".encode()).digest(), own))
+        num_held_out = max(1, round(fraction * len(ids))) if fraction else 0
+        if num_held_out == len(ids) or not num_held_out:
+            raise OfflineDataError(
+                f"offline data: held_out_fraction={fraction:g} of {len(ids)} recorded episode"
+                f"{'s' * (len(ids) != 1)} leaves none to {'read' if not num_held_out else 'train on'}. Use another "
+                f"fraction, or record more episodes."
+            )
+        held_out = set(by_hash[:num_held_out])
+        self._units = [unit for unit in self._units if ((unit[0].folder, unit[0].id) in held_out) == only_held_out]
+        self._digest = hashlib.sha256(f"{self._digest} {fraction!r} {only_held_out}".encode()).hexdigest()
 
     def _note(self, damage: Damage) -> None:
         self.damages.append(damage)
@@ -286,7 +316,8 @@ class EpisodeReader:
         made: dict[tuple[int, int, int], Any] = {}
         for records in by_block.values():
             stored, folder = records[0].block.stored, records[0].folder
-            episodes = stored.episodes([r.number for r in records], self._module_for, self._prefixes[folder])
+            numbers, prefix = [r.number for r in records], self._prefixes[folder]
+            episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
             made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
         found = []
         for unit in units:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -312,6 +312,11 @@ class StoredEpisodes:
         return self._document["modules"]
 
     @cached_property
+    def _chunk_facts(self) -> dict[str, list[Any]]:
+        """``chunks`` as lists, of which single facts are read faster."""
+        return {name: column.tolist() for name, column in self.chunks.items()}
+
+    @cached_property
     def _episode_notes(self) -> dict[int, dict[str, Any]]:
         return dict(self._state["episode_notes"])
 
@@ -325,7 +330,11 @@ class StoredEpisodes:
         return range(int(self.begins[number]), int(self.begins[number + 1]))
 
     def episodes(
-        self, numbers: Sequence[int] | None = None, module_for: ModuleFor | None = None, prefix: str = ""
+        self,
+        numbers: Sequence[int] | None = None,
+        module_for: ModuleFor | None = None,
+        prefix: str = "",
+        without: Collection[str] = (),
     ) -> list[Any]:
         """Returns episodes with copies of their rows.
 
@@ -333,13 +342,14 @@ class StoredEpisodes:
             numbers: The numbers of the episodes, in this order; None for all.
             module_for: A policy mapping function, instead of the modules that have acted.
             prefix: What to put before the ids.
+            without: Columns that are left out.
         """
         numbers = range(len(self)) if numbers is None else numbers
         members = [i for number in numbers for i in self.chunk_numbers(number)]
-        storages = iter(self._storages(members))
+        storages = iter(self._storages(members, without))
         return [self._episode(number, storages, module_for, prefix) for number in numbers]
 
-    def _storages(self, members: Sequence[int]) -> list[LaneStorage]:
+    def _storages(self, members: Sequence[int], without: Collection[str]) -> list[LaneStorage]:
         """Returns views of copies of the rows of agents' episodes."""
         of = {name: self.chunks[name][list(members)] for name in ("rollout", "first_row", "start_row", "stop_row")}
         found: list[Any] = [None] * len(members)
@@ -347,7 +357,7 @@ class StoredEpisodes:
             own = np.flatnonzero(of["rollout"] == number)
             first, start, stop = (of[name][own] for name in ("first_row", "start_row", "stop_row"))
             counts = stop - first + 1
-            rollout = self.rollouts[number].rows(spans(first, counts))
+            rollout = self.rollouts[number].rows(spans(first, counts), without=without)
             begin = np.cumsum(counts) - counts
             rows = np.stack([begin, begin + start - first, begin + stop - first], axis=1).tolist()
             for i, (first_row, start_row, stop_row) in zip(own.tolist(), rows, strict=True):
@@ -387,7 +397,7 @@ class StoredEpisodes:
         module_for: ModuleFor | None,
         prefix: str,
     ) -> SingleAgentEpisode:
-        facts = {name: column[i].item() for name, column in self.chunks.items()}
+        facts = {name: column[i] for name, column in self._chunk_facts.items()}
         notes = dict(self.chunk_notes.get(i, {}))
         agent_id = self.agents[facts["agent"]]
         own_id, multi_id = _usual_ids(whole is not None, id_, agent_id)

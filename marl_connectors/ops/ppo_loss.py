@@ -80,7 +80,7 @@ def ppo_loss(
         return of_rows.mean(-1) if weights is None else (of_rows * weights).sum(-1)
 
     ratio = torch.exp(logp - old_logp)
-    low, high = _with_row_axis(1.0 - clip_param), _with_row_axis(1.0 + clip_param)
+    low, high = with_row_axis(1.0 - clip_param), with_row_axis(1.0 + clip_param)
     surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
     policy_loss = -mean(surrogate)
     mean_entropy = mean(entropy)
@@ -93,11 +93,11 @@ def ppo_loss(
         vf_loss = vf_loss_unclipped = mean(error)
         if not _is_infinite(vf_huber_delta):
             distance = (values - value_targets).abs()
-            bounded = distance.clamp(max=_with_row_axis(vf_huber_delta))
+            bounded = distance.clamp(max=with_row_axis(vf_huber_delta))
             error = bounded * (2.0 * distance - bounded)
             vf_loss = mean(error)
         if not _is_infinite(vf_clip_param):
-            vf_loss = mean(error.clamp(max=_with_row_axis(vf_clip_param)))
+            vf_loss = mean(error.clamp(max=with_row_axis(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
@@ -109,7 +109,7 @@ def _is_infinite(bound: float | Tensor) -> bool:
     return isinstance(bound, float) and bound == float("inf")
 
 
-def _with_row_axis(setting: Any) -> Any:
+def with_row_axis(setting: Any) -> Any:
     """Returns an ``[M]`` setting as ``[M, 1]``, for arithmetic with ``[M, B]``."""
     return setting if isinstance(setting, float | int) else setting[:, None]
 
@@ -157,7 +157,7 @@ def ppo_loss_and_gradients(
         return np.add.reduce(of_rows * weights, -1)
 
     ratio = np.exp(logp - old_logp)
-    low, high = _with_row_axis(1.0 - clip_param), _with_row_axis(1.0 + clip_param)
+    low, high = with_row_axis(1.0 - clip_param), with_row_axis(1.0 + clip_param)
     clip_fraction = mean(((ratio < low) | (ratio > high)).astype(ratio.dtype))
     gain = advantages * ratio
     np.maximum(ratio, low, out=ratio)
@@ -176,21 +176,21 @@ def ppo_loss_and_gradients(
         error = by_values * by_values
         vf_loss_unclipped = vf_loss = mean(error)
         if not _is_infinite(vf_huber_delta):
-            distance, delta = np.abs(by_values), _with_row_axis(vf_huber_delta)
+            distance, delta = np.abs(by_values), with_row_axis(vf_huber_delta)
             bounded = np.minimum(distance, delta)
             error = bounded * (2.0 * distance - bounded)
             vf_loss = mean(error)
             by_values = np.clip(by_values, -delta, delta)
-        by_values *= 2 * weight * _with_row_axis(vf_loss_coeff)
+        by_values *= 2 * weight * with_row_axis(vf_loss_coeff)
         if not _is_infinite(vf_clip_param):
-            bound = _with_row_axis(vf_clip_param)
+            bound = with_row_axis(vf_clip_param)
             by_values *= error <= bound
             vf_loss = mean(np.minimum(error, bound))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
         total = total + kl_coeff * mean_kl
-        by_kl = _of_each_row(_with_row_axis(kl_coeff) * weight, kl)
-    by_entropy = _of_each_row(-_with_row_axis(entropy_coeff) * weight, entropy)
+        by_kl = _of_each_row(with_row_axis(kl_coeff) * weight, kl)
+    by_entropy = _of_each_row(-with_row_axis(entropy_coeff) * weight, entropy)
     terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl, clip_fraction]
     return [np.array(term, logp.dtype) for term in terms], PPOGradients(by_logp, by_entropy, by_kl, by_values)

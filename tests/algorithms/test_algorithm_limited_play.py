@@ -106,6 +106,23 @@ def test_enough_time_gives_what_no_limit_gives():
     algo.stop()
 
 
+@pytest.mark.parametrize("name", ["random_play", "evaluate"])
+def test_the_caller_can_end_it_and_gets_the_first_episodes_of_each_copy(name):
+    algo = config_of(LengthsEnv).build_algo()
+    play, asked = getattr(algo, name), []
+
+    def is_enough():
+        asked.append(True)
+        return len(asked) > 20
+
+    results = play(num_episodes=30, seed=1, is_enough=is_enough)
+    assert len(asked) == 21
+    assert 0 < results["num_episodes"] < 30
+    assert results["num_episodes"] % 3 == 0  # of three copies, as many from each
+    assert play(num_episodes=30, seed=1, is_enough=lambda: False)["num_episodes"] == 30
+    algo.stop()
+
+
 def test_progress_is_told_after_each_step():
     algo, told = config_of(LengthsEnv).build_algo(), []
     algo.random_play(num_episodes=7, on_progress=told.append)

@@ -7,7 +7,7 @@ from helpers.episodes.recorded import facts
 from helpers.runs.clusters import spread
 from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import described, differences, plain, random_config
-from marl_connectors import EpisodeReader, PPOConfig
+from marl_connectors import BCConfig, EpisodeReader, PPOConfig
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError
 
@@ -254,3 +254,67 @@ def test_record_refuses_infos_that_no_file_can_hold(tmp_path):
     with pytest.raises(EpisodeError, match=r"info\['odd'\] is a object, which no file can hold"):
         algo.record(tmp_path, num_episodes=1)
     algo.stop()
+
+
+# Episodes that are held out, and batches that are sampled in part.
+
+
+def test_held_out_episodes_are_not_trained_on_and_evaluated_without_a_change(tmp_path):
+    with life().build_algo() as algo:
+        algo.record(tmp_path / "data", num_episodes=20)
+    config = life().offline_data(input_=tmp_path / "data", held_out_fraction=0.25)
+    with config.build_algo() as algo:
+        data = algo.offline_data
+        held_out = {e.id_ for e in data.held_out}
+        read = {e.id_ for _ in range(3) for e in data.reader.sample()}
+        assert len(held_out) == 5 and len(read) == 15 and not held_out & read
+        before = plain(algo.get_state())
+        result = algo.evaluate_offline()
+        assert result == algo.evaluate_offline()
+        assert plain(algo.get_state()) == before
+        assert result["num_episodes"] == 5 and result["num_agent_steps"] == data.held_out.num_agent_steps
+        assert np.isfinite([own["policy_loss"] for own in result["learners"].values()]).all()
+
+
+def test_losses_of_held_out_episodes_do_not_depend_on_the_batches(tmp_path):
+    with life().build_algo() as algo:
+        algo.record(tmp_path / "data", num_episodes=20)
+    found = []
+    for size in (5, 1000):
+        config = BCConfig().environment(LifeEnv, env_config={"die": 0.3, "join": 0.3}).debugging(seed=3)
+        config.rl_module(model_config={"fcnet_hiddens": (4,)}).training(train_batch_size_per_learner=size)
+        config.offline_data(input_=tmp_path / "data", held_out_input_=tmp_path / "data")
+        with config.build_algo() as algo:
+            found.append(algo.evaluate_offline())
+    assert found[0]["num_episodes"] == found[1]["num_episodes"] == 20
+    for module_id, own in found[0]["learners"].items():
+        assert found[1]["learners"][module_id] == pytest.approx(own, rel=1e-5)
+
+
+def test_losses_are_computed_as_in_evaluations_of_live_episodes_in_each_interval(tmp_path):
+    with life().build_algo() as algo:
+        algo.record(tmp_path / "data", num_episodes=20)
+    config = life().offline_data(input_=tmp_path / "data", held_out_fraction=0.1)
+    with config.evaluation(offline_evaluation_interval=2).build_algo() as algo:
+        assert ["offline_evaluation" in algo.train() for _ in range(4)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("data", "evaluation", "message"),
+    [
+        ({"live_fraction": 0.5}, None, "live_fraction=0.5 is for runs that read recorded episodes"),
+        ({"held_out_fraction": 0.5}, None, "held_out_fraction=0.5 is for runs that read recorded episodes"),
+        ({"held_out_input_": "x"}, None, r"held_out_input_=\['x'\] is for runs that read recorded episodes"),
+        ({"input_": "x", "live_fraction": 1.0}, None, "live_fraction=1 leaves no recorded episodes"),
+        ({"input_": "x", "held_out_fraction": 0.1, "held_out_input_": "y"}, None, "both say which recorded episodes"),
+        ({"input_": "x"}, 3, "offline_evaluation_interval=3, but no recorded episodes are held out"),
+    ],
+)
+def test_settings_of_held_out_and_live_episodes_need_recorded_ones(data, evaluation, message):
+    with pytest.raises(ConfigError, match=message):
+        life().offline_data(**data).evaluation(offline_evaluation_interval=evaluation).build_algo()
+
+
+def test_an_evaluation_on_recorded_episodes_needs_held_out_ones(tmp_path):
+    with life().build_algo() as algo, pytest.raises(ConfigError, match="no recorded episodes are held out"):
+        algo.evaluate_offline()

@@ -67,13 +67,13 @@ def test_new_episodes_are_for_runs_that_go_on(command):
 def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch):
     play = command.fake.random_play
 
-    def cut(self, *, num_episodes, max_seconds, on_progress):
+    def cut(self, *, num_episodes, max_seconds, **kwargs):
         assert max_seconds == 3.0
         return play(self, num_episodes=8)
 
     monkeypatch.setattr(command.fake, "random_play", cut)
     assert command("evaluate", checkpoint, "--baseline-seconds", "3") == 0
-    assert "Only 8 of 20 episodes of random play ended in time: its returns are of these.\n" in command.out
+    assert "Only 8 of 20 episodes of random play ended in time: the returns are of these.\n" in command.out
 
 
 def test_json_has_the_results_and_nothing_else_is_on_stdout(command, checkpoint):

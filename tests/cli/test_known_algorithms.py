@@ -17,11 +17,14 @@ SMALL = {
 }
 SMALL["mappo"] = SMALL["ppo"]
 SMALL["dqn"] += ["min_sample_timesteps_per_iteration=20"]
+SMALL["bc"] = SMALL["marwil"] = ["train_batch_size_per_learner=40", "input_=data"]
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_run_of_each_algorithm_is_trained_resumed_and_evaluated(algo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if "input_=data" in SMALL[algo]:
+        assert main(["record", "random", "--env", "marl_envs.match_v0", "--episodes", "8", "--out", "data"]) == 0
     words = ["train", "marl_envs.match_v0", "--algo", algo, "--steps", "80", "--eval-episodes", "1", "--no-video"]
     assert main([*words, *(word for each in SMALL[algo] for word in ("--set", each)), "--out", "run"]) == 0
     assert json.loads(Path("run/config.json").read_text())["command"]["algo"] == algo

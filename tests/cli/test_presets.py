@@ -274,6 +274,11 @@ def test_another_algorithm_has_settings_of_its_own(monkeypatch):
     assert train_words(found)[1:] == ["train", "CartPole-v1", "--algo", "dqn", "--set", "n_step=4"]
 
 
+def test_the_name_of_a_task_for_another_algorithm_stands_for_both(monkeypatch):
+    set_tasks(monkeypatch, TASK, VARIANT)
+    assert settings("CartPole-v1/dqn", "--seed", "3") == settings("CartPole-v1", "--algo", "dqn", "--seed", "3")
+
+
 def test_an_algorithm_without_settings_in_the_zoo_has_its_defaults(monkeypatch):
     set_tasks(monkeypatch, TASK)
     found = settings("CartPole-v1", "--algo", "dqn", "--steps", "60")

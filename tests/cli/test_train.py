@@ -193,9 +193,9 @@ def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(com
     assert command("train", "fake_env", "--steps", "200", "--baseline-seconds", "7") == 0
     assert limits == [("random_play", 7.0), ("evaluate", 7.0), ("evaluate", None)]
     assert "Measuring random play: 20 episodes, or those that end within 7 s ..." in command.out
-    few = "Only 8 of 20 episodes of random play ended in time: its returns are of these.\n"
+    few = "Only 8 of 20 episodes of random play ended in time: the returns are of these.\n"
     none = (
-        "Not every sub-environment finished an episode of the untrained policies in time, so its returns are unknown."
+        "Not every sub-environment finished an episode of the untrained policies in time, so the returns are unknown."
     )
     assert command.out.count(few) == command.out.count(none) == 2  # when it was measured, and beside the figures
     assert "red      –          2.00 ± 0.5   -7.00 ± 0.5" in command.out

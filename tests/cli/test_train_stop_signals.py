@@ -80,6 +80,68 @@ def test_other_commands_end_with_the_status_of_the_signal(command, monkeypatch):
     assert command("evaluate", "ckpt") == 143
 
 
+def stopped_evaluation(command, monkeypatch, number, ended, signals=1, when_trained=True):
+    """Lets signals come during an evaluation in which ``ended`` of the episodes have ended."""
+    play = command.fake.evaluate
+
+    def evaluate_until_stopped(self, *, num_episodes, is_enough=None, **kwargs):
+        results = play(self, num_episodes=num_episodes, **kwargs)
+        if (self.iteration > 0) is not when_trained or is_enough is None:
+            return results
+        assert not is_enough()
+        for _ in range(signals):
+            raised(number)
+        assert is_enough()
+        return results | {"num_episodes": ended}
+
+    monkeypatch.setattr(command.fake, "evaluate", evaluate_until_stopped)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_last_evaluation_keeps_what_has_ended_and_says_so(command, monkeypatch, number, status):
+    with monkeypatch.context() as patch:
+        stopped_evaluation(command, patch, number, 8)
+        assert command("train", "fake_env", "--steps", "300", "--eval-episodes", "20") == status
+    assert "topping with the episodes that have ended" in command.err
+    assert "mean ± standard deviation of 8 episodes:" in command.out
+    assert "Only 8 of 20 episodes of the trained policies ended before the stop" in command.out
+    assert "Training is complete" in command.out
+    assert f"To measure all episodes: marl-connectors train --resume {RUN}" in command.out
+    assert not (RUN / "final.json").exists()
+    assert checkpoints() == ["000003", "latest"]
+    assert command("train", "--resume", str(RUN)) == 0
+    assert "mean ± standard deviation of 20 episodes:" in command.out
+    assert (RUN / "final.json").exists()
+
+
+def test_a_second_signal_in_the_last_evaluation_stops_at_once(command, monkeypatch):
+    stopped_evaluation(command, monkeypatch, signal.SIGINT, 8, signals=2)
+    assert command("train", "fake_env", "--steps", "300") == 130
+    assert "Stopped at once. The latest checkpoint is of iteration 3. Resume with" in command.out
+    assert checkpoints() == ["000003", "latest"]
+
+
+def test_a_signal_while_the_last_video_is_made_loses_no_results(command, monkeypatch):
+    monkeypatch.setattr("marl_connectors.cli.train.record_video", lambda *args, **kwargs: raised(signal.SIGTERM))
+    assert command("train", "fake_env", "--steps", "300") == 143
+    assert "mean ± standard deviation of 20 episodes:" in command.out
+    assert f"The run is complete in {RUN}, only its video is missing." in command.out
+    assert (RUN / "final.json").exists()
+
+
+def test_a_signal_in_the_command_evaluate_keeps_what_has_ended_and_says_so(command, monkeypatch):
+    command.algo.save_to_path("ckpt")
+    stopped_evaluation(command, monkeypatch, signal.SIGTERM, 8, when_trained=False)
+    monkeypatch.setattr(command.fake, "random_play", None)  # it is not called
+    assert command("evaluate", "ckpt", "--episodes", "20", "--video", "play.gif") == 143
+    assert "ckpt: 8 episodes" in command.out
+    assert "Only 8 of 20 episodes of the policies ended before the stop" in command.out
+    assert "Stopped by a signal." in command.out
+    assert not Path("play.gif").exists()
+    assert command("evaluate", "ckpt", "--episodes", "20", "--json") == 143
+    assert json.loads(command.out)["stopped"] is True
+
+
 def in_iteration(command, number, act):
     """Has the fake algorithm do something in an iteration."""
     former = command.algo.train
@@ -170,18 +232,12 @@ def test_a_signal_after_the_last_iteration_leaves_a_run_that_is_finished_on_resu
     assert len(rows()) == 3
 
 
-def test_a_signal_in_the_last_evaluation_leaves_the_checkpoint_of_the_end(command):
-    evaluate = command.algo.evaluate
-
-    def stopped_at_the_end(**kwargs):
-        if command.algo.iteration:
-            raised(signal.SIGTERM)
-        return evaluate(**kwargs)
-
-    command.algo.evaluate = stopped_at_the_end
+def test_a_signal_in_the_last_evaluation_after_which_all_episodes_end_completes_the_run(command, monkeypatch):
+    stopped_evaluation(command, monkeypatch, signal.SIGTERM, 20)
     assert command("train", "fake_env", "--steps", "200") == 143
-    assert "The latest checkpoint is of iteration 2. Resume with:" in command.out
-    assert command("train", "--resume", str(RUN)) == 0
+    assert f"Stopped. Training is complete in {RUN}.\n" in command.out
+    assert checkpoints() == ["000002", "latest"]
+    assert (RUN / "final.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

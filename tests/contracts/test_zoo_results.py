@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from marl_connectors.zoo import Expected, ZooTask
+from marl_connectors.cli.main import main
+from marl_connectors.zoo import Expected, ZooTask, find_task
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
@@ -18,6 +20,15 @@ def zoo_results(monkeypatch):
     import zoo_results
 
     return zoo_results
+
+
+@pytest.fixture
+def zoo(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    spec = importlib.util.spec_from_file_location("zoo_of_benchmarks", f"{BENCHMARKS}/zoo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -102,3 +113,16 @@ def test_saved_runs_are_read_again(zoo_results, monkeypatch, tmp_path):
 def test_the_page_and_the_tasks_say_what_the_files_say(zoo_report):
     assert zoo_report.differences() == []
     assert zoo_report.table() in zoo_report.PAGE.read_text()
+
+
+def test_a_folder_of_finished_runs_is_condensed(zoo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "CartPole-v1", "--seeds", "0-1", "--steps", "2500", "--eval-episodes", "2", "--no-video"]
+    assert main([*words, "--baseline-seconds", "1", "--out", "runs"]) == 0
+    capsys.readouterr()
+    found = zoo.condensed(Path("runs"), find_task("CartPole-v1"))
+    assert found["task"] == "CartPole-v1" and found["command"].startswith("marl-connectors train CartPole-v1 --seeds")
+    assert [run["seed"] for run in found["seeds"]] == [0, 1]
+    for run in found["seeds"]:
+        assert run["agent_steps"] >= 2500 and run["returns"]["default_policy"] > 5 and run["seconds"] > 0
+        assert len(run["curves"]["default_policy"]) >= 1

@@ -100,6 +100,40 @@ def test_each_agent_of_each_sub_environment_has_its_own_rows(mapping):
         assert sorted(finished[agent]) == sorted((total, 3) for total in own * 2)
 
 
+def two_lanes():
+    group = LaneGroup(0, spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(2), lookback=0)
+    group.open([(0, "a", "m"), (0, "b", "m")])
+    group.sort(np.array([0]))
+    return group
+
+
+def rows_when_only(acting, group):
+    group.rollout.pending[:] = True
+    group.rollout.pending[acting] = False
+    group.select(["m"], 2)
+    return group.rows
+
+
+def test_lanes_that_act_again_have_the_same_rows_at_their_newest_positions():
+    group = two_lanes()
+    first, second = rows_when_only(0, group), rows_when_only(1, group)
+    assert first is not second
+    group.credit_and_advance([0], [1.0])
+    assert rows_when_only(0, group) is first
+    assert group.positions == slice(2, 3)  # row 1 of the first of two lanes
+    assert group.acting_numbers.tolist() == [0]
+    assert rows_when_only(1, group) is second
+    assert group.positions == slice(1, 2)
+
+
+def test_rows_are_new_after_lanes_have_changed():
+    group = two_lanes()
+    before = rows_when_only(0, group)
+    group.open([(1, "a", "m")])
+    group.sort(np.array([0]))
+    assert rows_when_only(0, group) is not before
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("rows", [0, 1, 7, 40, 300])
 def test_a_sum_of_rewards_does_not_depend_on_the_other_lanes(rows, lanes):

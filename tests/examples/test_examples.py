@@ -24,6 +24,7 @@ def test_every_example_has_a_test():
         "self_play",
         "league",
         "offline_data",
+        "imitation",
     }
 
 
@@ -170,6 +171,14 @@ def test_an_example_runs_as_a_script(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of 10") == 2
+
+
+def test_imitation_prints_the_returns_of_the_policy_and_its_clone(example, tmp_path, capsys):
+    returns = example("imitation").main(str(tmp_path / "data"))
+    assert returns["recorded policy"] > 4 * returns["random play"] * 0.75
+    assert returns["clone"] > 0.9 * returns["recorded policy"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["agent_0", "agent_1", "agent_2", "random play"]
 
 
 def test_offline_data_prints_that_both_runs_have_learned_the_same(example, tmp_path, capsys):

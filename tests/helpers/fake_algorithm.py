@@ -101,11 +101,11 @@ class FakeAlgorithm:
     def env_runner_group(self):
         return SimpleNamespace(num_agent_steps=self.iteration * STEPS)
 
-    def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None):
+    def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None, is_enough=None):
         self.evaluated_with.append((num_episodes, explore, seed))
         return self.results(float(self.iteration)) | {"num_episodes": num_episodes}
 
-    def random_play(self, *, num_episodes, max_seconds=None, on_progress=None):
+    def random_play(self, *, num_episodes, max_seconds=None, on_progress=None, is_enough=None):
         return self.results(-7.0) | {"num_episodes": num_episodes}
 
     def render_episodes(self, num_episodes=1, *, max_frames, max_seconds, seed):

@@ -194,3 +194,37 @@ def test_a_newest_file_that_was_never_closed_is_fine(tmp_path):
     writer.write([chunk("m", 0, 2)])
     assert EpisodeReader(tmp_path).damages == []
     writer.close()
+
+
+def held_out_ids(path, fraction, **settings):
+    sides = [EpisodeReader(path, held_out_fraction=fraction, only_held_out=only, **settings) for only in (False, True)]
+    return [names_of(reader.sample()) for reader in sides]
+
+
+@pytest.mark.parametrize(("fraction", "number"), [(0.0001, 1), (0.2, 2), (0.5, 5), (0.9, 9)])
+def test_a_share_of_the_episodes_is_held_out(folder, fraction, number):
+    read, held_out = held_out_ids(folder, fraction)
+    assert len(held_out) == number and sorted([*read, *held_out]) == list(range(10))
+    assert set(held_out_ids(folder, fraction, order="in_order", seed=5)[1]) == set(held_out)
+
+
+def test_chunks_of_an_episode_stay_together(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        for own in long_episode([2, 1, 3]):
+            writer.write([own, chunk("m", own.env_t, 1)])
+    for fraction in (0.3, 0.5, 0.7):
+        sides = [EpisodeReader(tmp_path, held_out_fraction=fraction, only_held_out=only) for only in (False, True)]
+        assert sorted([e.id_ for e in side.sample()].count("long") for side in sides) == [0, 3]
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(long_episode([2]))
+    with pytest.raises(OfflineDataError, match=r"held_out_fraction=0\.1 of 1 recorded episode leaves none to train on"):
+        EpisodeReader(tmp_path, held_out_fraction=0.1)
+
+
+def test_a_position_with_another_share_is_refused(folder):
+    state = EpisodeReader(folder, held_out_fraction=0.3).get_state()
+    with pytest.raises(OfflineDataError, match="are others"):
+        EpisodeReader(folder).set_state(state)

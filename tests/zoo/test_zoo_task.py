@@ -33,7 +33,8 @@ def installed(task):
 
 def test_names_and_environments_are_different_and_in_order():
     assert sorted(set(NAMES), key=str.lower) == NAMES
-    assert len({task.env for task in tasks()}) == len(NAMES)
+    assert len({(task.env, task.algo) for task in tasks()}) == len(NAMES)
+    assert len({task.env for task in tasks()}) == len([task for task in tasks() if not task.is_variant])
     assert {"simple_spread_v3", "CartPole-v1", "LunarLander-v3", "Acrobot-v1"} <= set(NAMES)
 
 
@@ -46,8 +47,9 @@ def test_settings_are_valid_settings_of_a_run(task):
 
 @pytest.mark.usefixtures("installed")
 def test_a_task_is_found_by_its_name_and_by_its_environment(task):
-    assert find_task(task.name) is task
-    assert find_task(f" {task.env} ") is task
+    algo = task.algo if task.is_variant else None
+    assert find_task(task.name.removesuffix(f"/{algo}"), algo) is task
+    assert find_task(f" {task.env} ", algo) is task
 
 
 def test_expected_results_are_plausible(task):

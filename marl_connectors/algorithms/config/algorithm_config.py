@@ -194,11 +194,15 @@ class AlgorithmConfig:
     evaluation_config: Annotated[dict[str, Any] | None, optional(dict_of())] = None
     evaluation_num_env_runners: Annotated[int, integer(min=0)] = 0
     evaluation_parallel_to_training: Switch = False
+    offline_evaluation_interval: Annotated[int | None, optional(integer(min=1))] = None
     metrics_num_episodes_for_smoothing: Annotated[int, integer(min=1)] = 100
     # offline_data
     input_: Annotated[list[str] | None, PATHS] = None
     input_order: Annotated[str, one_of(*ORDERS)] = SHUFFLED
     input_read_episodes: Annotated[bool, ALWAYS_EPISODES] = True
+    live_fraction: Annotated[float, number(min=0, max=1)] = 0.0
+    held_out_fraction: Annotated[float, number(min=0, max=1)] = 0.0
+    held_out_input_: Annotated[list[str] | None, PATHS] = None
     output: Annotated[str | None, PATH] = None
     output_max_file_size: Annotated[int | None, optional(integer(min=1))] = DEFAULT_FILE_SIZE
     output_max_rows_per_file: Annotated[int | None, optional(integer(min=1))] = None
@@ -479,6 +483,7 @@ class AlgorithmConfig:
         evaluation_config: Mapping[str, Any] | None = UNSET,
         evaluation_num_env_runners: int = UNSET,
         evaluation_parallel_to_training: bool = UNSET,
+        offline_evaluation_interval: int | None = UNSET,
     ) -> None:
         """Sets when and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
 
@@ -491,6 +496,8 @@ class AlgorithmConfig:
             evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
             evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the
                 parameters of the iteration's beginning. It needs ``evaluation_num_env_runners``.
+            offline_evaluation_interval: The number of iterations from one ``algo.evaluate_offline()``, on held-out
+                recorded episodes, to the next; None for none.
         """
 
     @section
@@ -500,13 +507,16 @@ class AlgorithmConfig:
         input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = UNSET,
         input_order: str = UNSET,
         input_read_episodes: bool = UNSET,
+        live_fraction: float = UNSET,
+        held_out_fraction: float = UNSET,
+        held_out_input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = UNSET,
         output: str | os.PathLike[str] | None = UNSET,
         output_max_file_size: int | None = UNSET,
         output_max_rows_per_file: int | None = UNSET,
         output_write_episodes: bool = UNSET,
         output_unstorable_infos: str = UNSET,
     ) -> None:
-        """Sets the recorded episodes that the run reads instead of sampling, and where it records what it samples.
+        """Sets the recorded episodes that the run reads, and where it records what it samples.
 
         Args:
             input_: A folder or file of recorded episodes, or a list of them, from which train batches are made; None
@@ -515,6 +525,11 @@ class AlgorithmConfig:
             input_order: ``"shuffled"`` shuffles the episodes before each pass over the data, ``"in_order"`` reads them
                 as they were recorded, and ``"as_recorded"`` makes a batch of each sample that was recorded.
             input_read_episodes: Always True: the files hold episodes. ``from_parquet`` reads tables of steps.
+            live_fraction: The share of the steps of each train batch that env runners sample, below 1. The rest is
+                read from ``input_``.
+            held_out_fraction: The share of the episodes of ``input_`` that is not trained on, for evaluations on
+                recorded episodes (``algo.evaluate_offline()``): at least one episode, and the same ones in each run.
+            held_out_input_: A folder or file of recorded episodes for these evaluations, or a list of them, instead.
             output: The folder for the episodes of all samples that train batches are made of; None to record nothing.
             output_max_file_size: The bytes after which another file is begun; None for no limit.
             output_max_rows_per_file: The agent steps after which another file is begun; None for no limit.
@@ -804,6 +819,11 @@ class AlgorithmConfig:
         return CallbackCalls(self.callbacks_class, functions)
 
     @property
+    def unread_columns(self) -> tuple[str, ...]:
+        """The columns of recorded episodes that the algorithm does not read."""
+        return ()
+
+    @property
     def num_envs(self) -> int:
         """The number of sub-environments of all env runners."""
         return self.num_envs_per_env_runner * max(1, self.num_env_runners)
@@ -884,18 +904,46 @@ def _check_settings(config: AlgorithmConfig) -> None:
             f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
+    _check_offline_data(config, who)
+    _check_vectorization(config)
+    _check_remote(config, who)
+
+
+def _check_offline_data(config: AlgorithmConfig, who: str) -> None:
+    """Checks the settings of recorded episodes against one another.
+
+    Raises:
+        ConfigError: If they contradict each other.
+    """
     if config.input_ is not None and config.output is not None:
         raise ConfigError(
-            f"{who}: input_ and output are both set, but a run that reads recorded episodes samples none that it could "
-            f"record. Leave one out."
+            f"{who}: input_ and output are both set, but a run that reads recorded episodes records none. Leave one "
+            f"out, or record episodes with algo.record(FOLDER)."
+        )
+    for name in ("live_fraction", "held_out_fraction", "held_out_input_", "offline_evaluation_interval"):
+        if config.input_ is None and getattr(config, name):
+            raise ConfigError(
+                f"{who}: {name}={getattr(config, name)!r} is for runs that read recorded episodes, but input_ is not "
+                f"set. Set .offline_data(input_=FOLDER), or leave it out."
+            )
+    for name in ("live_fraction", "held_out_fraction"):
+        if getattr(config, name) == 1:
+            raise ConfigError(f"{who}: {name}=1 leaves no recorded episodes to train on. Use a smaller number.")
+    if config.held_out_fraction and config.held_out_input_ is not None:
+        raise ConfigError(
+            f"{who}: held_out_fraction and held_out_input_ both say which recorded episodes are held out. Leave one "
+            f"out."
+        )
+    if config.offline_evaluation_interval and not (config.held_out_fraction or config.held_out_input_):
+        raise ConfigError(
+            f"{who}: offline_evaluation_interval={config.offline_evaluation_interval}, but no recorded episodes are "
+            f"held out. Set .offline_data(held_out_fraction=0.1) or .offline_data(held_out_input_=FOLDER)."
         )
     if config.input_ is not None and config.input_order == AS_RECORDED and config.batch_mode == "complete_episodes":
         raise ConfigError(
             f"{who}: input_order='as_recorded' makes a batch of each recorded sample as it is, so "
             f"batch_mode='complete_episodes' cannot put episodes together. Use input_order='in_order' or 'shuffled'."
         )
-    _check_vectorization(config)
-    _check_remote(config, who)
 
 
 def _check_remote(config: AlgorithmConfig, who: str) -> None:

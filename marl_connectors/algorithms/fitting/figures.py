@@ -74,21 +74,28 @@ def remote_parts(result: Mapping[str, Any], num_env_runners: int) -> str:
     return ", ".join(parts)
 
 
-def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int) -> str:
+def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int, *, was_stopped: bool = False) -> str:
     """Returns a sentence for returns of fewer episodes than requested; ``""`` if none is missing.
 
+    Args:
+        what: What was played.
+        env_runner_results: The results.
+        wanted: The number of requested episodes.
+        was_stopped: Whether a signal has ended the playing, and not its time.
+
     >>> fewer_episodes("random play", {"num_episodes": 8}, 20)
-    'Only 8 of 20 episodes of random play ended in time: its returns are of these.'
+    'Only 8 of 20 episodes of random play ended in time: the returns are of these.'
+    >>> fewer_episodes("the trained policies", {"num_episodes": 8}, 20, was_stopped=True)
+    'Only 8 of 20 episodes of the trained policies ended before the stop: the returns are of these.'
     """
     number = env_runner_results.get("num_episodes", wanted)
     if number >= wanted:
         return ""
+    when = "before the stop" if was_stopped else "in time"
     if number == 0:
-        return (
-            f"Not every sub-environment finished an episode of {what} in time, so its returns are unknown. Set a "
-            f"longer time with --baseline-seconds."
-        )
-    return f"Only {number} of {wanted} episodes of {what} ended in time: its returns are of these."
+        unknown = f"Not every sub-environment finished an episode of {what} {when}, so the returns are unknown."
+        return unknown if was_stopped else f"{unknown} Set a longer time with --baseline-seconds."
+    return f"Only {number} of {wanted} episodes of {what} ended {when}: the returns are of these."
 
 
 def time_shares(timers: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.fit_results import FitResults
-from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, NoProgress, Progress, open_progress
+from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, NoProgress, Progress, Watched, open_progress
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,
     CONFIG,
@@ -151,10 +151,8 @@ class _Fit:
         """Shows progress in its block. If the block fails, the end of the newest complete iteration is saved."""
         display: Progress = NoProgress()
         if self.has_progress:
-            steps = self.algo.env_runner_group.num_agent_steps
-            display = open_progress(
-                self.goal, steps, sys.stdout, self.algo.config.num_env_runners, lambda: self.algo.activity
-            )
+            steps, runners = self.algo.env_runner_group.num_agent_steps, self.algo.config.num_env_runners
+            display = open_progress(Watched(self.goal, steps, sys.stdout, runners, lambda: self.algo.activity))
         try:
             yield display
         except BaseException:

@@ -59,6 +59,39 @@ class Goal:
         return min(max((result[self.count] - self.origin) / max(self.total - self.origin, 1), 0.0), 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The run that is displayed.
+
+    Attributes:
+        goal: The end of the run.
+        done: The agent steps at the beginning, more than 0 for a resumed run.
+        stream: The stream to print to.
+        num_env_runners: The number of remote env runners.
+        activity: Returns what the ongoing iteration does, in words. It is called in another thread.
+        clock: A function that returns seconds, which never decrease.
+    """
+
+    goal: Goal
+    done: int
+    stream: TextIO
+    num_env_runners: int = 0
+    activity: Callable[[], str] = str
+    clock: Callable[[], float] = time.monotonic
+
+    def pace(self) -> Pace:
+        """Returns the pace of the run, which begins now."""
+        return Pace(self.goal, self.done, self.clock)
+
+    def remote_parts(self, result: Mapping[str, Any]) -> str:
+        """Describes the remote processes of an iteration; ``""`` if there is nothing to say of them."""
+        return remote_parts(result, self.num_env_runners)
+
+    def say(self, sentence: str) -> None:
+        """Prints a line."""
+        print(sentence, file=self.stream, flush=True)
+
+
 class Progress(Protocol):
     """A display of one run. ``update`` is called after each iteration."""
 
@@ -118,67 +151,45 @@ class PlainProgress:
     If there is no update for ``first_s`` seconds, a line says what the iteration does.
     """
 
-    def __init__(
-        self,
-        goal: Goal,
-        done: int,
-        stream: TextIO,
-        num_env_runners: int = 0,
-        *,
-        activity: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-        interval_s: float = 5.0,
-        first_s: float = 10.0,
-    ) -> None:
-        self._num_env_runners = num_env_runners
-        self._goal = goal
-        self._pace = Pace(goal, done, clock)
-        self._stream = stream
-        self._clock = clock
+    def __init__(self, run: Watched, *, interval_s: float = 5.0, first_s: float = 10.0) -> None:
+        self._run = run
+        self._pace = run.pace()
         self._interval_s = interval_s
         self._last_line_at: float | None = None
-        self._heartbeat = Heartbeat(activity, self.say, first_s=first_s)
+        self._heartbeat = Heartbeat(run.activity, self.say, first_s=first_s)
 
     def update(self, result: Mapping[str, Any]) -> None:
         self._heartbeat.restart()
+        goal = self._run.goal
         rate, left_s = self._pace.update(result)
-        share = self._goal.share(result)
-        now = self._clock()
+        share = goal.share(result)
+        now = self._run.clock()
         due = self._last_line_at is None or now - self._last_line_at >= self._interval_s
         if not due and not share >= 1:
             return
         self._last_line_at = now
-        remote = remote_parts(result, self._num_env_runners)
+        remote = self._run.remote_parts(result)
         begin, end, width = f"iteration {result['training_iteration']}" if math.isnan(share) else f"{share:4.0%}", "", 0
-        if self._goal.total is not None:
+        if goal.total is not None:
             end = f"{duration(left_s):>8} left  "
-            width = len(f"{self._goal.total:,}") if self._goal.count == COUNTS["num_agent_steps"] else 0
+            width = len(f"{goal.total:,}") if goal.count == COUNTS["num_agent_steps"] else 0
         self.say(
             f"{begin}  {agent_steps(result):>{width},} agent steps  {rate:>8,.0f}/s  {end}"
             f"return: {_returns_line(result)}{'  ' if remote else ''}{remote}"
         )
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=self._stream, flush=True)
+        self._run.say(sentence)
 
     def close(self) -> None:
         self._heartbeat.stop()
-        self._stream.flush()
+        self._run.stream.flush()
 
 
 class LiveProgress:
     """A bar, the rate, the time left and the return per module, drawn in place."""
 
-    def __init__(
-        self,
-        goal: Goal,
-        done: int,
-        stream: TextIO,
-        num_env_runners: int = 0,
-        *,
-        activity: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, run: Watched) -> None:
         # rich draws from Python's global generator when it is imported. An environment that does so too would otherwise
         # behave differently with and without a terminal.
         state = random.getstate()
@@ -188,32 +199,32 @@ class LiveProgress:
         from rich.progress import Progress as Bar
 
         random.setstate(state)
-        self._num_env_runners = num_env_runners
-        self._goal = goal
-        self._pace = Pace(goal, done, clock)
-        self._activity = activity
+        self._run = run
+        self._pace = run.pace()
+        self._activity = run.activity
         self._shown: list[Any] = []
         self._bar = Bar(
             BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%" if goal.total is not None else ""),
+            TextColumn("{task.percentage:>3.0f}%" if run.goal.total is not None else ""),
             TextColumn("{task.fields[numbers]}"),
             expand=True,
         )
+        goal, done = run.goal, run.done
         total, at = (None, 0) if goal.total is None else (_PARTS, round(_PARTS * goal.share({goal.count: done})))
         self._task = self._bar.add_task("", total=total, completed=at, numbers=f"{done:,} agent steps")
-        self._live = Live(console=Console(file=stream), refresh_per_second=4, get_renderable=self._rendered)
+        self._live = Live(console=Console(file=run.stream), refresh_per_second=4, get_renderable=self._rendered)
         self._live.start()
 
     def update(self, result: Mapping[str, Any]) -> None:
         from rich.text import Text
 
         rate, left_s = self._pace.update(result)
-        left = "" if self._goal.total is None else f"  {duration(left_s)} left"
+        left = "" if self._run.goal.total is None else f"  {duration(left_s)} left"
         numbers = f"{agent_steps(result):,} agent steps  {rate:,.0f}/s{left}"
-        share = self._goal.share(result)
+        share = self._run.goal.share(result)
         self._bar.update(self._task, completed=0 if math.isnan(share) else _PARTS * share, numbers=numbers)
         shown = [_returns_table(result)]
-        if remote := remote_parts(result, self._num_env_runners):
+        if remote := self._run.remote_parts(result):
             shown.append(Text(f"  {remote}"))
         self._shown = shown
         self._live.refresh()
@@ -237,51 +248,40 @@ class LiveProgress:
 class NotebookProgress:
     """A bar, the rate, the time left and the return per module below a notebook's cell, at most twice in a second."""
 
-    def __init__(
-        self,
-        goal: Goal,
-        done: int,
-        stream: TextIO,
-        num_env_runners: int = 0,
-        *,
-        activity: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-        interval_s: float = 0.5,
-    ) -> None:
-        self._num_env_runners = num_env_runners
-        self._goal = goal
-        self._pace = Pace(goal, done, clock)
-        self._clock = clock
+    def __init__(self, run: Watched, *, interval_s: float = 0.5) -> None:
+        self._run = run
+        self._pace = run.pace()
         self._interval_s = interval_s
-        self._stream = stream
-        self._shown_at = clock()
+        self._shown_at = run.clock()
         self._latest: tuple[Mapping[str, Any], float, float] | None = None
         # The front end may be in another process that only gets what the cell's thread sends, so there is no thread.
-        self._display = _notebook_display(f"<p>{done:,} agent steps, {activity() or 'the first iteration'} ...</p>")
+        self._display = _notebook_display(
+            f"<p>{run.done:,} agent steps, {run.activity() or 'the first iteration'} ...</p>"
+        )
 
     def update(self, result: Mapping[str, Any]) -> None:
         self._latest = (result, *self._pace.update(result))
-        if self._clock() - self._shown_at >= self._interval_s:
+        if self._run.clock() - self._shown_at >= self._interval_s:
             self._show()
 
     def _show(self) -> None:
         if self._latest is None:
             return
         result, rate, left_s = self._latest
-        share = self._goal.share(result)
+        share = self._run.goal.share(result)
         value = "" if math.isnan(share) else f" value='{share:.4f}'"
-        left = "" if self._goal.total is None else f", {duration(left_s)} left"
+        left = "" if self._run.goal.total is None else f", {duration(left_s)} left"
         numbers = f"{agent_steps(result):,} agent steps, {rate:,.0f}/s{left}"
         rows = {f"return of {name}": spread(stats) for name, stats in _shown_returns(result)}
         if math.isfinite(success := success_of(result["env_runners"])):
             rows["success"] = percent(success)
-        if remote := remote_parts(result, self._num_env_runners):
+        if remote := self._run.remote_parts(result):
             rows["processes"] = remote
         self._display(f"<progress style='width:50%'{value}></progress> {numbers}{html_table('', rows)}")
-        self._shown_at = self._clock()
+        self._shown_at = self._run.clock()
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=self._stream, flush=True)
+        self._run.say(sentence)
 
     def close(self) -> None:
         self._show()
@@ -391,24 +391,14 @@ def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 5
         heartbeat.stop()
 
 
-def open_progress(
-    goal: Goal, done: int, stream: TextIO, num_env_runners: int = 0, activity: Callable[[], str] = str
-) -> Progress:
-    """Opens the display that fits: one for notebooks, a live one on a terminal if rich is installed, or plain lines.
-
-    Args:
-        goal: The end of the run.
-        done: The agent steps at the beginning, more than 0 for a resumed run.
-        stream: The stream to print to.
-        num_env_runners: The number of remote env runners.
-        activity: Returns what the ongoing iteration does, in words. It is called in another thread.
-    """
+def open_progress(run: Watched) -> Progress:
+    """Opens the display that fits: one for notebooks, a live one on a terminal if rich is installed, or plain lines."""
     kind: Any = PlainProgress
     if is_in_notebook():
         kind = NotebookProgress
-    elif stream.isatty() and importlib.util.find_spec("rich") is not None:
+    elif run.stream.isatty() and importlib.util.find_spec("rich") is not None:
         kind = LiveProgress
-    return kind(goal, done, stream, num_env_runners, activity=activity)
+    return kind(run)
 
 
 def is_in_notebook() -> bool:

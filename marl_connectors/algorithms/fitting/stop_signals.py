@@ -104,18 +104,26 @@ class StopSignals:
 
 
 class InterruptGate(StopSignals):
-    """Turns a first stop signal into a request that the training loop reads. A second one raises ``StopSignal``.
+    """Turns a first stop signal into a request that the work in its block reads. A second one raises ``StopSignal``.
 
-    So the run finishes the iteration, and saves the state between two iterations. SIGTERM and SIGHUP are usually
-    followed by a ``kill``, so after these (but not after Ctrl-C) an iteration that takes too long is given up.
+    So a run finishes the iteration, and saves the state between two iterations; and an evaluation keeps the episodes
+    that have ended. SIGTERM and SIGHUP are usually followed by a ``kill``, so after these (but not after Ctrl-C) an
+    iteration that takes too long is given up.
 
     Attributes:
         requested: The first signal; None if there was none.
         gave_up: Whether the ongoing iteration took too long and was given up.
     """
 
-    def __init__(self, grace_s: float = GRACE_S) -> None:
+    def __init__(self, grace_s: float = GRACE_S, *, stops: str = "after this iteration") -> None:
+        """Opens the gate.
+
+        Args:
+            grace_s: The seconds after which an iteration is given up.
+            stops: Says when the work stops after a first signal, for the message.
+        """
         super().__init__()
+        self._stops = stops
         self.requested: int | None = None
         self.gave_up = False
         self._grace_s = grace_s
@@ -130,12 +138,16 @@ class InterruptGate(StopSignals):
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Runs an iteration in its block, which may be given up."""
+        """Runs an iteration, or an evaluation, in its block, which may be given up."""
         self._in_iteration = True
         try:
             yield
         finally:
             self._in_iteration = False
+
+    def is_requested(self) -> bool:
+        """Whether there was a signal."""
+        return self.requested is not None
 
     def _replaces(self, handler: Any) -> bool:
         return handler not in (signal.SIG_IGN, None)
@@ -166,9 +178,9 @@ class InterruptGate(StopSignals):
 
     def _say(self, number: int) -> None:
         if number == signal.SIGINT:
-            text = "Stopping after this iteration; Ctrl-C again stops at once."
+            text = f"Stopping {self._stops}; Ctrl-C again stops at once."
         else:
-            text = f"{signal.Signals(number).name}: stopping after this iteration; a second signal stops at once."
+            text = f"{signal.Signals(number).name}: stopping {self._stops}; a second signal stops at once."
         # print could fail, because the interrupted code may be writing to stderr itself.
         with contextlib.suppress(RuntimeError, OSError, ValueError):
             sys.stderr.write(f"\n{text}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,17 +14,17 @@ from marl_connectors import spaces
 from marl_connectors.algorithms.inference.observation_batches import as_batch, infos_by_env
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.lane_group import LaneGroup
+from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
 from marl_connectors.env_runners.lane_table import LaneTable
 from marl_connectors.environments.vector.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.episodes.rollout import take
+from marl_connectors.episodes.rollout import Positions, take
 from marl_connectors.seeding import name_word
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
 _REMEMBERED = 64
-"""The number of sets of agents acting together for which random numbers are drawn for several steps at once."""
+"""The number of sets of agents acting together whose rows are known, and that have random numbers for several steps."""
 
 
 class _AgentRows(NamedTuple):
@@ -31,6 +32,7 @@ class _AgentRows(NamedTuple):
 
     Attributes:
         group: The group.
+        live: The rows themselves.
         agents: The agents with rows in the group, as indices of ``ExternalVectorEnv.agents``.
         rows: ``[len(agents), num_envs]`` the row of each agent in each sub-environment; -1 where its row is in another
             group, because it acts with a module of another kind there.
@@ -39,6 +41,7 @@ class _AgentRows(NamedTuple):
     """
 
     group: LaneGroup
+    live: LiveRows
     agents: list[int]
     rows: np.ndarray
     order: np.ndarray | None
@@ -72,7 +75,8 @@ class ExternalVectorEnv:
         agents: The agents of the newest call; empty if their rows have to be worked out again.
         calls: The number of calls since the last ``restart``.
         over: The sub-environments in which the next call begins an episode.
-        moved: The lanes that the newest call has moved forward, by group, with their former rows.
+        moved: The lanes that the newest call has moved forward, by group, with the positions of their former rows. None
+            stands for all lanes of the group that act.
         joined: The sub-environments and agents that have joined in the newest call.
         num_acted: The number of actions of each agent so far.
     """
@@ -94,12 +98,13 @@ class ExternalVectorEnv:
         self.calls = 0
         self.over = frozenset(range(num_envs))
         self._begun_at: dict[int, int] = {}
+        self._layouts: dict[tuple[AgentID, ...], list[_AgentRows]] = {}
         self.forget_layout()
 
     def forget_layout(self) -> None:
         """Forgets the agents of the newest call, so that the next one works out their rows."""
         self.agents: tuple[AgentID, ...] = ()
-        self.moved: list[tuple[LaneGroup, np.ndarray, np.ndarray]] = []
+        self.moved: list[tuple[LaneGroup, np.ndarray | None, Positions]] = []
         self.joined: list[tuple[int, AgentID]] = []
         self._rows: list[_AgentRows] = []
 
@@ -151,7 +156,7 @@ class ExternalVectorEnv:
         is_same, begin = agents == self.agents, sorted(self.over)
         self.calls += 1
         if is_same and not begin:
-            self.moved = [_moving(own.group, own.group.acting_numbers) for own in self._rows]
+            self.moved = [(own.group, None, copy(own.group.positions)) for own in self._rows]
             return StepResult(self._rewards_by_row(rewards), [], in_rows=True)
         if begin:
             self._begin(begin)
@@ -209,23 +214,28 @@ class ExternalVectorEnv:
     # Rows and agents.
 
     def lay_out(self, lanes: LaneTable) -> None:
-        """Works out the agents of all rows, after a change of the lanes that act."""
+        """Finds the agents of all rows, after a change of the lanes that act. Agents that take turns recur."""
+        known = self._layouts.get(self.agents, [])
+        live = [group for group, _ in lanes.live]
+        if len(known) == len(live) and all(own.live is group.rows for own, group in zip(known, live, strict=True)):
+            self._rows = known
+            return
+        if len(self._layouts) >= _REMEMBERED:
+            self._layouts.clear()
+        self._rows = self._layouts[self.agents] = list(map(self._agent_rows, live))
+
+    def _agent_rows(self, group: LaneGroup) -> _AgentRows:
         size = len(self.sub_envs)
         words = np.array([name_word(agent_id) for agent_id in self.agents], np.uint64)
         by_word = np.argsort(words)
-        self._rows = []
-        for group, _ in lanes.live:
-            agent_of = by_word[np.searchsorted(words[by_word], group.agent_words)]
-            present = np.unique(agent_of)
-            order = np.searchsorted(present, agent_of) * size + group.env_indices
-            rows = np.full(len(present) * size, -1)
-            rows[order] = np.arange(len(order))
-            in_order = len(order) == len(rows) and bool((order == np.arange(len(order))).all())
-            self._rows.append(
-                _AgentRows(
-                    group, present.tolist(), rows.reshape(len(present), size), None if in_order else order, agent_of
-                )
-            )
+        agent_of = by_word[np.searchsorted(words[by_word], group.agent_words)]
+        present = np.unique(agent_of)
+        order = np.searchsorted(present, agent_of) * size + group.env_indices
+        rows = np.full(len(present) * size, -1)
+        rows[order] = np.arange(len(order))
+        in_order = len(order) == len(rows) and bool((order == np.arange(len(order))).all())
+        whole = rows.reshape(len(present), size)
+        return _AgentRows(group, group.rows, present.tolist(), whole, None if in_order else order, agent_of)
 
     def place(self, noise: ActionNoise) -> None:
         """Assigns each row the random numbers of its agent. They depend only on how often the agent has acted.
@@ -304,7 +314,7 @@ class ExternalVectorEnv:
 
 
 def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarray, np.ndarray]:
-    return group, numbers, group.rows_of(numbers)
+    return group, numbers, group.rollout.cursor[numbers]
 
 
 def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:

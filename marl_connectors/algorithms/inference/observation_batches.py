@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.errors import EpisodeError
-from marl_connectors.spaces import describe, in_dtype, leaves_in, parts_in, parts_of, stack
+from marl_connectors.spaces import describe, in_dtype, is_leaf, parts_in, parts_of, stack
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -19,34 +19,28 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
     Raises:
         EpisodeError: If the shape fits neither.
     """
-    if type(space) is spaces.Box and type(observation) is np.ndarray:  # the usual case
-        shape = observation.shape
-        if shape == space.shape:
-            return None
-        if shape[1:] == space.shape and shape:
-            return shape[0]
     try:
-        sizes = _sizes(space, observation)
-    except (KeyError, TypeError, IndexError, ValueError):
-        sizes = {-1}
-    if len(sizes) != 1 or -1 in sizes:
+        return _size(space, observation)
+    except (TypeError, ValueError) as error:
         raise EpisodeError(
             f"policy: the observation of agent {agent_id!r} must be of its space in the environment, "
             f"{describe(space)}, or a batch of them with one more axis, but it is {_shown(observation)}."
-        )
-    return sizes.pop()
+        ) from error
 
 
-def _sizes(space: Space, observation: Any) -> set[int | None]:
-    """Returns ``{None}`` or ``{B}`` if all parts agree. The set has -1 if a part has neither shape."""
-    sizes: set[int | None] = set()
-    for part, own in leaves_in(space, observation):
-        shape = np.shape(own)
-        if shape == part.shape:
-            sizes.add(None)
-        else:
-            sizes.add(shape[0] if len(shape) and shape[1:] == part.shape else -1)
-    return sizes
+def _size(space: Space, observation: Any) -> int | None:
+    """Returns the number of observations; raises a ValueError if a part has neither shape, or parts differ in it."""
+    if is_leaf(space):
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
+        if shape == space.shape:
+            return None
+        if shape and shape[1:] == space.shape:
+            return shape[0]
+        raise ValueError
+    parts: Any = space.spaces  # type: ignore[attr-defined]
+    parts = parts.values() if type(parts) is dict else parts
+    (size,) = {*map(_size, parts, parts_in(space, observation))}  # type: ignore[arg-type]
+    return size
 
 
 def _shown(observation: Any) -> str:

@@ -204,13 +204,21 @@ def _checked_algorithm(pattern: str, config: Any, who: str) -> AlgorithmConfig:
     """Returns a copy of the config of an algorithm.
 
     Raises:
-        ConfigError: If it is no such config, is a MixedConfig itself, or has settings of the run as a whole.
+        ConfigError: If it is no such config, is of an algorithm that cannot be mixed, or has settings of the run as a
+            whole.
     """
     who, name = f"{who}: the algorithm of {pattern!r}", type(config).__name__
     if not isinstance(config, AlgorithmConfig):
         raise ConfigError(f"{who}: expected the config of an algorithm, got {shown(config)}. Write PPOConfig().")
     if isinstance(config, MixedConfig):
         raise ConfigError(f"{who}: expected the config of one algorithm, got a {name}. Name its algorithms here.")
+    algo_class, plain = config.algo_class, AlgorithmConfig().algo_class
+    samples_itself = algo_class._sample_and_update is not plain._sample_and_update
+    if samples_itself and not hasattr(algo_class, "replay_class"):
+        raise ConfigError(
+            f"{who}: {algo_class.__name__} collects its data in its own way, so it needs a run of its own. Use its "
+            f"config instead of MixedConfig."
+        )
     own, default = settings_of_algorithm(type(config)), type(config)().to_dict()
     of_run = {setting: value for setting, value in config.to_dict().items() if setting not in own}
     changed = [setting for setting, value in of_run.items() if not is_same(value, default[setting])]

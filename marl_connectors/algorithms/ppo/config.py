@@ -118,29 +118,39 @@ class PPOConfig(AlgorithmConfig):
         Raises:
             ConfigError: If the distribution is bounded and the space has other bounds.
         """
-        from marl_connectors.rl_module.random_rl_module import RandomRLModule
-
-        module_class, given, space = spec.module_class or object, spec.model_config, spec.action_space
-        if self.normalize_actions or space is None:
-            return spec
-        if issubclass(module_class, RandomRLModule) and _has_other_bounds(space):
-            raise ConfigError(
-                f"{type(self).__name__}: RandomRLModule draws actions in (-1, 1), which normalize_actions=False does "
-                f"not stretch to {describe(space)}. Leave normalize_actions on."
-            )
-        if not issubclass(module_class, self.get_default_rl_module_class()):
-            return spec
-        if isinstance(given, Mapping):
-            chosen = given.get("action_distribution", "gaussian")
-        else:
-            chosen = getattr(given, "action_distribution", "gaussian")
-        if chosen != "gaussian" and _has_other_bounds(space):
-            raise ConfigError(
-                f"{type(self).__name__}: action_distribution={chosen!r} draws actions in (-1, 1), which "
-                f"normalize_actions=False does not stretch to {describe(space)}. Leave normalize_actions "
-                f"on, or use action_distribution='gaussian'."
-            )
+        check_action_bounds(self, spec)
         return spec
+
+
+def check_action_bounds(config: AlgorithmConfig, spec: RLModuleSpec) -> None:
+    """Checks that the action distribution of a module covers its action space.
+
+    Raises:
+        ConfigError: If the distribution is bounded and the space has other bounds.
+    """
+    from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+    from marl_connectors.rl_module.random_rl_module import RandomRLModule
+
+    module_class, given, space = spec.module_class or object, spec.model_config, spec.action_space
+    if config.normalize_actions or space is None:
+        return
+    if issubclass(module_class, RandomRLModule) and _has_other_bounds(space):
+        raise ConfigError(
+            f"{type(config).__name__}: RandomRLModule draws actions in (-1, 1), which normalize_actions=False does "
+            f"not stretch to {describe(space)}. Leave normalize_actions on."
+        )
+    if not issubclass(module_class, DefaultPPORLModule):
+        return
+    if isinstance(given, Mapping):
+        chosen = given.get("action_distribution", "gaussian")
+    else:
+        chosen = getattr(given, "action_distribution", "gaussian")
+    if chosen != "gaussian" and _has_other_bounds(space):
+        raise ConfigError(
+            f"{type(config).__name__}: action_distribution={chosen!r} draws actions in (-1, 1), which "
+            f"normalize_actions=False does not stretch to {describe(space)}. Leave normalize_actions "
+            f"on, or use action_distribution='gaussian'."
+        )
 
 
 def _has_other_bounds(space: Space) -> bool:

@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
+from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner, TermsAndGradients, may_be_closed
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
-from marl_connectors.errors import ConfigError
-from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
-from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_gradients
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.calls import call_module, checked_inputs, checked_values, in_full, values_batch
-from marl_connectors.rl_module.closed_form import are_plain
-from marl_connectors.rl_module.distributions import Distribution
-from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
-_TERMS = (
-    "total_loss",
-    "policy_loss",
-    "vf_loss",
-    "vf_loss_unclipped",
-    "entropy",
-    "mean_kl_loss",
-    "clip_fraction",
-)
-"""The names of the fields of a PPOLoss in the loss statistics."""
-_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
-"""Means in the loss statistics from which the explained variance follows, for any division of the rows."""
 
-
-class PPOLearner(Learner):
+class PPOLearner(ActorCriticLearner):
     """Proximal policy optimisation with a clipped surrogate and an optional KL penalty with an adaptive weight."""
+
+    TERMS = (
+        "total_loss",
+        "policy_loss",
+        "vf_loss",
+        "vf_loss_unclipped",
+        "entropy",
+        "mean_kl_loss",
+        "clip_fraction",
+    )
+    ROW_COLUMN = Columns.ADVANTAGES
+    NO_CRITIC = "use_critic=False"
 
     def build(self) -> None:
         """Adds advantage estimation to the pipeline."""
         self._kl_coeffs: dict[ModuleID, float] = {}
-        self._coefficients_of: dict[tuple[ModuleID, ...], PPOCoefficients] = {}
-        self._coefficients_at = (-1, -1)
-        if self.config.add_default_connectors_to_learner_pipeline:
-            ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
-            own = {m: _advantage_settings(self.config.get_config_for_module(m)) for m in ids}
-            without = [m for m in ids if not self.config.get_config_for_module(m).use_critic]
-            settings = {**_advantage_settings(self.config), "module_settings": own}
-            if without or not self.config.use_critic:
-                critics = {m: m not in without for m in ids}
-                piece = DiscountedReturns(critics=critics, critic_by_default=self.config.use_critic, **settings)
-            else:
-                piece = GeneralAdvantageEstimation(**settings)
-            self.pipeline.append(piece)
         super().build()
+
+    def has_critic(self, config: Any) -> bool:
+        """Returns ``use_critic``."""
+        return config.use_critic
+
+    def advantage_settings(self, config: Any) -> dict[str, Any]:
+        """Returns a module's settings of advantages. Without GAE or a critic its advantages are whole returns."""
+        return {
+            "gamma": config.gamma,
+            "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0,
+            "normalize_values": config.normalize_values and config.use_critic,
+            "value_norm_beta": config.value_norm_beta,
+        }
 
     def kl_coeff(self, module_id: ModuleID) -> float:
         """Returns the current weight of a module's KL penalty."""
@@ -67,63 +57,17 @@ class PPOLearner(Learner):
             return self._kl_coeffs[module_id]
         return self.config.get_config_for_module(module_id).kl_coeff
 
-    def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
-        """Adds a module, whose advantages are computed with its own settings."""
-        config = self.config.get_config_for_module(module_id)
-        pieces = [piece for piece in self.pipeline if isinstance(piece, GeneralAdvantageEstimation)]
-        for piece in pieces:
-            if not config.use_critic and not isinstance(piece, DiscountedReturns):
-                raise ConfigError(
-                    f"add_module: use_critic=False for module {module_id!r}, but all modules of the run have a critic. "
-                    f"Set the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
-                )
-        super().add_module(module_id, module, is_updated=is_updated)
-        for piece in pieces:
-            piece.module_settings[module_id] = _advantage_settings(config)
-            if isinstance(piece, DiscountedReturns):
-                piece.critics[module_id] = config.use_critic
-
     def remove_module(self, module_id: ModuleID) -> None:
         """Removes a module, with its KL penalty, settings and statistics of values."""
         super().remove_module(module_id)
         self._kl_coeffs.pop(module_id, None)
-        for piece in self.pipeline:
-            if isinstance(piece, GeneralAdvantageEstimation):
-                piece.forget_module(module_id)
-                if isinstance(piece, DiscountedReturns):
-                    piece.critics.pop(module_id, None)
-
-    def compute_loss_for_module(
-        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the scalar loss of one module."""
-        known = config is self.config.get_config_for_module(module_id)
-        coefficients = self._coefficients((module_id,)) if known else self._own_coefficients(module_id, config)
-        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, coefficients)
-
-    def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], module: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns ``[M]`` losses in one computation. Each module has its own coefficients and clips."""
-        config = self.config.get_config_for_module(module_ids[0])
-        return self._loss(module_ids, config, module, batch, fwd_out, self._coefficients(module_ids))
 
     def stacking_key(self, config: Any) -> Hashable:
         """Returns whether the losses have a critic and a KL penalty. All other settings are numbers that may differ."""
         return config.use_critic, config.use_kl_loss
 
-    def _coefficients(self, module_ids: Sequence[ModuleID]) -> PPOCoefficients:
-        """Returns the weights and clips of an update: numbers, or ``[M]`` tensors if modules differ."""
-        now = (self.num_updates, self.timestep)
-        if self._coefficients_at != now:
-            self._coefficients_of, self._coefficients_at = {}, now
-        key = tuple(module_ids)
-        if key not in self._coefficients_of:
-            own = [self._own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
-            self._coefficients_of[key] = PPOCoefficients(*map(self._one_for_each, zip(*own, strict=True)))
-        return self._coefficients_of[key]
-
-    def _own_coefficients(self, module_id: ModuleID, config: Any) -> PPOCoefficients:
+    def own_coefficients(self, module_id: ModuleID, config: Any) -> PPOCoefficients:
+        """Returns the weights and clips of a module's loss now."""
         is_huber = config.vf_loss == "huber"
         return PPOCoefficients(
             clip_param=float(config.clip_param),
@@ -134,37 +78,21 @@ class PPOLearner(Learner):
             vf_huber_delta=float(config.vf_huber_delta) if is_huber else math.inf,
         )
 
-    def _one_for_each(self, values: Sequence[float]) -> Any:
-        return values[0] if len(set(values)) == 1 else moved(np.array(values, np.float32), self.device)
+    def rows_of(
+        self, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+    ) -> PPORows:
+        """Selects the rows of a minibatch that count."""
+        return PPORows.of(config, inputs, values, batch, rows)
 
-    def _loss(
-        self,
-        module_ids: Sequence[ModuleID],
-        config: Any,
-        module: Any,
-        batch: Mapping[str, Any],
-        fwd_out: Mapping[str, Any],
-        coefficients: PPOCoefficients,
-    ) -> Tensor:
-        """Returns the scalar loss of one module, or the ``[M]`` losses of stacked ones."""
-        dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
-        rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        lead = tuple(batch[Columns.ADVANTAGES].shape)
-        space = self.module[module_ids[0]].action_space
-        inputs = checked_inputs(module_ids[0], fwd_out, lead, dist_cls=dist_cls, action_space=space)
-        values = None
-        if config.use_critic:
-            given = values_batch(fwd_out, batch)
-            found = call_module(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
-            values = checked_values(module_ids[0], found, lead)
-        picked = PPORows.of(config, in_full(inputs), values, batch, rows)
-        loss = loss_of_rows(dist_cls, coefficients, picked)
-        self.log_terms(module_ids, dict(zip(_TERMS, loss, strict=True)) | _value_moments(picked))
-        return loss.total
+    def loss_of_rows(self, dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
+        """Returns the terms of the loss."""
+        return loss_of_rows(dist_cls, coefficients, rows)
 
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """Returns the same loss in closed form."""
-        return _ClosedLoss(self, module_ids)
+    def loss_and_gradients_of_rows(
+        self, dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows
+    ) -> TermsAndGradients | None:
+        """Returns the terms of the loss and its gradients in closed form; None if there is no closed form."""
+        return loss_and_gradients_of_rows(dist_cls, coefficients, rows)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Adapts the KL penalties: multiplies them by 1.5 if the policy moved too far, by 0.5 if it hardly moved."""
@@ -184,8 +112,6 @@ class PPOLearner(Learner):
             own["curr_entropy_coeff"] = value_at(config.entropy_coeff, self.timestep)
             if config.use_kl_loss:
                 own["curr_kl_coeff"] = self.kl_coeff(module_id)
-            if _MOMENTS[0] in own:
-                own["vf_explained_var"] = _explained_variance(*(own.pop(name) for name in _MOMENTS))
         return results
 
     def get_state(self) -> dict[str, Any]:
@@ -196,61 +122,6 @@ class PPOLearner(Learner):
         """Loads a state that ``get_state`` returned."""
         super().set_state(state)
         self._kl_coeffs = dict(state["kl_coeffs"])
-        self._coefficients_at = (-1, -1)
-
-
-class _ClosedLoss:
-    """PPO's loss of some modules, with its gradients in closed form."""
-
-    def __init__(self, learner: PPOLearner, module_ids: Sequence[ModuleID]):
-        self._learner = learner
-        self._module_ids = tuple(module_ids)
-        self._stacked = len(module_ids) if len(module_ids) > 1 else 0
-        self._config = learner.config.get_config_for_module(module_ids[0])
-        self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
-        self.uses_values = self._config.use_critic
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        rows = PPORows.of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
-        closed = None
-        if rows.inputs is inputs:
-            closed = loss_and_gradients_of_rows(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
-        if closed is None:
-            return None
-        terms = [torch.from_numpy(term) for term in closed.terms]
-        self._learner.log_terms(self._module_ids, dict(zip(_TERMS, terms, strict=True)) | _value_moments(rows))
-        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
-
-
-def _value_moments(rows: PPORows) -> dict[str, Tensor]:
-    """Returns float64 means of a minibatch, a scalar or ``[M]`` each; none without a critic."""
-    if rows.values is None or rows.value_targets is None:
-        return {}
-    targets = rows.value_targets.detach().double()
-    errors = targets - rows.values.detach()
-    found = (
-        x.mean(-1) if rows.weights is None else (x * rows.weights).sum(-1)
-        for x in (targets, targets.square(), errors, errors.square())
-    )
-    return dict(zip(_MOMENTS, found, strict=True))
-
-
-def _explained_variance(targets: float, squares: float, errors: float, squared_errors: float) -> float:
-    """Returns the fraction of the targets' variance that the values explain, at least -1."""
-    spread, rest = squares - targets**2, squared_errors - errors**2
-    if spread <= 1e-12 * squares:  # rounding is all that varies
-        return 0.0
-    return max(-1.0, 1.0 - rest / spread)
-
-
-def _advantage_settings(config: Any) -> dict[str, Any]:
-    """Returns a module's settings of advantages. Without GAE or a critic its advantages are whole returns."""
-    return {
-        "gamma": config.gamma,
-        "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0,
-        "normalize_values": config.normalize_values and config.use_critic,
-        "value_norm_beta": config.value_norm_beta,
-    }
 
 
 class PPORows(NamedTuple):
@@ -323,25 +194,9 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
     )
 
 
-class PPOLossAndGradients(NamedTuple):
-    """The terms of a loss, and the gradients of the total for the outputs of modules.
-
-    Attributes:
-        terms: The terms of a ``PPOLoss``.
-        by_inputs: The gradient for the ``action_dist_inputs``, of their shape.
-        by_values: The gradient for the values, of their shape; None without a critic.
-    """
-
-    terms: list[np.ndarray]
-    by_inputs: Tensor
-    by_values: Tensor | None
-
-
-def loss_and_gradients_of_rows(
-    dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows
-) -> PPOLossAndGradients | None:
+def loss_and_gradients_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> TermsAndGradients | None:
     """Computes ``loss_of_rows`` and its gradients in numpy; returns None if there is no closed form."""
-    if not _may_be_closed(dist_cls, coefficients, rows):
+    if not may_be_closed(dist_cls, coefficients, rows, rows.advantages.shape, rows.before):
         return None
     lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]
     actions = rows.actions.flatten(0, 1) if len(lead) == 2 else rows.actions
@@ -367,25 +222,7 @@ def loss_and_gradients_of_rows(
         by_kl = None if gradients.by_kl is None else gradients.by_kl.reshape(-1)
         by_inputs = closed.gradient(gradients.by_logp.reshape(-1), gradients.by_entropy.reshape(-1), by_kl)
     by_values = None if gradients.by_values is None else torch.from_numpy(gradients.by_values)
-    return PPOLossAndGradients(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
-
-
-def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
-    """Whether all shapes fit, and all tensors are on the CPU and have one dtype."""
-    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
-        return False
-    inputs, values, actions, before, *others = rows
-    lead = rows.advantages.shape
-    of_rows = [x for x in (values, *others) if x is not None]
-    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
-    return (
-        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
-        and len(lead) < 3
-        and lead.numel() > 0
-        and (before is None or before.shape == inputs.shape)
-        and actions.is_cpu
-        and are_plain(numbers)
-    )
+    return TermsAndGradients(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
 
 
 PPOTorchLearner = PPOLearner

@@ -188,19 +188,18 @@ class ActionMasking(ObservationTransform):
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Adds the masks of all rows of a group. Masks in info dicts cost Python code for each row."""
+        rows = columns.rows
+        steps, observations = Steps(rows, self._lookup), self.given(columns)
         if Columns.ACTION_MASK not in columns:
-            rows = columns.rows
-            steps = Steps(rows, self._lookup)
             plan = self._plan_for(steps)
             if plan.how.in_observation:
-                observations = columns[Columns.OBS] if Columns.OBS in columns else rows.get(Columns.OBS)
                 mask = self._from_observations(observations, plan, steps)
             else:
                 mask = self._from_infos(_infos(rows) if plan.how.in_info else (), len(rows), plan, steps)
             if mask is not None:
                 columns[Columns.ACTION_MASK] = mask
         if not self.keep_in_observations:
-            super().on_columns(columns=columns, **kwargs)
+            self.give_back(columns, observations, self.changed(observations, steps))
 
     def _from_observations(self, observations: Tree, plan: Plan, steps: Steps) -> np.ndarray:
         """Returns ``[B, n]`` bool, from the environment's own observations."""

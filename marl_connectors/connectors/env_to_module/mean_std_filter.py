@@ -12,7 +12,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
-from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, with_total_base
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.batch import ColumnGroup
@@ -23,8 +24,6 @@ from marl_connectors.typing import AgentID, Tree
 
 if TYPE_CHECKING:
     from marl_connectors.connectors.tensor_step import TensorStep
-
-_REMEMBERED = 16
 
 
 class _Streams:
@@ -118,7 +117,7 @@ class MeanStdFilter(ObservationTransform):
         self.update_stats = update_stats
         self._share = share_between_agents
         self._tables: dict[int, StatsTable] = {}
-        self._newest: dict[int, tuple[Agents, _Streams]] = {}
+        self._streams_of = RowMemory()
         self._numbers_of: tuple[Tree, np.ndarray] | None = None
         super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
@@ -166,15 +165,11 @@ class MeanStdFilter(ObservationTransform):
 
     def _streams(self, plan: Plan, steps: Steps) -> _Streams:
         """Returns the streams of some steps. They are cached if they may come again, as an env runner's rows do."""
-        agents = steps.agents
-        known = self._newest.get(id(agents))
-        if known is not None and known[0] is agents:
-            return known[1]
-        found = self._find_streams(plan, steps)
-        if steps.rows.acted is None:
-            while len(self._newest) >= _REMEMBERED:
-                self._newest.pop(next(iter(self._newest)))
-            self._newest[id(agents)] = agents, found
+        found = self._streams_of.get(steps.rows)
+        if found is None:
+            found = self._find_streams(plan, steps)
+            if steps.rows.acted is None:
+                self._streams_of[steps.rows] = found
         return found
 
     def _find_streams(self, plan: Plan, steps: Steps) -> _Streams:
@@ -231,6 +226,8 @@ class MeanStdFilter(ObservationTransform):
             values /= std
         if self.clip_by_value is not None:
             np.minimum(np.maximum(values, -self.clip_by_value, out=values), self.clip_by_value, out=values)
+        if isinstance(plan.before, spaces.Box):
+            return values.reshape(observations.shape).astype(_dtype(plan.before))
         begin = 0
 
         def filtered(space: Space, leaf: np.ndarray) -> np.ndarray:
@@ -297,7 +294,7 @@ class MeanStdFilter(ObservationTransform):
 
     def forget(self) -> None:
         super().forget()
-        self._newest = {}
+        self._streams_of.clear()
 
     def merge_own_state(self) -> None:
         """Merges the new observations into the statistics that apply."""

@@ -347,6 +347,7 @@ def _with_values(rl_module: Any, module_id: str) -> Any:
     if not isinstance(module, ValueFunctionAPI):
         raise ModuleError(
             f"GeneralAdvantageEstimation: module {module_id!r} ({type(module).__name__}) has no value function. Derive "
-            f"it from ValueFunctionAPI and implement compute_values(batch), or set use_critic=False."
+            f"it from ValueFunctionAPI and implement compute_values(batch), or train it without a critic: with "
+            f"use_critic=False (PPO) or beta=0 (MARWIL)."
         )
     return module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host
+from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ModuleError
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 
 ACTION_NOISE = "action_noise"
 """Key in ``shared_data`` of the runner's ActionNoise, from which actions are sampled with the run's seed."""
+
+
+class _Choice(NamedTuple):
+    """How the modules of some rows choose actions.
+
+    Attributes:
+        asked: ``explore`` and the ``holders`` of the columns for which this holds.
+        dist_cls: The distribution class of all modules; None if they differ.
+        defers_logp: Whether log-probabilities are deferred. False where modules with other distribution classes may
+            act.
+    """
+
+    asked: tuple[bool | None, Mapping[str, frozenset[ModuleID]]]
+    dist_cls: type[Distribution] | None
+    defers_logp: bool
 
 
 class GetActions(ConnectorV2):
@@ -57,9 +73,7 @@ class GetActions(ConnectorV2):
         """
         super().__init__(input_observation_space, input_action_space)
         self._defer_logp = defer_logp
-        self._defers_now = False  # False where modules with different distribution classes may act
-        self._asked: tuple[Any, bool | None, Any] | None = None
-        self._common: type[Distribution] | None = None
+        self._known = RowMemory()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups to the CPU at once, if they are on another device."""
@@ -84,7 +98,8 @@ class GetActions(ConnectorV2):
             return
         if isinstance(rl_module, RLModule):
             rl_module = dict.fromkeys(columns.module_ids, rl_module)
-        dist_cls = self._common_dist_cls(rl_module, columns, explore)
+        choice = self._common_choice(rl_module, columns, explore)
+        dist_cls = choice.dist_cls
         source = shared_data.get(ACTION_NOISE) if shared_data else None
         if dist_cls is None or Columns.ACTIONS in columns:
             self._module_by_module(rl_module, columns, explore, source)
@@ -96,7 +111,7 @@ class GetActions(ConnectorV2):
                 columns[Columns.ACTIONS] = distribution.sample(noise)
         else:
             columns[Columns.ACTIONS] = distribution.to_deterministic()
-        if self._defers_now:
+        if choice.defers_logp:
             columns.action_dist_cls = dist_cls
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
@@ -129,21 +144,20 @@ class GetActions(ConnectorV2):
         }
         return len(peers | {dist_cls}) == 1
 
-    def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
-        """Returns the common distribution class of a group's modules, or None if they differ; cached by rows."""
-        asked = (columns.rows, explore, columns.holders)
-        if self._asked is None or self._asked[0] is not asked[0] or self._asked[1:] != asked[1:]:
+    def _common_choice(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> _Choice:
+        """Returns how the modules of a group choose actions; cached by rows."""
+        known = self._known.get(columns.rows)
+        if known is None or known.asked != (explore, columns.holders):
             choosing = [m for m in columns.module_ids if not columns.has_column(m, Columns.ACTIONS)]
             classes = {_dist_cls(m, rl_module[m], explore) for m in choosing}
             for module_id in choosing:
                 if not columns.has_column(module_id, Columns.ACTION_DIST_INPUTS):
                     raise _no_actions(module_id, [name for name in columns if columns.has_column(module_id, name)])
             _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
-            self._asked = asked
-            self._common = classes.pop() if len(classes) == 1 else None
-            space = columns.rows.action_space
-            self._defers_now = self._defer_logp and self._is_common(self._common, rl_module, space, explore)
-        return self._common
+            common, space = classes.pop() if len(classes) == 1 else None, columns.rows.action_space
+            defers = self._defer_logp and self._is_common(common, rl_module, space, explore)
+            known = self._known[columns.rows] = _Choice((explore, columns.holders), common, defers)
+        return known
 
     def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None, source: Any) -> None:
         """Adds actions where some modules output them, or where modules have distributions of several classes."""

@@ -208,6 +208,10 @@ class Distribution(metaclass=_DistributionKind):
         """Whether the class has these methods from ``base``, so that no subclass has overridden one."""
         return _has_methods_of(cls, base, names)
 
+    def log_stds(self) -> Tensor | None:
+        """Returns the ``[..., k]`` logarithms of standard deviations; None for a distribution without."""
+        return None
+
     @abstractmethod
     def entropy(self) -> Tensor:
         """Returns the ``[...]`` entropy in nats."""

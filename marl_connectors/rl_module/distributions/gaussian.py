@@ -69,6 +69,9 @@ class TorchDiagGaussian(Distribution):
         standardised = (value.reshape(self.mean.shape) - self.mean) * (-self.log_std).exp()
         return (-0.5 * standardised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
+    def log_stds(self) -> Tensor | None:
+        return self.log_std
+
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 

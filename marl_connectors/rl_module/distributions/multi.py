@@ -165,6 +165,10 @@ class TorchMultiDistribution(Distribution):
         ]
         return np.sum(logps, axis=0)
 
+    def log_stds(self) -> Tensor | None:
+        found = [own for own in (child.log_stds() for child in self._children) if own is not None]
+        return torch.cat(found, -1) if found else None
+
     def entropy(self) -> Tensor:
         return torch.stack([child.entropy() for child in self._children]).sum(0)
 

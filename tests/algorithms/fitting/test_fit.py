@@ -437,8 +437,8 @@ def test_progress_is_one_line_or_more_unless_it_is_off(algo, capsys):
 def test_the_display_is_that_of_the_goal(algo, monkeypatch):
     goals = []
 
-    def opened(goal, done, *args):
-        goals.append((goal.total, goal.count, goal.origin, done))
+    def opened(run):
+        goals.append((run.goal.total, run.goal.count, run.goal.origin, run.done))
         return fit_module.NoProgress()
 
     monkeypatch.setattr(fit_module, "open_progress", opened)

@@ -22,6 +22,7 @@ from marl_connectors.algorithms.fitting.progress import (
     Pace,
     PlainProgress,
     PlayProgress,
+    Watched,
     announced,
     duration,
     is_in_notebook,
@@ -44,7 +45,7 @@ def result(steps, **returns):
 
 def test_lines_keep_their_distance_but_the_first_and_last_always_come():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(Goal(1000), 0, stream, clock=clock, interval_s=1.0)
+    progress = PlainProgress(Watched(Goal(1000), 0, stream, clock=clock), interval_s=1.0)
     for i in range(1, 11):
         clock.now = 0.3 * i
         progress.update(result(100 * i))
@@ -54,7 +55,7 @@ def test_lines_keep_their_distance_but_the_first_and_last_always_come():
 
 def test_a_line_has_steps_rate_time_left_and_returns():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(Goal(4000), 0, stream, clock=clock)
+    progress = PlainProgress(Watched(Goal(4000), 0, stream, clock=clock))
     clock.now = 2.0
     progress.update(result(1000, red=-26.64, green=math.nan))
     assert stream.getvalue() == " 25%  1,000 agent steps       500/s      0:06 left  return: red -26.6, green –\n"
@@ -62,7 +63,7 @@ def test_a_line_has_steps_rate_time_left_and_returns():
 
 def test_many_modules_do_not_flood_the_line():
     stream = io.StringIO()
-    PlainProgress(Goal(100), 0, stream).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
+    PlainProgress(Watched(Goal(100), 0, stream)).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
     assert stream.getvalue().endswith("m7 1.00 and 3 more\n")
 
 
@@ -83,9 +84,9 @@ def test_both_displays_show_how_fast_env_runners_are_and_what_was_lost(rates, he
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "100")
     given, plain, terminal = remote_result(rates, healthy, replaced), io.StringIO(), io.StringIO()
-    PlainProgress(Goal(1000), 0, plain, 2).update(given)
+    PlainProgress(Watched(Goal(1000), 0, plain, 2)).update(given)
     assert plain.getvalue().endswith(f"{shown}\n")
-    live = LiveProgress(Goal(1000), 0, terminal, 2)
+    live = LiveProgress(Watched(Goal(1000), 0, terminal, 2))
     live.update(given)
     live.close()
     assert shown.partition("  ")[2] in terminal.getvalue()
@@ -122,14 +123,14 @@ def test_no_time_passed_gives_no_estimate():
 
 def test_a_terminal_gets_the_live_display_and_anything_else_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert isinstance(open_progress(Goal(10), 0, io.StringIO()), PlainProgress)
+    assert isinstance(open_progress(Watched(Goal(10), 0, io.StringIO())), PlainProgress)
 
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     terminal = Terminal()
-    live = open_progress(Goal(1000), 0, terminal)
+    live = open_progress(Watched(Goal(1000), 0, terminal))
     assert isinstance(live, LiveProgress)
     live.update(result(500, **{"red[bold]": -3.0, **{f"m{i}": 1.0 for i in range(9)}}))
     live.say("a [sentence]")
@@ -207,7 +208,7 @@ def test_the_interval_between_lines_doubles_and_starts_again_with_each_iteration
 
 def test_lines_say_what_a_long_iteration_does():
     lines = Lines()
-    progress = PlainProgress(Goal(1000), 0, lines, activity=lambda: "iteration 1: sampling", first_s=1e-3)
+    progress = PlainProgress(Watched(Goal(1000), 0, lines, activity=lambda: "iteration 1: sampling"), first_s=1e-3)
     lines.wait_for("  iteration 1: sampling (0:00 so far)")
     progress.close()
 
@@ -215,7 +216,7 @@ def test_lines_say_what_a_long_iteration_does():
 def test_the_live_display_says_what_an_iteration_does(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal = io.StringIO()
-    live = LiveProgress(Goal(None), 0, terminal, activity=lambda: "iteration 1: sampling")
+    live = LiveProgress(Watched(Goal(None), 0, terminal, activity=lambda: "iteration 1: sampling"))
     live.update(result(40, red=1.0))
     shown = Console(file=terminal, width=80).print(live._rendered())
     live.close()
@@ -233,7 +234,7 @@ def counted(iteration, env_steps, steps):
 def test_a_goal_in_iterations_or_env_steps_has_a_share_and_the_time_left():
     for goal in (Goal(14, COUNTS["num_iterations"], 10), Goal(900, COUNTS["num_env_steps"], 500)):
         clock, stream = Clock(), io.StringIO()
-        progress = PlainProgress(goal, 5000, stream, clock=clock)
+        progress = PlainProgress(Watched(goal, 5000, stream, clock=clock))
         clock.now = 2.0
         progress.update(counted(11, 600, 6000))
         progress.close()
@@ -242,7 +243,7 @@ def test_a_goal_in_iterations_or_env_steps_has_a_share_and_the_time_left():
 
 def test_without_a_number_to_reach_lines_have_the_iteration():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(Goal(None), 0, stream, clock=clock)
+    progress = PlainProgress(Watched(Goal(None), 0, stream, clock=clock))
     clock.now = 2.0
     progress.update(counted(1, 500, 1000))
     assert stream.getvalue() == "iteration 1  1,000 agent steps       500/s  return: red 1.00\n"
@@ -254,7 +255,7 @@ def test_without_rich_a_terminal_gets_lines(monkeypatch):
             return True
 
     monkeypatch.setattr(progress_module.importlib.util, "find_spec", lambda name: None)
-    assert isinstance(open_progress(Goal(10), 0, Terminal()), PlainProgress)
+    assert isinstance(open_progress(Watched(Goal(10), 0, Terminal())), PlainProgress)
 
 
 # Notebooks ------------------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ def notebook(monkeypatch):
 def test_a_notebook_gets_a_bar_that_is_replaced(notebook):
     assert is_in_notebook()
     stream = io.StringIO()
-    progress = open_progress(Goal(1000), 0, stream)
+    progress = open_progress(Watched(Goal(1000), 0, stream))
     assert isinstance(progress, NotebookProgress)
     progress.update(result(500, **{"<red>": -3.0}))
     progress.say("a sentence")
@@ -294,7 +295,7 @@ def test_a_notebook_gets_a_bar_that_is_replaced(notebook):
 
 def test_a_notebook_is_not_flooded(notebook):
     clock = Clock()
-    progress = NotebookProgress(Goal(1000), 0, io.StringIO(), clock=clock)
+    progress = NotebookProgress(Watched(Goal(1000), 0, io.StringIO(), clock=clock))
     for i in range(1, 101):
         clock.now = 0.02 * i
         progress.update(result(10 * i, red=1.0))

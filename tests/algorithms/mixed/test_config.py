@@ -6,6 +6,7 @@ import pytest
 
 from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors import (
+    BCConfig,
     DQNConfig,
     MAPPOConfig,
     MixedConfig,
@@ -101,6 +102,8 @@ def test_what_a_mixed_run_cannot_do_is_named():
         mixed({"*": PPOConfig()}).offline_data(input_="somewhere").validate()
     with pytest.raises(ConfigError, match=r"expected fn\(module_id\), because each algorithm has its own batches"):
         mixed({"*": PPOConfig()}).multi_agent(policies_to_train=lambda module_id, batch: True)
+    with pytest.raises(ConfigError, match="BC collects its data in its own way, so it needs a run of its own"):
+        mixed({"*": BCConfig()})
     with pytest.raises(ConfigError, match="the algorithm of 'a': MAPPOConfig: use_critic must be True"):
         mixed({"a": MAPPOConfig().training(use_critic=False)}).validate()
 

@@ -168,6 +168,25 @@ def test_dqn_learns_from_a_batch_what_it_learns_alone(seed):
     algo.stop()
 
 
+@pytest.mark.parametrize("own", [ppo(), dqn()], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("env", [LifeEnv, "CartPole-v1"])
+def test_a_mixed_run_with_one_algorithm_is_a_run_of_that_algorithm(own, env):
+    settings = {"environment": {"env": env, "env_config": LIFE if env is LifeEnv else {}}}
+    if env == "CartPole-v1":
+        settings["multi_agent"] = {"policies": "shared"}
+    runs = []
+    for config in (in_env(MixedConfig()).algorithms({"*": own}), in_env(own.copy())):
+        if not isinstance(own, PPOConfig):
+            config.reporting(min_sample_timesteps_per_iteration=60)
+        for section, given in settings.items():
+            getattr(config, section)(**given)
+        algo = config.build_algo()
+        runs.append(([algo.train()["learners"] for _ in range(2)], parameters(algo)))
+        algo.stop()
+    assert runs[0][0] == runs[1][0]
+    assert_same(runs[0][1], runs[1][1])
+
+
 def test_an_iteration_is_a_train_batch_with_the_updates_that_are_due():
     algo = mixed({"a": ppo(train_batch_size_per_learner=60), "*": dqn()}).build_algo()
     result = algo.train()

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from marl_connectors.algorithms.ppo.learner import (
-    PPORows,
-    _explained_variance,
-    _value_moments,
-    loss_and_gradients_of_rows,
-    loss_of_rows,
-)
+from marl_connectors.algorithms.ppo.learner import PPORows, loss_and_gradients_of_rows, loss_of_rows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss
 from marl_connectors.rl_module.distributions import (
     TorchCategorical,
@@ -205,21 +199,3 @@ def test_an_action_that_there_is_not_is_an_error():
     for compute in (loss_of_rows, loss_and_gradients_of_rows):
         with pytest.raises(RuntimeError, match="out of bounds"):
             compute(TorchCategorical, PPOCoefficients(0.2, 0.1), rows)
-
-
-def test_the_explained_variance_follows_from_means():
-    targets, values = torch.tensor([1.0, 4.0, 2.0, 0.0]), torch.tensor([2.0, 5.0, 3.0, 2.0])
-    rows = six_rows(torch.zeros(4, 3), values=values, value_targets=targets)
-    moments = [float(mean) for mean in _value_moments(rows).values()]
-    assert moments == [1.75, 5.25, -1.25, 1.75]  # variances 2.1875 and 0.1875
-    assert _explained_variance(*moments) == pytest.approx(1 - 0.1875 / 2.1875)
-    assert _explained_variance(1.75, 5.25, -0.75, 5.25) == -1.0  # variance 4.6875
-    assert _explained_variance(3.0, 9.0, 1.0, 2.0) == 0.0  # targets that do not vary
-
-
-def test_the_moments_of_values_are_weighted_and_one_for_each_module():
-    targets = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
-    weights = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-    rows = six_rows(torch.zeros(2, 2, 3), values=torch.zeros(2, 2), value_targets=targets, weights=weights)
-    assert _value_moments(rows)["value targets"].tolist() == [2.5, 6.0]
-    assert _value_moments(rows._replace(values=None)) == {}

@@ -1,0 +1,313 @@
+"""ActorCriticLearner: what the losses of a policy and a value function have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_connectors.algorithms.actor_critic.discounted_returns import DiscountedReturns
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.errors import ConfigError
+from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
+from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.minibatches import CountedRows
+from marl_connectors.rl_module.calls import call_module, checked_inputs, checked_values, in_full, values_batch
+from marl_connectors.rl_module.closed_form import are_plain
+from marl_connectors.rl_module.distributions import Distribution
+from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.transfers import moved
+from marl_connectors.typing import ModuleID
+
+_MOMENTS = ("value targets", "squared value targets", "value errors", "squared value errors")
+"""Means in the loss statistics from which the explained variance follows, for any division of the rows."""
+
+
+class LossRows(Protocol):
+    """The rows that a loss is computed from: ``[B, ...]`` of one module, or ``[M, B, ...]`` of ``M`` modules.
+
+    Attributes:
+        inputs: The current ``action_dist_inputs``.
+        values: The current value estimates; None without a critic.
+        actions: The actions that were taken; may be a tree of tensors.
+        value_targets: The targets of ``values``; None without a critic.
+        weights: The weight of each row in the means; None if all rows have the same weight.
+    """
+
+    @property
+    def inputs(self) -> Tensor: ...
+    @property
+    def values(self) -> Tensor | None: ...
+    @property
+    def actions(self) -> Any: ...
+    @property
+    def value_targets(self) -> Tensor | None: ...
+    @property
+    def weights(self) -> Tensor | None: ...
+
+
+class TermsAndGradients(NamedTuple):
+    """The terms of a loss, and the gradients of the total for the outputs of modules.
+
+    Attributes:
+        terms: The terms, the total first: a scalar each, or ``[M]`` for ``M`` modules.
+        by_inputs: The gradient for the ``action_dist_inputs``, of their shape.
+        by_values: The gradient for the values, of their shape; None without a critic.
+    """
+
+    terms: list[np.ndarray]
+    by_inputs: Tensor
+    by_values: Tensor | None
+
+
+class ActorCriticLearner(Learner):
+    """A learner whose loss reads the distribution of the actions that were taken and, with a critic, their values.
+
+    A subclass says what its loss is for some rows, by autograd and in closed form. This class calls the modules, for
+    one module or stacked ones, estimates advantages, and logs the terms of the loss.
+
+    Attributes:
+        TERMS: The names of the terms of the loss, the total first.
+        ROW_COLUMN: A column with a number for each row that the loss reads.
+        NO_CRITIC: The setting by which a module has no critic, in words.
+    """
+
+    TERMS: tuple[str, ...] = ()
+    ROW_COLUMN: str = Columns.REWARDS
+    NO_CRITIC = ""
+
+    def build(self) -> None:
+        """Adds advantage estimation to the pipeline."""
+        self._coefficients_of: dict[tuple[ModuleID, ...], Any] = {}
+        self._coefficients_at = (-1, -1)
+        if self.config.add_default_connectors_to_learner_pipeline:
+            piece = self.advantage_piece()
+            if piece is not None:
+                self.pipeline.append(piece)
+        super().build()
+
+    # To override.
+
+    @abstractmethod
+    def has_critic(self, config: Any) -> bool:
+        """Whether modules with these settings have a critic."""
+
+    @abstractmethod
+    def advantage_settings(self, config: Any) -> dict[str, Any]:
+        """Returns the arguments of GeneralAdvantageEstimation for modules with these settings."""
+
+    @abstractmethod
+    def own_coefficients(self, module_id: ModuleID, config: Any) -> Any:
+        """Returns the weights and clips of a module's loss now, a NamedTuple of numbers."""
+
+    @abstractmethod
+    def rows_of(
+        self, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+    ) -> LossRows:
+        """Selects the rows of a minibatch that count.
+
+        Args:
+            config: The module's config.
+            inputs: The ``action_dist_inputs`` of all rows.
+            values: The value estimates of all rows; None without a critic.
+            batch: The columns of the minibatch.
+            rows: The rows that count.
+        """
+
+    @abstractmethod
+    def loss_of_rows(self, dist_cls: Any, coefficients: Any, rows: Any) -> Sequence[Tensor]:
+        """Returns the terms of the loss, in the order of ``TERMS``."""
+
+    @abstractmethod
+    def loss_and_gradients_of_rows(self, dist_cls: Any, coefficients: Any, rows: Any) -> TermsAndGradients | None:
+        """Returns the same with gradients in closed form; None if there is no closed form."""
+
+    def advantage_piece(self, *, standardize: bool = True) -> GeneralAdvantageEstimation | None:
+        """Returns the piece that adds advantages and value targets to the train batch; None for none."""
+        ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
+        own = {m: self.advantage_settings(self.config.get_config_for_module(m)) for m in ids}
+        critics = {m: self.has_critic(self.config.get_config_for_module(m)) for m in ids}
+        settings = {**self.advantage_settings(self.config), "module_settings": own, "standardize": standardize}
+        by_default = self.has_critic(self.config)
+        if all(critics.values()) and by_default:
+            return GeneralAdvantageEstimation(**settings)
+        return DiscountedReturns(critics=critics, critic_by_default=by_default, **settings)
+
+    # Losses.
+
+    def compute_loss_for_module(
+        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the scalar loss of one module."""
+        known = config is self.config.get_config_for_module(module_id)
+        coefficients = self.coefficients((module_id,)) if known else self.own_coefficients(module_id, config)
+        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, coefficients)
+
+    def compute_loss_for_stacked_modules(
+        self, *, module_ids: Sequence[ModuleID], module: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns ``[M]`` losses in one computation. Each module has its own coefficients and clips."""
+        config = self.config.get_config_for_module(module_ids[0])
+        return self._loss(module_ids, config, module, batch, fwd_out, self.coefficients(module_ids))
+
+    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
+        """Returns the same loss in closed form."""
+        return _ClosedLoss(self, module_ids)
+
+    def coefficients(self, module_ids: Sequence[ModuleID]) -> Any:
+        """Returns the weights and clips of an update: numbers, or ``[M]`` tensors if modules differ."""
+        now = (self.num_updates, self.timestep)
+        if self._coefficients_at != now:
+            self._coefficients_of, self._coefficients_at = {}, now
+        key = tuple(module_ids)
+        if key not in self._coefficients_of:
+            own = [self.own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
+            self._coefficients_of[key] = type(own[0])(*map(self._one_for_each, zip(*own, strict=True)))
+        return self._coefficients_of[key]
+
+    def _one_for_each(self, values: Sequence[float]) -> Any:
+        return values[0] if len(set(values)) == 1 else moved(np.array(values, np.float32), self.device)
+
+    def _loss(
+        self,
+        module_ids: Sequence[ModuleID],
+        config: Any,
+        module: Any,
+        batch: Mapping[str, Any],
+        fwd_out: Mapping[str, Any],
+        coefficients: Any,
+    ) -> Tensor:
+        """Returns the scalar loss of one module, or the ``[M]`` losses of stacked ones."""
+        dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
+        rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
+        lead = tuple(batch[self.ROW_COLUMN].shape)
+        space = self.module[module_ids[0]].action_space
+        inputs = checked_inputs(module_ids[0], fwd_out, lead, dist_cls=dist_cls, action_space=space)
+        values = None
+        if self.has_critic(config):
+            given = values_batch(fwd_out, batch)
+            found = call_module(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            values = checked_values(module_ids[0], found, lead)
+        picked = self.rows_of(config, in_full(inputs), values, batch, rows)
+        terms = self.loss_of_rows(dist_cls, coefficients, picked)
+        self.log_terms(module_ids, dict(zip(self.TERMS, terms, strict=True)) | value_moments(picked))
+        return terms[0]
+
+    # Results.
+
+    def completed_statistics(self, means: dict[ModuleID, dict[str, float]]) -> dict[ModuleID, Any]:
+        """Replaces the moments of values by the explained variance."""
+        for own in means.values():
+            if _MOMENTS[0] in own:
+                own["vf_explained_var"] = explained_variance(*(own.pop(name) for name in _MOMENTS))
+        return means
+
+    # Modules that are added and removed.
+
+    def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
+        """Adds a module, whose advantages are computed with its own settings."""
+        config = self.config.get_config_for_module(module_id)
+        pieces = [piece for piece in self.pipeline if isinstance(piece, GeneralAdvantageEstimation)]
+        for piece in pieces:
+            if not self.has_critic(config) and not isinstance(piece, DiscountedReturns):
+                raise ConfigError(
+                    f"add_module: {self.NO_CRITIC} for module {module_id!r}, but all modules of the run have a critic. "
+                    f"Set the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
+                )
+        super().add_module(module_id, module, is_updated=is_updated)
+        for piece in pieces:
+            piece.module_settings[module_id] = self.advantage_settings(config)
+            if isinstance(piece, DiscountedReturns):
+                piece.critics[module_id] = self.has_critic(config)
+
+    def remove_module(self, module_id: ModuleID) -> None:
+        """Removes a module, with its settings and statistics of values."""
+        super().remove_module(module_id)
+        for piece in self.pipeline:
+            if isinstance(piece, GeneralAdvantageEstimation):
+                piece.forget_module(module_id)
+                if isinstance(piece, DiscountedReturns):
+                    piece.critics.pop(module_id, None)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that ``get_state`` returned."""
+        super().set_state(state)
+        self._coefficients_at = (-1, -1)
+
+
+class _ClosedLoss:
+    """The loss of some modules, with its gradients in closed form."""
+
+    def __init__(self, learner: ActorCriticLearner, module_ids: Sequence[ModuleID]):
+        self._learner = learner
+        self._module_ids = tuple(module_ids)
+        self._stacked = len(module_ids) if len(module_ids) > 1 else 0
+        self._config = learner.config.get_config_for_module(module_ids[0])
+        self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
+        self.uses_values = learner.has_critic(self._config)
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
+        learner = self._learner
+        rows = learner.rows_of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
+        closed = None
+        if rows.inputs is inputs:
+            coefficients = learner.coefficients(self._module_ids)
+            closed = learner.loss_and_gradients_of_rows(self._dist_cls, coefficients, rows)
+        if closed is None:
+            return None
+        terms = [torch.from_numpy(term) for term in closed.terms]
+        learner.log_terms(self._module_ids, dict(zip(learner.TERMS, terms, strict=True)) | value_moments(rows))
+        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
+
+
+def may_be_closed(
+    dist_cls: Any, coefficients: Sequence[Any], rows: Any, lead: torch.Size, before: Tensor | None = None
+) -> bool:
+    """Whether all shapes fit, and all tensors are on the CPU and have one dtype.
+
+    Args:
+        dist_cls: The action distribution.
+        coefficients: Weights and clips.
+        rows: A NamedTuple of the rows.
+        lead: The leading axes of all columns.
+        before: That field of the rows that has the shape of ``inputs``; None if there is none.
+    """
+    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
+        return False
+    inputs, actions = rows.inputs, rows.actions
+    of_rows = [x for x in rows if x is not None and x is not inputs and x is not actions and x is not before]
+    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
+    return (
+        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
+        and len(lead) < 3
+        and lead.numel() > 0
+        and (before is None or before.shape == inputs.shape)
+        and actions.is_cpu
+        and are_plain(numbers)
+    )
+
+
+def value_moments(rows: LossRows) -> dict[str, Tensor]:
+    """Returns float64 means of a minibatch, a scalar or ``[M]`` each; none without a critic."""
+    if rows.values is None or rows.value_targets is None:
+        return {}
+    targets = rows.value_targets.detach().double()
+    errors = targets - rows.values.detach()
+    found = (
+        x.mean(-1) if rows.weights is None else (x * rows.weights).sum(-1)
+        for x in (targets, targets.square(), errors, errors.square())
+    )
+    return dict(zip(_MOMENTS, found, strict=True))
+
+
+def explained_variance(targets: float, squares: float, errors: float, squared_errors: float) -> float:
+    """Returns the fraction of the targets' variance that the values explain, at least -1."""
+    spread, rest = squares - targets**2, squared_errors - errors**2
+    if spread <= 1e-12 * squares:  # rounding is all that varies
+        return 0.0
+    return max(-1.0, 1.0 - rest / spread)

@@ -1,0 +1,49 @@
+"""BCConfig."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.marwil.config import MARWILConfig, MARWILTrainingSettings
+from marl_connectors.errors import ConfigError
+from marl_connectors.validators import number
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from marl_connectors.algorithms.algorithm import Algorithm
+
+
+class BCConfig(MARWILConfig):
+    """The settings of behaviour cloning, which is MARWIL with ``beta=0``.
+
+    Modules are the default ones of PPO. Their value heads are not trained.
+    """
+
+    beta: Annotated[float, number(min=0)] = 0.0
+
+    _algo_class = "marl_connectors.algorithms.bc.bc:BC"
+
+    @section_of(MARWILTrainingSettings)
+    def training(self, **settings: Unpack[MARWILTrainingSettings]) -> None:
+        """Sets how the modules learn. ``TrainingSettings`` and ``MARWILTrainingSettings`` list the settings."""
+
+    def build_algo(self) -> Algorithm:
+        """Builds the algorithm with these settings, ready to ``train()``."""
+        return super().build_algo()
+
+    def validate(self) -> None:
+        """Checks in addition that advantages play no part, and that all actions to imitate are recorded ones."""
+        super().validate()
+        who = type(self).__name__
+        if self.beta:
+            raise ConfigError(
+                f"{who}: beta={self.beta:g} weights actions by their advantages, which behaviour cloning does not. Use "
+                f"MARWILConfig, or leave beta out."
+            )
+        if self.live_fraction:
+            raise ConfigError(
+                f"{who}: live_fraction={self.live_fraction:g} would let the policy imitate its own actions. Leave it "
+                f"out, or use MARWILConfig, which prefers the better ones among them."
+            )

@@ -1,0 +1,31 @@
+"""pursuit_v5: eight pursuers catch thirty evaders on a grid, two at a time."""
+
+from __future__ import annotations
+
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+TASK = ZooTask(
+    name="pursuit_v5",
+    env="pettingzoo.sisl.pursuit_v5",
+    summary="Eight pursuers on a grid catch thirty evaders, for which they have to surround them together.",
+    needs="pettingzoo[sisl]",
+    settings={
+        "algo": "ppo",
+        "policies": "shared",
+        "steps": 2_500_000,
+        "eval_explore": True,
+        "num_envs": 16,
+        "hidden": [256, 256],
+        "anneal_lr": True,
+        "learner_connector": ["NormalizeRewards"],
+        "training": {
+            "lr": 7e-4,
+            "gamma": 0.95,
+            "train_batch_size_per_learner": 8192,
+            "minibatch_size": 1024,
+            "num_epochs": 6,
+            "entropy_coeff": 0.01,
+        },
+    },
+    expected=Expected(mean_return=-5.9, std=None, num_seeds=1, minutes=143.5, random_return=-46.7),
+)

@@ -1,0 +1,35 @@
+"""The statistics of values that all losses with a critic have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from marl_connectors.algorithms.actor_critic.learner import explained_variance, value_moments
+
+
+class Rows(NamedTuple):
+    inputs: torch.Tensor
+    values: torch.Tensor | None
+    actions: torch.Tensor
+    value_targets: torch.Tensor | None
+    weights: torch.Tensor | None = None
+
+
+def test_the_explained_variance_follows_from_means():
+    targets, values = torch.tensor([1.0, 4.0, 2.0, 0.0]), torch.tensor([2.0, 5.0, 3.0, 2.0])
+    moments = [float(mean) for mean in value_moments(Rows(torch.zeros(4, 3), values, targets, targets)).values()]
+    assert moments == [1.75, 5.25, -1.25, 1.75]  # variances 2.1875 and 0.1875
+    assert explained_variance(*moments) == pytest.approx(1 - 0.1875 / 2.1875)
+    assert explained_variance(1.75, 5.25, -0.75, 5.25) == -1.0  # variance 4.6875
+    assert explained_variance(3.0, 9.0, 1.0, 2.0) == 0.0  # targets that do not vary
+
+
+def test_the_moments_of_values_are_weighted_and_one_for_each_module():
+    targets = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    weights = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    rows = Rows(torch.zeros(2, 2, 3), torch.zeros(2, 2), targets, targets, weights)
+    assert value_moments(rows)["value targets"].tolist() == [2.5, 6.0]
+    assert value_moments(rows._replace(values=None)) == {}
