@@ -10,6 +10,7 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import (
     Algorithm,
     DQNConfig,
@@ -185,6 +186,20 @@ def test_a_mixed_run_with_one_algorithm_is_a_run_of_that_algorithm(own, env):
         algo.stop()
     assert runs[0][0] == runs[1][0]
     assert_same(runs[0][1], runs[1][1])
+
+
+def test_remote_env_runners_change_no_result(monkeypatch):
+    use_fake_ray(monkeypatch)
+    runs = []
+    for number in (0, 2):
+        config = mixed({"a": ppo(), "*": dqn()})
+        config.env_runners(num_env_runners=number, num_envs_per_env_runner=1 if number else 2)
+        algo = config.evaluation(evaluation_num_env_runners=number, evaluation_duration=4).build_algo()
+        results = [algo.train()["learners"] for _ in range(2)]
+        runs.append((results, algo.evaluate()["episode_return_mean"], parameters(algo)))
+        algo.stop()
+    assert runs[0][:2] == runs[1][:2]
+    assert_same(runs[0][2], runs[1][2])
 
 
 def test_an_iteration_is_a_train_batch_with_the_updates_that_are_due():
