@@ -38,7 +38,6 @@ from marl_connectors.spaces import describe
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
 
 _NOT_NEEDED = (
-    "algorithm_config_overrides_per_module",
     "algorithm_configs",
     "env",
     "env_config",
