@@ -15,6 +15,8 @@ from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
 from .algorithms.marwil.config import MARWILConfig as MARWILConfig
 from .algorithms.marwil.learner import MARWILLearner as MARWILLearner
 from .algorithms.marwil.marwil import MARWIL as MARWIL
+from .algorithms.mixed.config import MixedConfig as MixedConfig
+from .algorithms.mixed.mixed import Mixed as Mixed
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.ppo import PPO as PPO

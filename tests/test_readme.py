@@ -12,8 +12,8 @@ import pytest
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
+from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.parser import build_parser
-from marl_connectors.cli.train import TRAINING_DEFAULTS
 from marl_connectors.validators import declared
 
 ROOT = Path(__file__).parents[1]

@@ -45,6 +45,7 @@ from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean, listed
 from marl_connectors.html_tables import html_table
+from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
@@ -141,7 +142,7 @@ class Algorithm:
             self._setup.check(self.seed)
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
-        self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        self.learner = self._build_learner()
         if self.config.num_learners:
             check_can_be_divided(self.config, self.learner.pipeline, reads_batches)
         self.metrics = MetricsLogger()
@@ -166,6 +167,15 @@ class Algorithm:
         except BaseException:
             self.stop()
             raise
+
+    def _build_learner(self) -> Any:
+        """Returns the learner of all modules, or an object with the same methods."""
+        return build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+
+    @property
+    def _learners(self) -> list[Learner]:
+        """The learners in this process: one, or those of a LearnerSet."""
+        return list(self.learner.by_name.values())
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
@@ -309,11 +319,12 @@ class Algorithm:
         return runner
 
     def _lookback(self) -> int:
-        return build.lookback_of_run(self.config, self._env_to_module, self.learner.pipeline)
+        return build.lookback_of_run(self.config, self._env_to_module, self._learners)
 
     def _state_space(self) -> Space | None:
         """Returns the space of the environment's ``state()`` if the learner pipeline reads states, else None."""
-        return self._setup.state_space if build.reads_env_states(self.learner.pipeline) else None
+        is_read = any(build.reads_env_states(learner.pipeline) for learner in self._learners)
+        return self._setup.state_space if is_read else None
 
     def _fragment_length(self) -> int:
         return build.fragment_length(self.config, self._setup)
@@ -497,16 +508,17 @@ class Algorithm:
 
     def _update(self, sample: Sample) -> dict[str, Any]:
         """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
-        env_steps, agent_steps = self._lifetime_steps()
-        timesteps = {
-            "num_env_steps_sampled_lifetime": env_steps,
-            "num_agent_steps_sampled_lifetime": agent_steps,
-        }
+        timesteps = self._timesteps()
         if self.learner_group.is_local or not sample.is_remote:
             return self.learner_group.update(episodes=sample.episodes(), timesteps=timesteps)
         return self.learner_group.update(
             references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
         )
+
+    def _timesteps(self) -> dict[str, int]:
+        """Returns the steps so far, as learners get them."""
+        env_steps, agent_steps = self._lifetime_steps()
+        return {"num_env_steps_sampled_lifetime": env_steps, "num_agent_steps_sampled_lifetime": agent_steps}
 
     def _lifetime_steps(self) -> tuple[int, int]:
         """Returns the numbers of env steps and agent steps that were sampled or read so far."""
@@ -826,7 +838,7 @@ class Algorithm:
         seed = derived_seed(self.seed, "explain")
         runner = self._runner(config, seed, config.num_envs_per_env_runner, is_long=False)
         with self._borrowed(runner, filters_count=True), torch_stream(seed, "explain"):
-            return explain_pipelines(runner, self.learner, num_steps * config.num_envs_per_env_runner)
+            return explain_pipelines(runner, self.learner.by_name, num_steps * config.num_envs_per_env_runner)
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool | None = None) -> list[Any]:
         """Renders episodes one after another, until there are ``max_frames`` frames.
@@ -946,7 +958,8 @@ class Algorithm:
 
         Args:
             module_id: A new id.
-            module_spec: How to build the module. Fields that are None are those of the first existing module.
+            module_spec: How to build the module. Fields that are None are those of the first existing module; in a run
+                with several algorithms, class and ``model_config`` are those of the first module of the same algorithm.
             module_state: The initial parameters, as ``RLModule.get_state`` returns them.
             config_overrides: Settings of this module alone, such as ``{"lr": 1e-4}``.
             new_agent_to_module_mapping_fn: The mapping of all episodes that begin from now on, also in evaluations.
@@ -978,7 +991,7 @@ class Algorithm:
                 module.set_state(module_state)
             self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
             if module.is_stateful():
-                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self.learner)
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)
         policies = self.config.policies
         if policies is not None:
             added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
@@ -1013,17 +1026,20 @@ class Algorithm:
             raise
 
     def _build_added(self, module_id: ModuleID, spec: RLModuleSpec) -> RLModule:
-        like = next(iter(self.rl_module.values()))
+        own, first = self.config.get_config_for_module(module_id), next(iter(self.rl_module.values()))
+        alike = (m for m in self.rl_module if type(self.config.get_config_for_module(m)) is type(own))
+        like = next((self.rl_module[m] for m in alike), None)  # a module of the same algorithm
+        model_config = own.model_config if like is None else like.model_config
         overrides = self.config.algorithm_config_overrides_per_module.get(module_id, {})
-        model_config = overrides.get("model_config", like.model_config)
+        model_config = overrides.get("model_config", model_config)
         spec = dataclasses.replace(
             spec,
-            module_class=spec.module_class or type(like),
-            observation_space=like.observation_space if spec.observation_space is None else spec.observation_space,
-            action_space=like.action_space if spec.action_space is None else spec.action_space,
+            module_class=spec.module_class or (own.get_default_rl_module_class() if like is None else type(like)),
+            observation_space=first.observation_space if spec.observation_space is None else spec.observation_space,
+            action_space=first.action_space if spec.action_space is None else spec.action_space,
             model_config=model_config if spec.model_config is None else spec.model_config,
         )
-        spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
+        spec = own.complete_rl_module_spec(spec, self._setup, self._env_to_module)
         with torch_stream(self.seed, "module", module_id):
             return spec.build()
 
@@ -1206,7 +1222,7 @@ class Algorithm:
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
-                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self.learner)
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)
             self.learner.set_state(state["learner"])
         with taking_over("env_runner"):
             self.env_runner_group.set_state(state["env_runner"], new_episodes)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import secrets
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,8 +117,9 @@ def _module_classes(config: AlgorithmConfig) -> list[type]:
         specs += [spec for spec in config.policies.values() if spec is not None]
     named = [multi.multi_rl_module_class, *(spec.module_class for spec in specs)]
     if not (isinstance(given, RLModuleSpec) and given.module_class is not None):
-        with contextlib.suppress(ConfigError):  # the lack of a default class is an error only when modules are built
-            named.append(config.get_default_rl_module_class())
+        for own in config.configs_of_algorithms().values():
+            with contextlib.suppress(ConfigError):  # the lack of a default class is an error when modules are built
+                named.append(own.get_default_rl_module_class())
     return [cls for cls in named if cls is not None]
 
 
@@ -275,9 +276,8 @@ def _completed(
     module_id: ModuleID,
     agent_ids: list[AgentID],
 ) -> RLModuleSpec:
-    model_config = spec.model_config
-    if model_config is None:
-        model_config = config.get_config_for_module(module_id).model_config
+    own = config.get_config_for_module(module_id)
+    model_config = own.model_config if spec.model_config is None else spec.model_config
     observation_space, action_space = spec.observation_space, spec.action_space
     if observation_space is None:
         observation_space = _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation")
@@ -285,12 +285,12 @@ def _completed(
         action_space = _common(env_to_module.action_space, setup, module_id, agent_ids, "action")
     spec = dataclasses.replace(
         spec,
-        module_class=spec.module_class or config.get_default_rl_module_class(),
+        module_class=spec.module_class or own.get_default_rl_module_class(),
         model_config=model_config,
         observation_space=observation_space,
         action_space=action_space,
     )
-    return config.complete_rl_module_spec(spec, setup, env_to_module)
+    return own.complete_rl_module_spec(spec, setup, env_to_module)
 
 
 def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
@@ -316,9 +316,15 @@ def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids:
 
 
 def build_learner(
-    config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
+    config: AlgorithmConfig,
+    setup: EnvSpec,
+    modules: MultiRLModule,
+    env_to_module: EnvToModulePipeline,
+    seed: int,
+    *,
+    stateful: bool | None = None,
 ) -> Learner:
-    """Builds the learner and its pipeline."""
+    """Builds the learner and its pipeline. ``stateful`` is that of ``build_learner_for_spaces``."""
     return build_learner_for_spaces(
         config,
         modules,
@@ -326,6 +332,7 @@ def build_learner(
         multi_agent=not setup.single_agent,
         of_algorithm=config.default_learner_pieces(setup, env_to_module),
         seed=seed,
+        stateful=stateful,
     )
 
 
@@ -337,6 +344,7 @@ def build_learner_for_spaces(
     multi_agent: bool,
     of_algorithm: Sequence[ConnectorV2],
     seed: int,
+    stateful: bool | None = None,
 ) -> Learner:
     """Builds the learner and its pipeline without an environment.
 
@@ -347,10 +355,11 @@ def build_learner_for_spaces(
         multi_agent: Whether there are several agents.
         of_algorithm: The result of ``config.default_learner_pieces``.
         seed: The seed of the order of rows.
+        stateful: Whether the pipeline has the pieces that stateful modules need; None for whether ``modules`` need
+            them.
     """
-    pipeline = _learner_pipeline(
-        config, input_spaces, multi_agent, of_algorithm=of_algorithm, stateful=modules.is_stateful()
-    )
+    stateful = modules.is_stateful() if stateful is None else stateful
+    pipeline = _learner_pipeline(config, input_spaces, multi_agent, of_algorithm=of_algorithm, stateful=stateful)
     learner_class: Any = config.learner_class or config.get_default_learner_class()
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
     learner.algorithm_pieces = tuple(of_algorithm)
@@ -383,7 +392,10 @@ def build_learner_pipeline(
 
 
 def add_state_pieces_to(
-    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runners: EnvRunnerGroup, learner: Learner
+    config: AlgorithmConfig,
+    env_to_module: EnvToModulePipeline,
+    env_runners: EnvRunnerGroup,
+    learners: Iterable[Learner],
 ) -> None:
     """Adds the pieces that stateful modules need to the pipelines of an ongoing run.
 
@@ -399,7 +411,8 @@ def add_state_pieces_to(
         add_state_pieces(env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:
         add_state_pieces(env_runners.module_to_env)
-    add_state_pieces_to_learner(config, learner)
+    for learner in learners:
+        add_state_pieces_to_learner(config, learner)
     env_runners.modules_changed()
 
 
@@ -422,11 +435,10 @@ def has_state_pieces(pipeline: ConnectorPipelineV2) -> bool:
     return AddStatesFromEpisodesToBatch.__name__ in pipeline.names()
 
 
-def lookback_of_run(
-    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, learner_pipeline: LearnerConnectorPipeline
-) -> int:
+def lookback_of_run(config: AlgorithmConfig, env_to_module: EnvToModulePipeline, learners: Iterable[Learner]) -> int:
     """Returns the number of earlier steps that a chunk of an episode keeps, because a pipeline looks at them."""
-    return max(config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline))
+    needed = [needed_lookback(pipeline) for pipeline in (env_to_module, *(learner.pipeline for learner in learners))]
+    return max(config.episode_lookback_horizon, *needed)
 
 
 def build_env_runner(

@@ -311,7 +311,6 @@ def _moments(value: Any, where: str) -> None:
 _MODULE_STATES = _map_of(_map_of(_ANY_ARRAY))
 _LEARNER = _Record(
     {
-        "module": _MODULE_STATES,
         "optimizers": _map_of(_Record({}, {"adam": _list_of(_moments), "registered": _map_of(_DICT)})),
         "pipeline": _map_of(_DICT),
         "seed": _SEED,
@@ -327,6 +326,16 @@ _LEARNER = _Record(
         "last_target_update": _COUNT,
     },
 )
+_ALL_LEARNERS = _Record({"module": _MODULE_STATES}, {"learners": _map_of(_LEARNER)})
+
+
+def _learners(value: Any, where: str) -> None:
+    """Accepts the state of a learner, or of a LearnerSet."""
+    _ALL_LEARNERS(value, where)
+    if "learners" not in value:
+        _LEARNER(value, where)
+
+
 _ROW_RING = _Record(
     {
         "columns": _map_of(_tree),
@@ -533,7 +542,7 @@ _STATE = _Record(
         "agents": _agents,
         "multi_rl_module": _DICT,
         "rl_modules": _list_of(_row(_TEXT, _DICT)),
-        "learner": _LEARNER,
+        "learner": _learners,
         "env_runner": _ENV_RUNNER,
     },
     {
@@ -541,6 +550,7 @@ _STATE = _Record(
         "masking": _MASKING,
         "num_episodes": _INDEX,
         "off_policy": _OFF_POLICY,
+        "replays": _map_of(_OFF_POLICY),
         "offline_data": _OFFLINE_DATA,
     },
 )

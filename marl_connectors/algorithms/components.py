@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from marl_connectors.algorithms.build import build_learner_for_spaces
+from marl_connectors.algorithms.build import build_learner_for_spaces, has_state_pieces
 from marl_connectors.algorithms.checkpoint_schema import taking_over
 from marl_connectors.algorithms.config.state import (
     arguments_from_state,
@@ -59,6 +59,7 @@ def describe(component: Any) -> dict[str, Any]:
             "multi_agent": "AgentToModuleMapping" in pipeline.names(),
             "pieces": list(map(_described_piece, component.algorithm_pieces)),
             "seed": component._seed,
+            "has_state_pieces": has_state_pieces(pipeline),
         }
     spaces = component.input_observation_space, component.input_action_space
     return {"kind": "piece", "piece": _described_piece(component), "spaces": list(map(_argument, spaces))}
@@ -132,6 +133,7 @@ def _make(kind: str, how: Mapping[str, Any], names: Names) -> Any:
             multi_agent=how["multi_agent"],
             of_algorithm=[_piece(piece, names) for piece in how["pieces"]],
             seed=how["seed"],
+            stateful=how.get("has_state_pieces"),
         )
     if kind == "piece":
         piece = _piece(how["piece"], names)

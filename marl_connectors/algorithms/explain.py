@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -13,34 +13,42 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import MetricsLogger
 
 
-def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> Explanations:
-    """Reports what each piece of the pipelines does while a runner samples and a learner makes a train batch.
+def explain_pipelines(runner: EnvRunner, learners: Mapping[str, Learner], num_steps: int) -> Explanations:
+    """Reports what each piece of the pipelines does while a runner samples and learners make a train batch.
 
-    The learner's pipeline, its state and its metrics are afterwards as before.
+    The learners' pipelines, their states and their metrics are afterwards as before.
 
     Args:
         runner: A runner that is used for nothing else.
-        learner: The learner. Its modules are not updated.
+        learners: The learners by name. Their modules are not updated.
         num_steps: The env steps that are sampled without a look at the pieces, and then again with it.
 
     Returns:
-        ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``.
+        ``env_to_module`` and ``module_to_env``, of the step with the most rows, and the train batches by the names of
+        the learners.
     """
-    pipeline, learned = learner.pipeline, learner.pipeline.get_state()
-    metrics = learner.metrics
+    kept = [(learner, learner.pipeline, learner.pipeline.get_state(), learner.metrics) for learner in learners.values()]
     try:
-        learner.metrics = MetricsLogger()
-        learner.make_batch(runner.sample(num_timesteps=num_steps))
+        for learner in learners.values():
+            learner.metrics = MetricsLogger()
+        _make_batches(learners, runner.sample(num_timesteps=num_steps))
         watched = {name: _Watched(getattr(runner, name)) for name in ("env_to_module", "module_to_env")}
         for name, watching in watched.items():
             setattr(runner, name, watching)
         episodes = runner.sample(num_timesteps=num_steps)
-        watched["learner"] = learner.pipeline = _Watched(pipeline)  # type: ignore[assignment]
-        learner.make_batch(episodes)
+        for name, learner in learners.items():
+            watched[name] = learner.pipeline = _Watched(learner.pipeline)  # type: ignore[assignment]
+        _make_batches(learners, episodes)
     finally:
-        learner.pipeline, learner.metrics = pipeline, metrics
-        pipeline.set_state(learned)
+        for learner, pipeline, learned, metrics in kept:
+            learner.pipeline, learner.metrics = pipeline, metrics
+            pipeline.set_state(learned)
     return Explanations({name: watching.explanation for name, watching in watched.items()})
+
+
+def _make_batches(learners: Mapping[str, Learner], episodes: Sequence[Any]) -> None:
+    for learner in learners.values():
+        learner.make_batch(episodes)
 
 
 class _Watched:

@@ -72,7 +72,7 @@ def iteration_results(
             **_rates(runners),
         },
         **_fault_tolerance(runners, learners),
-        **by_pipeline(**runners.metrics, learner=learners.learner.metrics),
+        **by_pipeline(**runners.metrics, **{name: one.metrics for name, one in learners.learner.by_name.items()}),
     }
 
 

@@ -745,8 +745,8 @@ class _ByHand:
         order = {m: i for i, m in enumerate(modules.keys())} if isinstance(modules, MultiRLModule) else {}
         families: dict[Any, dict[ModuleID, list[_Share]]] = {}
         for share in sorted(self._shares, key=lambda share: order.get(share.module_id, len(order))):
-            state = modules.state_kind(share.module_id) if share.module_id in order else None
-            kind = (frozenset(share.columns), bool(share.lengths), state, _grouping_key(share, self._apart))
+            outputs = modules.output_kind(share.module_id) if share.module_id in order else None
+            kind = (frozenset(share.columns), bool(share.lengths), outputs, _grouping_key(share, self._apart))
             ended = share.episode is not None and share.episode.is_done and not self._train
             families.setdefault((ended, kind), {}).setdefault(share.module_id, []).append(share)
         return [families[kind] for kind in sorted(families, key=lambda kind: kind[0])]

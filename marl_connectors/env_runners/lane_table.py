@@ -18,7 +18,7 @@ from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.rl_module.states import state_kind
+from marl_connectors.rl_module.states import output_kind
 from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
 
 _REMEMBERED_SPACES = 1000
@@ -316,7 +316,7 @@ class LaneTable:
         if known is None or known[0] is not module:
             wanted = module.observation_space
             described = [None if s is None else spaces.describe(s) for s in (wanted, module.action_space)]
-            kind = state_kind(module), *described
+            kind = output_kind(module), *described
             known = self._kinds[module_id] = (module, kind)
         return known[1]
 

@@ -95,6 +95,11 @@ class Learner(Checkpointable, ABC):
         updates = f"{self.num_updates:,} update{'' if self.num_updates == 1 else 's'}"
         return f"<{type(self).__name__} of {listed(self.module, 'module')} on {self.device}: {updates}>"
 
+    @property
+    def by_name(self) -> dict[str, Learner]:
+        """``{"learner": self}``. A LearnerSet has several learners."""
+        return {"learner": self}
+
     def build(self) -> None:
         """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
@@ -192,7 +197,7 @@ class Learner(Checkpointable, ABC):
             module_id: The module's id.
             batch: ``{module_id: {column: tensor}}``; None before the train batch is made.
         """
-        if module_id in self._never_updated:
+        if module_id in self._never_updated or self.module.leaves_out(module_id):
             return False
         if not any(parameter.requires_grad for parameter in self.module[module_id].parameters()):
             return False
@@ -393,7 +398,7 @@ class Learner(Checkpointable, ABC):
         """Whether a module is updated. Ranks decide it once, before they exchange their decisions."""
         if module_id in self._decided:
             return self._decided[module_id]
-        return self.should_module_be_updated(module_id, batch)
+        return not self.module.leaves_out(module_id) and self.should_module_be_updated(module_id, batch)
 
     # One step.
 

@@ -182,7 +182,7 @@ class LearnerGroup:
             Exception: What the function raises. The learners stay as they are.
         """
         if self.remote is None:
-            return [func(self.learner)]
+            return [func(learner) for learner in self.learner.by_name.values()]
         before = self._before(self.remote)
         if not before.is_known:
             self._known_state = None

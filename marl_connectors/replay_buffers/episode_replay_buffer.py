@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,20 +90,23 @@ class EpisodeReplayBuffer:
             )
         return self._rings[module_id]
 
-    def add(self, episodes: Iterable[Any]) -> None:
+    def add(self, episodes: Iterable[Any], *, is_wanted: Callable[[ModuleID], bool] | None = None) -> None:
         """Adds the steps of episodes; if there is no more room, the oldest steps are forgotten.
 
         Args:
             episodes: SingleAgentEpisodes or MultiAgentEpisodes, whole or in chunks. Chunks of one episode must come in
                 their order.
+            is_wanted: Whether the steps of a module are added; None to add all.
 
         Raises:
             EpisodeError: If their columns have other shapes or types than those of the same module before.
         """
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
-            if chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk):
-                by_module[chunk.module_id or DEFAULT_MODULE_ID].append(chunk)
+            module_id = chunk.module_id or DEFAULT_MODULE_ID
+            num_steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
+            if num_steps and (is_wanted is None or is_wanted(module_id)):
+                by_module[module_id].append(chunk)
         for module_id, chunks in by_module.items():
             ring = self._rings.get(module_id)
             if ring is None:

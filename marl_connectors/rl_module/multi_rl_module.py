@@ -31,7 +31,7 @@ from marl_connectors.rl_module.module_columns import (
 )
 from marl_connectors.rl_module.rl_module import FOLDER, MODEL_CONFIG, SPACE, RLModule, RLModuleSpec
 from marl_connectors.rl_module.stacking import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
-from marl_connectors.rl_module.states import state_kind
+from marl_connectors.rl_module.states import output_kind
 from marl_connectors.typing import SHARED, ModuleID
 from marl_connectors.validators import (
     ChecksFields,
@@ -76,7 +76,7 @@ class MultiRLModule(nn.Module, Checkpointable):
         self.rl_module_specs = dict(rl_module_specs or {})
         self._members = nn.ModuleDict()
         self._buckets: list[Bucket] | None = None
-        self._state_kinds: dict[ModuleID, Hashable] = {}
+        self._kinds: dict[ModuleID, tuple[Hashable, int | None]] = {}
         self.setup()
         self.eval()
 
@@ -88,6 +88,16 @@ class MultiRLModule(nn.Module, Checkpointable):
     def as_multi_rl_module(self) -> MultiRLModule:
         """Returns this object, which is a MultiRLModule already."""
         return self
+
+    @property
+    def spec_class(self) -> type[MultiRLModule]:
+        """The class by which a spec builds such an object."""
+        return type(self)
+
+    def leaves_out(self, module_id: ModuleID) -> bool:
+        """Whether a module exists, but not here: in the part of a MultiRLModule, those of other parts. Here, none."""
+        del module_id
+        return False
 
     # A dict of modules.
 
@@ -138,14 +148,14 @@ class MultiRLModule(nn.Module, Checkpointable):
         self._members._modules[module_id] = module.eval()
         module.known_as = module_id
         self._buckets = None
-        self._state_kinds.pop(module_id, None)
+        self._kinds.pop(module_id, None)
 
     def remove_module(self, module_id: ModuleID) -> RLModule:
         """Removes a module and returns it."""
         module = self[module_id]
         del self._members._modules[module_id]
         self._buckets = None
-        self._state_kinds.pop(module_id, None)
+        self._kinds.pop(module_id, None)
         return module
 
     @overload
@@ -337,10 +347,14 @@ class MultiRLModule(nn.Module, Checkpointable):
         return any(module.is_stateful() for module in self.values())
 
     def state_kind(self, module_id: ModuleID) -> Hashable:
-        """Returns ``states.state_kind`` of a module, which is computed once for each module."""
-        if module_id not in self._state_kinds:
-            self._state_kinds[module_id] = state_kind(self[module_id])
-        return self._state_kinds[module_id]
+        """Returns ``states.state_kind`` of a module."""
+        return self.output_kind(module_id)[0]
+
+    def output_kind(self, module_id: ModuleID) -> tuple[Hashable, int | None]:
+        """Returns ``states.output_kind`` of a module, which is computed once for each module."""
+        if module_id not in self._kinds:
+            self._kinds[module_id] = output_kind(self[module_id])
+        return self._kinds[module_id]
 
     def unwrapped(self) -> MultiRLModule:
         """Returns the module without wrappers around it."""
@@ -449,7 +463,7 @@ class MultiRLModuleSpec(ChecksFields):
     def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
         """Returns the spec of another MultiRLModule with modules like these, and new parameters."""
         return cls(
-            type(module),
+            module.spec_class,
             module.observation_space,
             module.action_space,
             module.inference_only,

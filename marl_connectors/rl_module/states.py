@@ -47,6 +47,24 @@ def state_kind(module: RLModule) -> Hashable:
     return optree.tree_structure(arrays), tuple((leaf.shape, leaf.dtype.str) for leaf in leaves(arrays))
 
 
+def output_kind(module: RLModule) -> tuple[Hashable, int | None]:
+    """Returns a key that is equal for modules whose outputs for acting can stand in one column.
+
+    It has the kind of their states, and the number of inputs that their distribution of actions needs, if it is known.
+    """
+    return state_kind(module), _num_dist_inputs(module)
+
+
+def _num_dist_inputs(module: RLModule) -> int | None:
+    space = module.action_space
+    if space is None:
+        return None
+    try:
+        return int(module.get_exploration_action_dist_cls().required_input_dim(space))
+    except Exception:  # a user's module that outputs actions may have no distribution, or one of another kind
+        return None
+
+
 def check_state_out(module: RLModule, module_id: ModuleID | None, state_out: Tree, rows: int | None) -> None:
     """Checks the state that a module returned against its initial state.
 

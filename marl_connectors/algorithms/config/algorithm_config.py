@@ -641,7 +641,7 @@ class AlgorithmConfig:
         changed = {}
         for name in declared(type(self)):
             value = getattr(self, name)
-            if not _is_same(value, getattr(type(self), name)):
+            if not is_same(value, getattr(type(self), name)):
                 function = qualified_name(value) if callable(value) else None
                 changed[name] = function or _SHORT.repr(value)
         return changed
@@ -675,6 +675,7 @@ class AlgorithmConfig:
         for name in settings if self._is_frozen else ():
             raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
         self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+        self._module_configs.clear()
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         """Returns the value of a setting as it is stored. Settings inside the value are checked too."""
@@ -783,6 +784,10 @@ class AlgorithmConfig:
             own.algorithm_config_overrides_per_module = {}
             self._module_configs[module_id] = own.update_from_dict(overrides)
         return self._module_configs[module_id]
+
+    def configs_of_algorithms(self) -> dict[str, Any]:
+        """Returns the config of each algorithm that learns modules, by name: this object, unless there are several."""
+        return {"": self}
 
     def get_evaluation_config(self) -> Self:
         """Returns the config of evaluations. They do not explore unless ``evaluation_config`` asks for it."""
@@ -991,7 +996,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def is_same(value: Any, default: Any) -> bool:
     """Whether a setting has its default. Values that cannot be compared, such as arrays, differ."""
     try:
         return bool(value is default or (type(value) is type(default) and value == default))

@@ -74,6 +74,12 @@ def sections(cls: type) -> dict[str, list[str]]:
     return found
 
 
+@functools.cache
+def settings_of_algorithm(cls: type) -> frozenset[str]:
+    """Returns the names of those settings of a config that each algorithm has for itself in a run with several."""
+    return frozenset({*sections(cls)["training"], "model_config", "add_default_connectors_to_learner_pipeline"})
+
+
 def _section(
     method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None], signature: inspect.Signature
 ) -> Callable[Concatenate[_Config, _Settings], _Config]:

@@ -15,6 +15,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.sections import settings_of_algorithm
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks, Success
 from marl_connectors.connectors.named_pieces import NamedPieces
 from marl_connectors.environments.making.factory import env_from_json, env_to_json
@@ -107,6 +108,8 @@ def to_state(value: Any, setting: str = "") -> Any:
         return wrappers_to_json(value)
     if setting == "policy_mapping_fn":
         return mapping_to_json(value)
+    if setting == "algorithm_configs":
+        return [[pattern, _algorithm_to_state(config)] for pattern, config in value.items()]
     if isinstance(value, NamedPieces):
         return {"__kind__": _PIECES, "value": value.to_json()}
     return _encode(value)
@@ -131,9 +134,25 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
         return wrappers_from_json(data, names)
     if setting == "policy_mapping_fn":
         return mapping_from_json(data, names)
+    if setting == "algorithm_configs":
+        return _algorithms_from_state(data, names)
     if setting in _OF_PIECES and isinstance(data, Mapping) and data.get("__kind__") == _PIECES:
         return NamedPieces.from_json(data.get("value"), names)
     return _Decoder(setting, names).decode(data, _EXPECTED.get(setting, _NOTHING))
+
+
+def _algorithm_to_state(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns the config of one algorithm of several as JSON data: the settings that it has for itself."""
+    settings = {name: to_state(getattr(config, name), name) for name in sorted(settings_of_algorithm(type(config)))}
+    return {"class": qualified_name(type(config)), "settings": settings}
+
+
+def _algorithms_from_state(data: Any, names: Names) -> dict[str, AlgorithmConfig]:
+    match data:
+        case list(pairs) if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            of_run: dict[str, Any] = {"action_mask_key": AlgorithmConfig.action_mask_key}
+            return {pattern: config_from_state(own, names=names, **of_run) for pattern, own in pairs}
+    raise CheckpointError(f"checkpoint, setting 'algorithm_configs': expected pairs, but it is {brief(data)}.")
 
 
 def arguments_from_state(data: Any, who: str, names: Names) -> Any:

@@ -38,6 +38,7 @@ from marl_connectors.spaces import describe
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
 
 _NOT_NEEDED = (
+    "algorithm_configs",
     "env",
     "env_config",
     "wrappers",

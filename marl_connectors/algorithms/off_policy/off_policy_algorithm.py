@@ -3,122 +3,100 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
-from marl_connectors.columns import Columns
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults
+from marl_connectors.env_runners.sample import Sample
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
-from marl_connectors.seeding import derived_seed
-from marl_connectors.typing import ModuleID
 
-_BUFFERS = {cls.__name__: cls for cls in (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)}
 _AUTO_FRAGMENT = 1
 
 
-class OffPolicyAlgorithm(Algorithm):
-    """Learns from a replay buffer, as DQN and SAC do.
+class ReplayingAlgorithm(Algorithm):
+    """An algorithm that samples and learns from replay buffers in turns.
 
     An iteration samples ``min_sample_timesteps_per_iteration`` env steps. After each sample of
-    ``rollout_fragment_length`` steps of every sub-environment (``"auto"``: one step), it draws a train batch from the
-    replay buffer and updates the modules.
+    ``rollout_fragment_length`` steps of every sub-environment (``"auto"``: one step), each of the ``replays`` makes the
+    updates that are due.
 
     Attributes:
-        replay_buffer: The steps of all modules.
+        replays: The replay buffers with their learners, by name.
     """
 
-    config: OffPolicyConfig
-    learner: OffPolicyLearner
-
-    def __init__(self, config: Any = None, env: Any = None, **arguments: Any):
-        super().__init__(config, env, **arguments)
-        self.replay_buffer = self._make_buffer()
-        self._updates_due = 0.0
-
-    def _make_buffer(self) -> EpisodeReplayBuffer:
-        settings = dict(self.config.replay_buffer_config)
-        name = settings.pop("type", PrioritizedEpisodeReplayBuffer.__name__)
-        if name not in _BUFFERS:
-            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), _BUFFERS)}")
-        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
-        try:
-            return _BUFFERS[name](seed=derived_seed(self.seed, "replay buffer"), extra_columns=extra, **settings)
-        except TypeError as error:
-            raise ConfigError(f"replay_buffer_config: {name} does not accept these arguments: {error}") from None
+    config: Any
+    replays: dict[str, ReplayTraining]
 
     def _fragment_length(self) -> int:
         given = self.config.rollout_fragment_length
         return _AUTO_FRAGMENT if given == "auto" else int(given)
 
+    def _is_enough(self, env_steps: int, agent_steps: int) -> bool:
+        """Whether an iteration has sampled enough with these steps."""
+        del agent_steps
+        return env_steps >= self.config.min_sample_timesteps_per_iteration
+
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
-        """Samples and updates in turns; returns the end of the iteration less the time of all updates, and results."""
-        config, runners, learner = self.config, self.env_runner_group, self.learner
+        """Samples and updates in turns; returns the end of sampling less the time of all updates, and results."""
+        runners, results, updating = self.env_runner_group, UpdateResults(), 0.0
         self.offline_data.begin(self.seed)
-        begun_at, updating = runners.num_env_steps, 0.0
-        results: dict[ModuleID, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        while runners.num_env_steps - begun_at < config.min_sample_timesteps_per_iteration:
-            learner.explore_as_of(runners.num_env_steps)
+        env_steps, agent_steps = runners.num_env_steps, runners.num_agent_steps
+        while not self._is_enough(runners.num_env_steps - env_steps, runners.num_agent_steps - agent_steps):
+            for replay in self.replays.values():
+                replay.learner.explore_as_of(runners.num_env_steps)
             runners.begin_iteration()
             before = runners.num_env_steps
             sample = runners.sample()
             self.offline_data.record(sample)
-            self.replay_buffer.add(sample.episodes())
-            if runners.num_env_steps < config.num_steps_sampled_before_learning_starts:
-                continue
+            self._keep(sample)
             began = time.perf_counter()
-            self._updates_due += self._updates_per(runners.num_env_steps - before)
-            while self._updates_due >= 1:
-                self._updates_due -= 1
-                for module_id, own in self._update_once().items():
-                    for name, value in own.items():
-                        results[module_id][name].append(value)
+            for replay in self.replays.values():
+                new_env_steps = runners.num_env_steps - before
+                replay.learn(sample.episodes(), new_env_steps, timesteps=self._timesteps(), results=results)
             updating += time.perf_counter() - began
         self._report_recreated(runners)
-        learned = {m: {name: _combined(name, values) for name, values in own.items()} for m, own in results.items()}
-        return time.perf_counter() - updating, learned
+        sampled = time.perf_counter() - updating
+        self._update_at_end(results)
+        return sampled, results.combined()
 
-    def _updates_per(self, env_steps: int) -> float:
-        intensity = self.config.training_intensity
-        return 1.0 if intensity is None else intensity * env_steps / self.config.train_batch_size_per_learner
+    def _keep(self, sample: Sample) -> None:
+        """Keeps a sample for the end of the iteration; does nothing unless overridden."""
 
-    def _update_once(self) -> Mapping[ModuleID, Mapping[str, float]]:
-        """Draws a train batch for each module that is trained, and updates the modules."""
-        module_ids = [m for m in self.replay_buffer.module_ids if self.learner.should_module_be_updated(m)]
-        if not module_ids:
-            return {}
-        sample = self.replay_buffer.sample(
-            self.config.train_batch_size_per_learner, n_step=self.config.n_step, module_ids=module_ids
-        )
-        runners = self.env_runner_group
-        results = self.learner.update(
-            episodes=sample,
-            timesteps={
-                "num_env_steps_sampled_lifetime": runners.num_env_steps,
-                "num_agent_steps_sampled_lifetime": runners.num_agent_steps,
-            },
-        )
-        if isinstance(self.replay_buffer, PrioritizedEpisodeReplayBuffer):
-            self.replay_buffer.update_priorities(sample, self.learner.td_errors)
-        return results
+    def _update_at_end(self, results: UpdateResults) -> None:
+        """Makes the updates at the end of an iteration; none unless overridden."""
+
+
+class OffPolicyAlgorithm(ReplayingAlgorithm):
+    """Learns from a replay buffer, as DQN and SAC do.
+
+    Attributes:
+        replay: The replay buffer with the updates that are due.
+        replay_class: Its class, which says what is kept and drawn.
+    """
+
+    config: OffPolicyConfig
+    learner: OffPolicyLearner
+    replay: ReplayTraining
+    replay_class: ClassVar[type[ReplayTraining]] = ReplayTraining
+
+    def _build_learner(self) -> OffPolicyLearner:
+        learner = super()._build_learner()
+        self.replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
+        self.replays = {"": self.replay}
+        return learner
+
+    @property
+    def replay_buffer(self) -> EpisodeReplayBuffer:
+        """The steps of all modules."""
+        return self.replay.buffer
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that the next iteration depends on, with the replay buffer."""
-        off_policy = {"replay_buffer": self.replay_buffer.get_state(), "updates_due": self._updates_due}
-        return {**super().get_state(), "off_policy": off_policy}
+        return {**super().get_state(), "off_policy": self.replay.get_state()}
 
     def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
         super()._apply(state, new_episodes)
-        self.replay_buffer.set_state(state["off_policy"]["replay_buffer"])
-        self._updates_due = state["off_policy"]["updates_due"]
-
-
-def _combined(name: str, values: list[float]) -> float:
-    """Returns the result of an iteration from those of its updates: a sum of counts, else a mean."""
-    return sum(values) if name.startswith("num_") else float(np.mean(values))
+        self.replay.set_state(state["off_policy"])

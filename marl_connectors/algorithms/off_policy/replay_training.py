@@ -1,0 +1,155 @@
+"""ReplayTraining: a replay buffer, the learner that learns from it, and the updates that are due."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from marl_connectors.algorithms.action_mask_setting import Masking
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
+from marl_connectors.columns import Columns
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import ReplaySample
+from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
+from marl_connectors.seeding import derived_seed
+from marl_connectors.typing import ModuleID
+
+
+class UpdateResults:
+    """The results of several updates, which become those of an iteration."""
+
+    def __init__(self) -> None:
+        self._values: dict[ModuleID, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, results: Mapping[ModuleID, Mapping[str, float]]) -> None:
+        """Adds the results of an update."""
+        for module_id, own in results.items():
+            for name, value in own.items():
+                self._values[module_id][name].append(value)
+
+    def combined(self) -> dict[ModuleID, dict[str, float]]:
+        """Returns the results of all updates together: the sums of counts, and the means of everything else."""
+        return {m: {name: _combined(name, values) for name, values in own.items()} for m, own in self._values.items()}
+
+
+def _combined(name: str, values: list[float]) -> float:
+    return sum(values) if name.startswith("num_") else float(np.mean(values))
+
+
+class ReplayTraining:
+    """Keeps what was sampled, and makes the updates that are due, with batches from a replay buffer.
+
+    Attributes:
+        config: The settings.
+        learner: Updates the modules.
+        setup: The environment.
+        masking: The action masks that are applied.
+        seed: The run's seed.
+        buffer: The steps of the learner's modules.
+        updates_due: The number of updates that are due. A fraction stays for the next sample.
+        buffer_classes: The classes of replay buffers that the algorithm can learn from. The last one is the default.
+    """
+
+    buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
+        EpisodeReplayBuffer,
+        PrioritizedEpisodeReplayBuffer,
+    )
+
+    def __init__(
+        self, config: OffPolicyConfig, learner: OffPolicyLearner, *, setup: EnvSpec, masking: Masking, seed: int
+    ):
+        """Makes an empty buffer.
+
+        Args:
+            config: As above.
+            learner: As above.
+            setup: As above.
+            masking: As above.
+            seed: As above.
+
+        Raises:
+            ConfigError: If ``replay_buffer_config`` is wrong.
+        """
+        self.config = config
+        self.learner = learner
+        self.setup = setup
+        self.masking = masking
+        self.seed = seed
+        self.buffer = self._make_buffer()
+        self.updates_due = 0.0
+
+    def _make_buffer(self) -> EpisodeReplayBuffer:
+        known = {cls.__name__: cls for cls in self.buffer_classes}
+        settings = dict(self.config.replay_buffer_config)
+        name = settings.pop("type", self.buffer_classes[-1].__name__)
+        if name not in known:
+            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), known)}")
+        try:
+            return known[name](**self.buffer_arguments(), **settings)
+        except TypeError as error:
+            raise ConfigError(f"replay_buffer_config: {name} does not accept these arguments: {error}") from None
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
+        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        return {"seed": derived_seed(self.seed, "replay buffer"), "extra_columns": extra}
+
+    def learn(
+        self, episodes: Sequence[Any], new_env_steps: int, *, timesteps: dict[str, int], results: UpdateResults
+    ) -> None:
+        """Adds a sample to the buffer, and makes the updates that are due.
+
+        Args:
+            episodes: The sampled episodes, or chunks of them.
+            new_env_steps: The number of env steps in them.
+            timesteps: As for ``Learner.update``.
+            results: Gets the results of the updates.
+        """
+        modules = self.learner.module
+        if isinstance(modules, MultiRLModulePart):
+            self.buffer.add(episodes, is_wanted=modules.belongs)
+        else:
+            self.buffer.add(episodes)
+        if timesteps["num_env_steps_sampled_lifetime"] < self.config.num_steps_sampled_before_learning_starts:
+            return
+        self.updates_due += self._updates_per(new_env_steps)
+        while self.updates_due >= 1:
+            self.updates_due -= 1
+            results.add(self._update_once(timesteps))
+
+    def _updates_per(self, env_steps: int) -> float:
+        intensity = self.config.training_intensity
+        return 1.0 if intensity is None else intensity * env_steps / self.config.train_batch_size_per_learner
+
+    def _update_once(self, timesteps: dict[str, int]) -> Mapping[ModuleID, Mapping[str, float]]:
+        """Draws a train batch for each module that is trained, and updates the modules."""
+        known = [m for m in self.buffer.module_ids if m in self.learner.module]  # others were removed
+        module_ids = [m for m in known if self.learner.should_module_be_updated(m)]
+        if not module_ids:
+            return {}
+        sample = self.draw(module_ids)
+        results = self.learner.update(episodes=sample, timesteps=timesteps)
+        if isinstance(self.buffer, PrioritizedEpisodeReplayBuffer):
+            self.buffer.update_priorities(sample, self.learner.td_errors)
+        return results
+
+    def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:
+        """Draws a train batch for some modules."""
+        size = self.config.train_batch_size_per_learner
+        return self.buffer.sample(size, n_step=self.config.n_step, module_ids=module_ids)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the buffer's state and the updates that are due."""
+        return {"replay_buffer": self.buffer.get_state(), "updates_due": self.updates_due}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that ``get_state`` returned."""
+        self.buffer.set_state(state["replay_buffer"])
+        self.updates_due = state["updates_due"]
