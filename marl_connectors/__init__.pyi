@@ -14,6 +14,10 @@ from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.ppo import PPO as PPO
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
+from .algorithms.qmix.config import QMIXConfig as QMIXConfig
+from .algorithms.qmix.config import VDNConfig as VDNConfig
+from .algorithms.qmix.qmix import QMIX as QMIX
+from .algorithms.qmix.qmix import VDN as VDN
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns

@@ -90,6 +90,7 @@ class TeamSegments(Segments):
         """
         _, width, lanes = flags.shape
         self.module_id = module_id
+        self.sequence_length = width - window.lookback
         self.rollout = _rollout(ring, module_id, window, flags, rewards)
         items, agents, steps = np.nonzero((flags & (ACTED | ALIVE)).transpose(0, 2, 1))
         own = flags[items, steps, agents]
@@ -127,18 +128,19 @@ class TeamReplaySample(ReplaySample):
 
     Agents that are not there have no rows. ``segments`` says which row belongs to which agent and env step. The
     ``rewards`` of all rows are those of the team: the sum of its agents' rewards at the env step, divided by their
-    number ``A``, those counted that are not there.
+    number, those counted that are not there.
 
     Attributes:
         segments: The rows of each module of the team.
         window: The env steps.
         flags: ``[N, W, K]`` uint8 of each module that has steps in the buffer, the agents' flags.
-        slots: Module to the place of its first agent among all ``A`` agents of the team.
-        num_agents: The number ``A`` of agents of the team.
+        slots: Module to the place of its first agent among all ``A`` agents of the buffer.
+        num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
         last: ``[N]`` the last row of each item that belongs to its episode.
-        sequence_length: The greatest number of rows of a segment.
     """
+
+    segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]
 
     def __init__(self, ring: TeamRing, window: Window, team: Sequence[ModuleID]):
         """Copies the rows.
@@ -151,18 +153,16 @@ class TeamReplaySample(ReplaySample):
         self._ring = ring
         self.window = window
         self.flags = {m: self._taken(AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
-        sizes = [len(ring.agents[m]) for m in team]
+        sizes = [len(own) for own in ring.agents.values()]
         self.num_agents = sum(sizes)
-        self.slots = dict(zip(team, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+        self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
         present = [m for m in team if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
-        rewards = sum(
-            (self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)
-        ) / max(self.num_agents, 1)
+        rewards = sum((self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True))
+        rewards = rewards / sum(len(ring.agents[m]) for m in team)
         steps = np.arange(window.same.shape[1]) - window.begin
         self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
         self.last = window.last
-        self.sequence_length = len(steps) - window.lookback
         super().__init__({m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present})
 
     def _taken(self, name: str, module_id: ModuleID) -> Tree:

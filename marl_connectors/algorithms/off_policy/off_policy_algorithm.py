@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import ReplaySample
+from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import ModuleID
 
-_BUFFERS = {cls.__name__: cls for cls in (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)}
 _AUTO_FRAGMENT = 1
 
 
@@ -32,10 +34,15 @@ class OffPolicyAlgorithm(Algorithm):
 
     Attributes:
         replay_buffer: The steps of all modules.
+        buffer_classes: The classes of replay buffers that the algorithm can learn from.
     """
 
     config: OffPolicyConfig
     learner: OffPolicyLearner
+    buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
+        EpisodeReplayBuffer,
+        PrioritizedEpisodeReplayBuffer,
+    )
 
     def __init__(self, config: Any = None, env: Any = None, **arguments: Any):
         super().__init__(config, env, **arguments)
@@ -43,15 +50,22 @@ class OffPolicyAlgorithm(Algorithm):
         self._updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
+        known = {cls.__name__: cls for cls in self.buffer_classes}
         settings = dict(self.config.replay_buffer_config)
-        name = settings.pop("type", PrioritizedEpisodeReplayBuffer.__name__)
-        if name not in _BUFFERS:
-            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), _BUFFERS)}")
-        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        name = settings.pop("type", self.buffer_classes[-1].__name__)
+        if name not in known:
+            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), known)}")
         try:
-            return _BUFFERS[name](seed=derived_seed(self.seed, "replay buffer"), extra_columns=extra, **settings)
+            return known[name](**self.buffer_arguments(), **settings)
         except TypeError as error:
             raise ConfigError(f"replay_buffer_config: {name} does not accept these arguments: {error}") from None
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
+        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        if self.rl_module.is_stateful():
+            extra.append(Columns.STATE_OUT)
+        return {"seed": derived_seed(self.seed, "replay buffer"), "extra_columns": extra}
 
     def _fragment_length(self) -> int:
         given = self.config.rollout_fragment_length
@@ -93,9 +107,7 @@ class OffPolicyAlgorithm(Algorithm):
         module_ids = [m for m in self.replay_buffer.module_ids if self.learner.should_module_be_updated(m)]
         if not module_ids:
             return {}
-        sample = self.replay_buffer.sample(
-            self.config.train_batch_size_per_learner, n_step=self.config.n_step, module_ids=module_ids
-        )
+        sample = self._draw(module_ids)
         runners = self.env_runner_group
         results = self.learner.update(
             episodes=sample,
@@ -107,6 +119,30 @@ class OffPolicyAlgorithm(Algorithm):
         if isinstance(self.replay_buffer, PrioritizedEpisodeReplayBuffer):
             self.replay_buffer.update_priorities(sample, self.learner.td_errors)
         return results
+
+    def _draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:
+        """Draws a train batch for some modules."""
+        size, burn_in = self.config.train_batch_size_per_learner, self.config.burn_in_len
+        lengths = {m: self._sequence_len(m) for m in module_ids if self.rl_module[m].is_stateful()}
+        numbers = {m: math.ceil(size / (lengths[m] - burn_in)) if m in lengths else size for m in module_ids}
+        return self.replay_buffer.sample(
+            numbers, n_step=self.config.n_step, sequence_lens=lengths, burn_in_len=burn_in, module_ids=module_ids
+        )
+
+    def _sequence_len(self, module_id: ModuleID) -> int:
+        """Returns the length of a stateful module's sequences.
+
+        Raises:
+            ConfigError: If all of it is burn-in.
+        """
+        length = max_seq_len(self.rl_module[module_id], module_id)
+        if length <= self.config.burn_in_len:
+            raise ConfigError(
+                f"burn_in_len={self.config.burn_in_len}, but the sequences of module {module_id!r} have only "
+                f"{length} steps, so there is nothing to learn from. Set .rl_module(model_config={{"
+                f'"max_seq_len": {self.config.burn_in_len + 20}}}), or a smaller burn_in_len.'
+            )
+        return length
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that the next iteration depends on, with the replay buffer."""
