@@ -146,11 +146,11 @@ class RowRing:
             self.actions_from_0 = rows.parts[0].rollout.actions_from_0
         self.insert(rows.chunks, columns, np.array(rows.counts, np.int64))
 
-    def insert(self, chunks: Sequence[Chunk], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
+    def insert(self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
         """Adds the rows of chunks, and returns where they are.
 
         Args:
-            chunks: As for ``add``.
+            chunks: Chunks as in ``add``, or objects with the same attributes.
             columns: The columns of their rows, ``[B, ...]``, one chunk after another.
             counts: The number of rows of each chunk: one for each step, and one for the last observation.
         """
@@ -187,7 +187,7 @@ class RowRing:
                 raise self._misfit(f"{name!r} has items of {_described(new)}, those before of {_described(own)}")
         return columns
 
-    def _places(self, chunks: Sequence[Chunk], counts: np.ndarray) -> Places:
+    def _places(self, chunks: Sequence[Any], counts: np.ndarray) -> Places:
         """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
         lanes, starts, numbers = [], [], []
         written = self.written.tolist()

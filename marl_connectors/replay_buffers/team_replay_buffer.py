@@ -12,7 +12,7 @@ from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample, Window
-from marl_connectors.replay_buffers.team_ring import TeamRing
+from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
 from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID, ModuleID
 from marl_connectors.validators import integer
@@ -111,7 +111,9 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
         lookback: int = 0,
         module_ids: Collection[ModuleID] | None = None,
     ) -> TeamReplaySample:
-        """Draws env steps, or sequences of them, with replacement. Each is equally likely to be the first one.
+        """Draws env steps, or sequences of them, with replacement.
+
+        Each env step in which an agent of the team has acted is equally likely to be the first one.
 
         Args:
             num_items: The number of env steps, or of sequences.
@@ -124,14 +126,34 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             module_ids: The modules of the team; all that have steps if None.
 
         Raises:
-            EpisodeError: If there are no env steps.
+            EpisodeError: If there are no such env steps.
         """
         number = integer(min=1).check(num_items, type(self).__name__, "num_items")
-        positions = self._ring_of_all.draw(number, stream(self.seed, "replay", _ALL, self.num_samples))
+        positions = self._draw_of(module_ids, number, stream(self.seed, "replay", _ALL, self.num_samples))
         sample = self._sample_at(positions, batch_length_T, n_step, burn_in_len, lookback, module_ids)
         self.num_samples += 1
         self.num_steps_sampled += sample.num_steps
         return sample
+
+    def _draw_of(
+        self, module_ids: Collection[ModuleID] | None, number: int, generator: np.random.Generator
+    ) -> np.ndarray:
+        """Returns ``[number]`` positions of env steps in which an agent of a team has acted."""
+        ring, found, missing = self._ring_of_all, [np.zeros(0, np.int64)], number
+        flags: Any = ring.columns.get(AGENT_FLAGS, {})
+        team = [own for m, own in flags.items() if module_ids is None or m in module_ids]
+        while missing > 0:
+            drawn = ring.draw(missing, generator)
+            drawn = drawn[np.any([(own[drawn] & ACTED).any(1) for own in team], 0)] if team else drawn[:0]
+            if not len(drawn) and not any((own & ACTED).any() for own in team):
+                raise EpisodeError(
+                    f"{type(self).__name__}: it has no steps of "
+                    f"{'the modules ' + ', '.join(map(repr, module_ids)) if module_ids else 'any module'}. Add "
+                    f"episodes in which their agents act."
+                )
+            found.append(drawn)
+            missing -= len(drawn)
+        return np.concatenate(found)
 
     def every_step(self, *, n_step: int = 1) -> TeamReplaySample:
         """Returns all env steps that are kept, each once and as an item of its own."""

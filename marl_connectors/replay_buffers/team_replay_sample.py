@@ -103,7 +103,7 @@ class TeamSegments(Segments):
         before = follows[starts]
         self.env_steps, self.slots, self.acted = (items * width + steps)[kept], agents[kept], (own[kept] & ACTED) > 0
         self.rows = self.env_steps * lanes + self.slots
-        ends = np.searchsorted(np.flatnonzero(kept), [*starts, len(items)])
+        ends = np.searchsorted(np.flatnonzero(kept), np.append(starts, len(items)))
         self.counts = np.diff(ends)
         final = ends[1:] - 1
         self.start, self.last = self.rows[ends[:-1]], self.rows[final]
@@ -158,8 +158,8 @@ class TeamReplaySample(ReplaySample):
         self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
         present = [m for m in team if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
-        rewards = sum((self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True))
-        rewards = rewards / sum(len(ring.agents[m]) for m in team)
+        earned = [(self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
+        rewards = np.sum(earned, 0) / sum(len(ring.agents[m]) for m in team)
         steps = np.arange(window.same.shape[1]) - window.begin
         self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
         self.last = window.last

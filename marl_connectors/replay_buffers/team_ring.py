@@ -218,7 +218,8 @@ class TeamRing(RowRing):
         is_kept = (at >= 0) & (at >= self.written[lanes] - self.num_rows)
         is_kept &= self.numbers[positions] == places.numbers[episodes]
         fresh = np.flatnonzero(is_kept)  # of two lives in one row, the later one comes last
-        where: Any = (positions[fresh], np.repeat(own.slots, rows.counts)[fresh])
+        at_agents: Any = (positions[fresh], np.repeat(own.slots, rows.counts)[fresh])
+        at_environment: Any = (positions[fresh], 0)
         for name, values in {**columns, AGENT_FLAGS: flags}.items():
             known: Any = self.columns.setdefault(name, {})
             key = _key(name, module_id)
@@ -226,7 +227,7 @@ class TeamRing(RowRing):
             if key not in known:
                 shape = self.num_rows * self.num_lanes, number
                 known[key] = tree_map(lambda leaf, s=shape: np.zeros((*s, *leaf.shape[1:]), leaf.dtype), values)
-            put(known[key], (where[0], 0) if key == ENVIRONMENT else where, take(values, fresh))
+            put(known[key], at_environment if key == ENVIRONMENT else at_agents, take(values, fresh))
 
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the rows of a module's agents have a column."""

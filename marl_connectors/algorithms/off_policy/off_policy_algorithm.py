@@ -47,6 +47,9 @@ class OffPolicyAlgorithm(Algorithm):
     def __init__(self, config: Any = None, env: Any = None, **arguments: Any):
         super().__init__(config, env, **arguments)
         self.replay_buffer = self._make_buffer()
+        for module_id, module in self.rl_module.items():
+            if module.is_stateful():
+                self._sequence_len(module_id)
         self._updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:

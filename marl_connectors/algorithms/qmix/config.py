@@ -80,8 +80,8 @@ class QMIXConfig(DQNConfig):
         name = type(self).__name__
         if self.minibatch_size is not None or self.num_epochs != 1 or self.shuffle_batch_per_epoch:
             raise ConfigError(
-                f"{name}: an update is one gradient step on whole env steps. Leave minibatch_size, num_epochs and "
-                f"shuffle_batch_per_epoch at None, 1 and False; train_batch_size_per_learner is the number of env steps."
+                f"{name}: an update is one gradient step on train_batch_size_per_learner env steps of the whole team. "
+                f"Leave minibatch_size, num_epochs and shuffle_batch_per_epoch at None, 1 and False."
             )
         for module_id, overrides in self.algorithm_config_overrides_per_module.items():
             if unlike := overrides.keys() - {"lr", "grad_clip", "grad_clip_by", "model_config", "epsilon"}:

@@ -119,7 +119,9 @@ class QMIXLearner(DQNLearner):
         if any(ids not in whole for ids in stacks):  # such stacks share memory, so only one of them can be in use
             found = list(dataclasses.replace(steps, stacking_key=None))
         minibatches = [m for step in found for m in step.minibatches]
-        return [Step(0, minibatches, {m: size for step in found for m, size in step.sizes.items()})]
+        counted = self._sample.counted.reshape(-1)
+        segments = {m: self._sample.segments[m] for one in minibatches for m in one.module_ids}
+        return [Step(0, minibatches, {m: int(own.acted @ counted[own.env_steps]) for m, own in segments.items()})]
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
         loss = self._team_gradients(step)

@@ -24,9 +24,9 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
     """Adds ``mixer_state``, what a mixer knows of an env step: the observations of all agents, or the env's state.
 
     With observations, a vector has each agent's observation, in the order of ``agents``, zeros for agents that are not
-    there, and then a number for each agent: 1 if it is there, else 0. It is as the episodes hold it: flattened, integers
-    of 8 bits scaled to [0, 1]. With ``state_space``, a vector is the flattened ``state()`` of the environment, which a
-    runner records if this piece is in the learner pipeline when the run is built.
+    there, and then a number for each agent: 1 if it is there, else 0. Observations are those in the episodes. They are
+    flattened, with integers of 8 bits scaled to [0, 1]. With ``state_space``, a vector is the flattened ``state()`` of
+    the environment, which a runner records if this piece is in the learner pipeline when the run is built.
 
     Reads the rows of all agents in a sample of a ``TeamReplayBuffer``; writes ``mixer_state`` to the batch. Keeps no
     state.
