@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch.nn import functional as F
 
 from helpers.envs.masked_envs import RandomMasks
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
-from helpers.envs.stated_envs import StatedLife
 from marl_connectors import (
     QMIX,
     VDN,
     Algorithm,
     Columns,
+    DQNConfig,
     MeanStdFilter,
+    OnnxPolicy,
     QMIXConfig,
     ScaleRewards,
     VDNConfig,
@@ -30,6 +31,15 @@ from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_ring import ALIVE
 
 FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+
+
+class StatedLife(LifeEnv):
+    """With a state: the time, and how many agents there are."""
+
+    state_space = Box(0.0, 10.0, (1, 2), np.float32)
+
+    def state(self):
+        return np.array([[self.t / 10, len(self.agents)]], np.float32)
 
 
 def small_qmix(env=LifeEnv, seed=0, config_class=QMIXConfig, model_config=None, **training):
@@ -228,6 +238,8 @@ class ByHand:
 
     def states(self):
         """``(item, w)`` to the state of the mixer."""
+        if self.config.mixer == "vdn":
+            return {}
         if self.config.mixer_state == "state":
             found = self.sample.env_states()
             return {
@@ -326,10 +338,10 @@ def test_agents_that_are_not_trained_act_but_earn_nothing_for_the_team():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_forbidden_actions_are_neither_taken_nor_valued(seed):
-    made = ((case, RandomMasks(case, places=("info",), alike=True)) for case in range(seed, 1000, 3))
+    made = ((case, RandomMasks(case, places=("observation",), alike=True)) for case in range(seed, 1000, 3))
     case = next(c for c, env in made if isinstance(env.actions["agent_0"], Discrete) and env.actions["agent_0"].n > 2)
     config = small_qmix(RandomMasks, seed, n_step=1 + seed % 2)
-    algo = config.environment(env_config={"case": case, "places": ("info",), "alike": True}).build_algo()
+    algo = config.environment(env_config={"case": case, "places": ("observation",), "alike": True}).build_algo()
     algo.train()
     ring = algo.replay_buffer._ring_of_all
     acted = (ring.columns["agent_flags"]["default_policy"] & ACTED) > 0
@@ -347,11 +359,11 @@ def test_a_policy_acts_after_training_with_and_without_torch(model, tmp_path):
     policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))
     assert "mixer" not in str([name for name, _ in algo.rl_module.named_parameters()])
     policy.export_onnx(tmp_path / "program")
-    other = load_policy(tmp_path / "program")
+    other = OnnxPolicy(tmp_path / "program")
     rng = np.random.default_rng(0)
     for _ in range(5):
         observations = {agent: rng.uniform(-1, 1, 2).astype(np.float32) for agent in "abc"}
-        assert policy(observations) == other(observations)
+        assert policy.actions(observations) == other.actions(observations)
     algo.stop()
 
 
@@ -371,7 +383,7 @@ def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"an update is one gradient step"):
         small_qmix().training(minibatch_size=4).build_algo()
     with pytest.raises(ConfigError, match=r"module 'a' cannot have its own gamma"):
-        small_qmix().multi_agent(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}}).build_algo()
+        small_qmix().rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}}).build_algo()
     with pytest.raises(ConfigError, match=r"burn_in_len=9, but the sequences of module 'default_policy' have only 4"):
         small_qmix(model_config={"use_gru": True, "max_seq_len": 4}, burn_in_len=9).build_algo()
     with pytest.raises(ConfigError, match=r"no type 'EpisodeReplayBuffer'"):
@@ -383,3 +395,34 @@ def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"the saved mixer has parameters of the shapes"):
         Algorithm.from_checkpoint(saved, config=small_qmix(mixing_embed_dim=9))
     algo.stop()
+
+
+def two_step(config_class, seed, **training):
+    config = config_class().environment("marl_envs.two_step_v0").rl_module(model_config={"fcnet_hiddens": (64,)})
+    config.training(
+        lr=5e-4,
+        epsilon=1.0,
+        train_batch_size_per_learner=32,
+        target_network_update_freq=200,
+        num_steps_sampled_before_learning_starts=100,
+        dueling=False,
+        td_error_loss_fn="mse",
+        **training,
+    )
+    config.multi_agent(policies="independent").env_runners(num_env_workers=0).debugging(seed=seed)
+    algo = config.build_algo()
+    for _ in range(4):
+        algo.train()
+    found = algo.evaluate(num_episodes=1)["agent_episode_returns_mean"]
+    algo.stop()
+    return set(found.values())
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", range(3))
+def test_qmix_finds_what_a_sum_of_values_and_independent_learners_do_not(seed):
+    team = {"replay_buffer_config": {"capacity": 500}}
+    assert two_step(QMIXConfig, seed, mixing_embed_dim=8, **team) == {8.0}
+    assert two_step(VDNConfig, seed, **team) == {7.0}
+    alone = {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 500}}
+    assert two_step(DQNConfig, seed, **alone) == {7.0}
