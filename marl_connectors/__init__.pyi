@@ -137,6 +137,7 @@ from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as Episode
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
 )
+from .replay_buffers.team_replay_buffer import TeamReplayBuffer as TeamReplayBuffer
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from marl_connectors.algorithms.qmix.qmix import QMIX as QMIX
     from marl_connectors.algorithms.qmix.qmix import VDN as VDN
 
-__getattr__, __dir__, __all__ = re_exports(__name__, "QMIX", "VDN", "QMIXConfig", "VDNConfig")
+__getattr__, __dir__, __all__ = re_exports(__name__, "QMIX", "QMIXConfig", "VDN", "VDNConfig")
