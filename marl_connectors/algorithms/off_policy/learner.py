@@ -18,6 +18,7 @@ from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate impo
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
@@ -61,13 +62,23 @@ class OffPolicyLearner(Learner):
         """
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
-        """Returns the train batch of steps from a replay buffer, or of all steps of episodes."""
+        """Returns the train batch of steps from a replay buffer, or of all steps of episodes.
+
+        Raises:
+            LearnerError: If a module is stateful, but its steps are no sequences.
+        """
         if not isinstance(episodes, ReplaySample):
             chunks = list(chunks_of(episodes))
             rows = sum(1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)) for chunk in chunks)
             buffer = EpisodeReplayBuffer(rows * (1 + len(chunks)), extra_columns=[Columns.ACTION_MASK])
             buffer.add(episodes)
             episodes = buffer.every_step(n_step=self.config.n_step)
+        for module_id, own in episodes.segments.items():
+            if own.sequence_length is None and self.module[module_id].is_stateful():
+                raise LearnerError(
+                    f"{type(self).__name__}: module {module_id!r} is stateful, so it learns from sequences of a replay "
+                    f"buffer. Pass what algo.replay_buffer.sample(..., sequence_lens={{{module_id!r}: 20}}) returns."
+                )
         return super().make_batch(episodes)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:

@@ -25,7 +25,7 @@ from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch
-from marl_connectors.learner.updates import Step
+from marl_connectors.learner.updates import Step, has_self_supervised_loss
 from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
@@ -68,9 +68,17 @@ class QMIXLearner(DQNLearner):
         """Makes the mixer.
 
         Raises:
-            LearnerError: If modules share parameters, or the pipeline has no piece for the mixer's states.
+            LearnerError: If modules share parameters or have losses of their own, or if the pipeline has no piece for
+                the mixer's states.
         """
         super().build()
+        alone = [m for m, module in self.module.items() if has_self_supervised_loss(module)]
+        if alone or type(self).compute_loss_for_module is not DQNLearner.compute_loss_for_module:
+            what = f"module {alone[0]!r} computes its own" if alone else "compute_loss_for_module is overridden"
+            raise LearnerError(
+                f"{type(self).__name__}: there is one loss for the whole team, but {what}. Override make_mixer to "
+                f"change what is learned, or use DQNConfig for a loss of each module."
+            )
         if joint := self.module.joint_modules():
             raise LearnerError(
                 f"{type(self).__name__}: modules {', '.join(map(repr, joint))} share parameters or a forward pass, "

@@ -8,7 +8,7 @@ import torch
 
 from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors import Algorithm, Columns, DQNConfig, OnnxPolicy, load_policy
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, LearnerError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
@@ -168,6 +168,16 @@ def test_a_policy_acts_after_training_with_and_without_torch(tmp_path):
 def test_a_burn_in_without_steps_to_learn_from_is_named():
     with pytest.raises(ConfigError, match=r"burn_in_len=20, but the sequences of module .* have only \d steps"):
         random_dqn(0, burn_in_len=20).build_algo()
+
+
+def test_steps_that_are_no_sequences_are_refused():
+    algo = random_dqn(3).build_algo()
+    algo.train()
+    episodes = algo.env_runner.sample(num_timesteps=20)
+    for given in (episodes, algo.replay_buffer.sample(4)):
+        with pytest.raises(LearnerError, match=r"module .* is stateful, so it learns from sequences.*sequence_lens"):
+            algo.learner.update(episodes=given)
+    algo.stop()
 
 
 @pytest.mark.learning

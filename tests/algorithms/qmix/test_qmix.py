@@ -24,6 +24,7 @@ from marl_connectors import (
     VDNConfig,
     load_policy,
 )
+from marl_connectors.algorithms.qmix.learner import QMIXLearner
 from marl_connectors.algorithms.qmix.mixers import QMixer
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import MIXER_STATE
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
@@ -375,6 +376,13 @@ def test_fit_trains_to_a_goal():
     algo.stop()
 
 
+class WithOwnLoss(QMIXLearner):
+    """Its loss would never be used."""
+
+    def compute_loss_for_module(self, **given):
+        return super().compute_loss_for_module(**given)
+
+
 def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"QMIXConfig: CartPole-v1 has a single agent. Use DQNConfig"):
         small_qmix("CartPole-v1").build_algo()
@@ -388,6 +396,8 @@ def test_wrong_settings_and_wrong_use_are_named(tmp_path):
         small_qmix(model_config={"use_gru": True, "max_seq_len": 4}, burn_in_len=9).build_algo()
     with pytest.raises(ConfigError, match=r"no type 'EpisodeReplayBuffer'"):
         small_qmix(replay_buffer_config={"type": "EpisodeReplayBuffer"}).build_algo()
+    with pytest.raises(LearnerError, match=r"one loss for the whole team, but compute_loss_for_module is overridden"):
+        small_qmix().learners(learner_class=WithOwnLoss).build_algo()
     algo = small_qmix().build_algo()
     with pytest.raises(LearnerError, match=r"expected a sample of a TeamReplayBuffer, got a list"):
         algo.learner.update(episodes=algo.env_runner.sample(num_timesteps=5))
