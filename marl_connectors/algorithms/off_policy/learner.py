@@ -74,7 +74,7 @@ class OffPolicyLearner(Learner):
             buffer.add(episodes)
             episodes = buffer.every_step(n_step=self.config.n_step)
         for module_id, own in episodes.segments.items():
-            if own.sequence_length is None and self.module[module_id].is_stateful():
+            if own.sequence_length is None and module_id in self.module and self.module[module_id].is_stateful():
                 raise LearnerError(
                     f"{type(self).__name__}: module {module_id!r} is stateful, so it learns from sequences of a replay "
                     f"buffer. Pass what algo.replay_buffer.sample(..., sequence_lens={{{module_id!r}: 20}}) returns."
