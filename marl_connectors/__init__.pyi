@@ -14,6 +14,10 @@ from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.ppo import PPO as PPO
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
+from .algorithms.sac.config import SACConfig as SACConfig
+from .algorithms.sac.rl_module import DefaultSACRLModule as DefaultSACRLModule
+from .algorithms.sac.rl_module import SACModelConfig as SACModelConfig
+from .algorithms.sac.sac import SAC as SAC
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns

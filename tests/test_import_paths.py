@@ -112,6 +112,7 @@ NAMES_OF_RLLIB = {
     "NUM_ENV_STEPS_SAMPLED_LIFETIME",
     "utils.metrics.metrics_logger": "MetricsLogger",
     "algorithms.dqn": "DQN DQNConfig",
+    "algorithms.sac": "SAC SACConfig",
     "utils.replay_buffers": "EpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
     "utils.spaces.space_utils": "batch",
     "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",

@@ -35,6 +35,9 @@ class OffPolicyLearner(Learner):
         last_target_update: The number of env steps sampled when the target networks were last updated.
     """
 
+    reads_action_masks = False
+    """Whether the loss reads the action masks of the steps, in addition to those of the next steps."""
+
     def build(self) -> None:
         """Puts the piece for n-step returns into the pipeline."""
         self.td_errors: dict[ModuleID, np.ndarray] = {}
@@ -43,7 +46,12 @@ class OffPolicyLearner(Learner):
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
             own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
-            piece = AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)
+            piece = AddNStepReturnsToTrainBatch(
+                n_step=self.config.n_step,
+                gamma=self.config.gamma,
+                module_settings=own,
+                keep_action_masks=self.reads_action_masks,
+            )
             self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
         super().build()
         self.explore_as_of(0)
