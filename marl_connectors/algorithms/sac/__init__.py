@@ -1,4 +1,4 @@
-"""Soft actor-critic, Haarnoja et al. (2018), arXiv:1812.05905; for Discrete actions Christodoulou (2019), 1910.07207."""
+"""Soft actor-critic, Haarnoja et al. (2018), arXiv:1812.05905, and Christodoulou (2019), arXiv:1910.07207."""
 
 from typing import TYPE_CHECKING
 

@@ -68,10 +68,8 @@ class SACLearner(OffPolicyLearner):
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers Adam with learning rates for the critics, the temperature, and all other parameters."""
-        critics = dict.fromkeys(("qf", "qf_twin"), config.critic_lr)
-        self.optimizers.register_default(
-            module_id, {OTHERS: config.actor_lr, **critics, "log_alpha": config.alpha_lr}
-        )
+        rates = {OTHERS: config.actor_lr, "log_alpha": config.alpha_lr}
+        self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
@@ -131,7 +129,8 @@ class SACLearner(OffPolicyLearner):
         rows, size = inputs.shape[-2], inputs.shape[-1] // 2
         drawn = [
             stream(self._seed, "loss", str(module_id), self.num_updates, self.num_gradient_steps).standard_normal(
-                (rows, 2, size), dtype=np.float32  # row by row, so that a row's numbers do not depend on the others
+                (rows, 2, size),
+                dtype=np.float32,  # row by row, so that a row's numbers do not depend on the others
             )
             for module_id in module_ids
         ]

@@ -92,9 +92,9 @@ class QNetwork(nn.Module):
 class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """A policy, and critics that share no layers with it, for Box and Discrete actions.
 
-    The module reads ``obs``, and writes ``action_dist_inputs``. When training, it also reads ``actions`` if the space is
-    a Box, and writes ``qf_preds`` and, with ``twin_q``, ``qf_twin_preds``: the values of these actions (``[B]``), or
-    those of all actions of a Discrete space (``[B, n]``).
+    The module reads ``obs``, and writes ``action_dist_inputs``. When training, it also reads ``actions`` if the space
+    is a Box, and writes ``qf_preds`` and, with ``twin_q``, ``qf_twin_preds``: the values of these actions (``[B]``),
+    or those of all actions of a Discrete space (``[B, n]``).
 
     Attributes:
         log_alpha: ``[1]``, the logarithm of the temperature.
@@ -197,9 +197,7 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     def _values(self, networks: Sequence[nn.Module], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         obs = batch[Columns.OBS]
         actions = None if self._is_discrete else flat_actions(batch[Columns.ACTIONS], self.action_space)
-        return {
-            name: network(obs, actions) for name, network in zip((QF_PREDS, QF_TWIN_PREDS), networks, strict=False)
-        }
+        return {name: network(obs, actions) for name, network in zip((QF_PREDS, QF_TWIN_PREDS), networks, strict=False)}
 
     def get_non_inference_attributes(self) -> list[str]:
         """Returns the critics, their target networks and the temperature."""
