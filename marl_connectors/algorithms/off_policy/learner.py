@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
-from marl_connectors.transfers import all_on_host
+from marl_connectors.seeding import stream
+from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
 
 
@@ -42,6 +44,7 @@ class OffPolicyLearner(Learner):
         """Puts the piece for n-step returns into the pipeline."""
         self.td_errors: dict[ModuleID, np.ndarray] = {}
         self._errors: dict[ModuleID, Tensor] = {}
+        self._num_draws: Counter[ModuleID] = Counter()
         self.last_target_update = 0
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
@@ -73,9 +76,31 @@ class OffPolicyLearner(Learner):
             episodes = buffer.every_step(n_step=self.config.n_step)
         return super().make_batch(episodes)
 
+    def noise(self, module_ids: Sequence[ModuleID], rows: int, shape: tuple[int, ...]) -> Tensor:
+        """Draws normally distributed numbers for the loss of a minibatch.
+
+        They follow from the run's seed, the number of updates and the module, so they are the same whether modules are
+        updated together or one after another, and after a restore.
+
+        Args:
+            module_ids: One module, or several that are computed together.
+            rows: The number of rows of each.
+            shape: The shape of the numbers of a row.
+
+        Returns:
+            ``[rows, *shape]``, or ``[M, rows, *shape]`` of several modules.
+        """
+        drawn = []
+        for module_id in module_ids:
+            generator = stream(self._seed, "loss", str(module_id), self.num_updates, self._num_draws[module_id])
+            self._num_draws[module_id] += 1
+            drawn.append(generator.standard_normal((rows, *shape), dtype=np.float32))
+        return moved(drawn[0] if len(drawn) == 1 else np.stack(drawn), self.device)
+
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Forgets the errors of the update before."""
         self._errors = {}
+        self._num_draws = Counter()
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Updates the target networks if it is time."""

@@ -22,8 +22,6 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.seeding import stream
-from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 _AUTO_SHARE = 0.98
@@ -47,9 +45,7 @@ class Judged(NamedTuple):
 class SACLearner(OffPolicyLearner):
     """Soft actor-critic with a temperature that is learned, for Box and Discrete actions.
 
-    The three losses have gradients for different parameters, so their sum is computed and differentiated at once. The
-    noise of the drawn actions follows from the run's seed, the module and the number of updates, so it is the same
-    whether modules are updated together or one after another, and after a restore.
+    The three losses have gradients for different parameters, so their sum is computed and differentiated at once.
     """
 
     reads_action_masks = True
@@ -126,16 +122,7 @@ class SACLearner(OffPolicyLearner):
         """Returns ``[2, ..., n]`` normally distributed numbers, for the steps and the next steps; None if discrete."""
         if not isinstance(module.action_space, spaces.Box):
             return None
-        rows, size = inputs.shape[-2], inputs.shape[-1] // 2
-        drawn = [
-            stream(self._seed, "loss", str(module_id), self.num_updates, self.num_gradient_steps).standard_normal(
-                (rows, 2, size),
-                dtype=np.float32,  # row by row, so that a row's numbers do not depend on the others
-            )
-            for module_id in module_ids
-        ]
-        found = drawn[0] if len(drawn) == 1 else np.stack(drawn)
-        return moved(found, inputs.device).movedim(-2, 0)
+        return self.noise(module_ids, inputs.shape[-2], (2, inputs.shape[-1] // 2)).movedim(-2, 0)
 
     @torch.no_grad()
     def _targets(self, module: Any, batch: Mapping[str, Any], alpha: Tensor, noise: Tensor | None) -> Tensor:
