@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
-from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
+from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
 from marl_connectors.seeding import stream
 from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
@@ -46,6 +46,8 @@ class OffPolicyLearner(Learner):
         self._errors: dict[ModuleID, Tensor] = {}
         self._num_draws: Counter[ModuleID] = Counter()
         self.last_target_update = 0
+        self._followers: dict[ModuleID, Followers] = {}
+        self._followers_of: Any = None
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
             own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
@@ -108,9 +110,21 @@ class OffPolicyLearner(Learner):
         self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
         if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
             self.last_target_update = self.timestep
-            for module_id in self.td_errors:
-                if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
-                    update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
+            self.move_target_networks(list(self.td_errors))
+
+    def move_target_networks(self, module_ids: Sequence[ModuleID]) -> None:
+        """Moves the target networks of modules towards their networks, each by the ``tau`` of its config."""
+        if self._followers_of is not self.module.buckets:  # which are new when layers or parameters have changed
+            self._followers, self._followers_of = {}, self.module.buckets
+        by_tau: dict[float, list[Followers]] = defaultdict(list)
+        for module_id in module_ids:
+            module = self.module[module_id].unwrapped()
+            if isinstance(module, TargetNetworkAPI):
+                if module_id not in self._followers:
+                    self._followers[module_id] = Followers.of(module)
+                by_tau[self.config.get_config_for_module(module_id).tau].append(self._followers[module_id])
+        for tau, followers in by_tau.items():
+            move_target_networks(followers, tau)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the learner's state, with the time of the last update of the target networks."""
