@@ -86,6 +86,11 @@ class Segments(Sequence[SingleAgentEpisode]):
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of all segments."""
+        return int((self.stop - self.start).sum())
+
     @overload
     def __getitem__(self, index: int) -> SingleAgentEpisode: ...
 
@@ -95,14 +100,15 @@ class Segments(Sequence[SingleAgentEpisode]):
     def __getitem__(self, index: int | slice) -> SingleAgentEpisode | list[SingleAgentEpisode]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        first, start, stop = (int(rows[index]) for rows in (self.first, self.start, self.stop))
-        storage = LaneStorage(self.rollout, 0, first_row=first, start_row=start, stop_row=stop)
+        bounds = [divmod(int(rows[index]), self.rollout.num_lanes) for rows in (self.first, self.start, self.stop)]
+        (first, lane), (start, _), (stop, _) = bounds
+        storage = LaneStorage(self.rollout, lane, first_row=first, start_row=start, stop_row=stop)
         times: Any = self.rollout.columns[Columns.T]
         episode = SingleAgentEpisode.from_storage(
             storage,
             id_=f"{self.module_id}/{int(self.positions[index])}",
             module_id=self.module_id,
-            t_started=int(times[start]),
+            t_started=int(times[self.start[index]]),
             observation_space=self.rollout.observation_space,
             action_space=self.rollout.action_space,
         )
@@ -175,7 +181,7 @@ class ReplaySample(_Joined):
     @property
     def num_steps(self) -> int:
         """The number of steps of all modules."""
-        return sum(int((own.stop - own.start).sum()) for own in self.segments.values())
+        return sum(own.num_steps for own in self.segments.values())
 
     def rows(self, module_ids: Sequence[ModuleID]) -> SampledRows:
         """Returns the rows of some modules, in their order."""
