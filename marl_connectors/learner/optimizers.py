@@ -250,7 +250,7 @@ class DefaultAdam:
         return all(segment.fits for segments in self._segments.values() for segment in segments)
 
     def set_rates(self, rates: Mapping[ModuleID, Mapping[str, float]]) -> None:
-        """Sets the learning rates of each module, by name."""
+        """Sets the learning rates of each module, by name. Parameters whose rate is left out are not stepped."""
         self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
@@ -259,7 +259,12 @@ class DefaultAdam:
         steps = self._steps.get(key)
         if steps is None:
             self._steps = {}  # modules that share a step count are about to be stepped apart
-            segments = [(self._rates[m][s.rate_name], s) for m in key for s in self._segments.get(m, ())]
+            segments = [
+                (self._rates[m][segment.rate_name], segment)
+                for m in key
+                for segment in self._segments.get(m, ())
+                if segment.rate_name in self._rates[m]
+            ]
             steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
             if all(
                 segment.is_flat for _, segment in segments
@@ -375,6 +380,7 @@ class Optimizers:
         self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
         self._rates: dict[ModuleID, Rates] = {}
+        self._resting: frozenset[str] = frozenset()
         self._with_default: dict[ModuleID, None] = {}
         self._configured: set[ModuleID] = set()
         self._shared: list[Tensor] = []
@@ -398,6 +404,14 @@ class Optimizers:
         self._with_default[module_id] = None
         self._rates[module_id] = dict(rates or {})
         self._arranged_for = None
+
+    def rest(self, names: Collection[str]) -> None:
+        """Keeps parameters as they are from the next update on, until the next call: no optimizer steps them.
+
+        Args:
+            names: The names of their learning rates, as ``register_default`` has them.
+        """
+        self._resting = frozenset(names)
 
     def refresh(self, *, timestep: int, never_updated: Collection[ModuleID] = ()) -> None:
         """Gives every parameter that exists now its optimizer, and sets the learning rates.
@@ -673,6 +687,7 @@ class Optimizers:
                 m: {
                     name: value_at(rate, self._timestep)
                     for name, rate in {**self._rates.get(m, {}), OTHERS: self._rate_of(m)}.items()
+                    if name not in self._resting
                 }
                 for m in (*self._with_default, SHARED)
                 if m in self._default

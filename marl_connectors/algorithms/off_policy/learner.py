@@ -22,6 +22,7 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
+from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.seeding import stream
 from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
@@ -78,25 +79,28 @@ class OffPolicyLearner(Learner):
             episodes = buffer.every_step(n_step=self.config.n_step)
         return super().make_batch(episodes)
 
-    def noise(self, module_ids: Sequence[ModuleID], rows: int, shape: tuple[int, ...]) -> Tensor:
-        """Draws normally distributed numbers for the loss of a minibatch.
+    def noise(
+        self, module_ids: Sequence[ModuleID], dist_cls: type[Distribution], shape: tuple[int, ...], num_inputs: int
+    ) -> Tensor:
+        """Draws the noise of a distribution for a loss.
 
-        They follow from the run's seed, the number of updates and the module, so they are the same whether modules are
+        It follows from the run's seed, the number of updates and the module, so it is the same whether modules are
         updated together or one after another, and after a restore.
 
         Args:
             module_ids: One module, or several that are computed together.
-            rows: The number of rows of each.
-            shape: The shape of the numbers of a row.
+            dist_cls: The distribution.
+            shape: The number of rows of each module, and the numbers of draws of a row.
+            num_inputs: The number of ``action_dist_inputs`` of a row.
 
         Returns:
-            ``[rows, *shape]``, or ``[M, rows, *shape]`` of several modules.
+            ``[*shape, k]``, or ``[M, *shape, k]`` of several modules.
         """
         drawn = []
         for module_id in module_ids:
             generator = stream(self._seed, "loss", str(module_id), self.num_updates, self._num_draws[module_id])
             self._num_draws[module_id] += 1
-            drawn.append(generator.standard_normal((rows, *shape), dtype=np.float32))
+            drawn.append(dist_cls.noise(generator, shape, num_inputs))
         return moved(drawn[0] if len(drawn) == 1 else np.stack(drawn), self.device)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
@@ -110,9 +114,9 @@ class OffPolicyLearner(Learner):
         self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
         if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
             self.last_target_update = self.timestep
-            self.move_target_networks(list(self.td_errors))
+            self.update_targets(list(self.td_errors))
 
-    def move_target_networks(self, module_ids: Sequence[ModuleID]) -> None:
+    def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
         """Moves the target networks of modules towards their networks, each by the ``tau`` of its config."""
         if self._followers_of is not self.module.buckets:  # which are new when layers or parameters have changed
             self._followers, self._followers_of = {}, self.module.buckets

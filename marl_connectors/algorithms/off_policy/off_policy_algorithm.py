@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import Pri
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import ModuleID
 
-_BUFFERS = {cls.__name__: cls for cls in (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)}
 _AUTO_FRAGMENT = 1
 
 
@@ -32,10 +31,15 @@ class OffPolicyAlgorithm(Algorithm):
 
     Attributes:
         replay_buffer: The steps of all modules.
+        buffer_classes: The classes of replay buffers that the algorithm can learn from.
     """
 
     config: OffPolicyConfig
     learner: OffPolicyLearner
+    buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
+        EpisodeReplayBuffer,
+        PrioritizedEpisodeReplayBuffer,
+    )
 
     def __init__(self, config: Any = None, env: Any = None, **arguments: Any):
         super().__init__(config, env, **arguments)
@@ -43,15 +47,20 @@ class OffPolicyAlgorithm(Algorithm):
         self._updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
+        known = {cls.__name__: cls for cls in self.buffer_classes}
         settings = dict(self.config.replay_buffer_config)
-        name = settings.pop("type", PrioritizedEpisodeReplayBuffer.__name__)
-        if name not in _BUFFERS:
-            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), _BUFFERS)}")
-        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        name = settings.pop("type", self.buffer_classes[-1].__name__)
+        if name not in known:
+            raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), known)}")
         try:
-            return _BUFFERS[name](seed=derived_seed(self.seed, "replay buffer"), extra_columns=extra, **settings)
+            return known[name](**self.buffer_arguments(), **settings)
         except TypeError as error:
             raise ConfigError(f"replay_buffer_config: {name} does not accept these arguments: {error}") from None
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
+        extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        return {"seed": derived_seed(self.seed, "replay buffer"), "extra_columns": extra}
 
     def _fragment_length(self) -> int:
         given = self.config.rollout_fragment_length

@@ -122,7 +122,8 @@ class SACLearner(OffPolicyLearner):
         """Returns ``[2, ..., n]`` normally distributed numbers, for the steps and the next steps; None if discrete."""
         if not isinstance(module.action_space, spaces.Box):
             return None
-        return self.noise(module_ids, inputs.shape[-2], (2, inputs.shape[-1] // 2)).movedim(-2, 0)
+        dist_cls = module.get_train_action_dist_cls()
+        return self.noise(module_ids, dist_cls, (inputs.shape[-2], 2), inputs.shape[-1]).movedim(-2, 0)
 
     @torch.no_grad()
     def _targets(self, module: Any, batch: Mapping[str, Any], alpha: Tensor, noise: Tensor | None) -> Tensor:
@@ -137,7 +138,7 @@ class SACLearner(OffPolicyLearner):
         else:
             actions, logp = dist.sample_with_logp(noise)
             found = module.forward_target({Columns.OBS: following[Columns.OBS], Columns.ACTIONS: actions})
-            judged = Judged(_smaller(found), -logp)
+            judged = Judged(smaller(found), -logp)
         return batch[Columns.REWARDS] + batch[DISCOUNTS] * (judged.values + alpha * judged.entropy)
 
 
@@ -149,15 +150,15 @@ def _judged(module: Any, obs: Any, inputs: Tensor, fwd_out: Mapping[str, Any], n
     actions, logp = dist.sample_with_logp(noise)
     with frozen(module.critics()):
         values = module.compute_q_values({Columns.OBS: obs, Columns.ACTIONS: actions})
-    return Judged(_smaller(values), -logp)
+    return Judged(smaller(values), -logp)
 
 
 def _expected(dist: Any, values: Mapping[str, Tensor]) -> Judged:
     """Judges a distribution over the actions of a Discrete space."""
-    return Judged((dist.log_probs.exp() * _smaller(values)).sum(-1), dist.entropy())
+    return Judged((dist.log_probs.exp() * smaller(values)).sum(-1), dist.entropy())
 
 
-def _smaller(values: Mapping[str, Tensor]) -> Tensor:
+def smaller(values: Mapping[str, Tensor]) -> Tensor:
     """Returns the smaller values of both critics, or those of a single one."""
     return torch.minimum(values[QF_PREDS], values[QF_TWIN_PREDS]) if QF_TWIN_PREDS in values else values[QF_PREDS]
 

@@ -107,6 +107,16 @@ def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
     return actions
 
 
+class TorchClippedGaussian(TorchDiagGaussian):
+    """Actions in [-1, 1] with normally distributed noise, for policies that are deterministic without exploration.
+
+    Actions that the noise moves out of the range are clipped. Densities are those before clipping.
+    """
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        return super().sample(noise).clamp(-1.0, 1.0)
+
+
 class TorchSquashedGaussian(TorchDiagGaussian):
     """The distribution for bounded Box spaces: ``tanh`` of normally distributed numbers, without clipping.
 
