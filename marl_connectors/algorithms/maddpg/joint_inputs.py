@@ -135,7 +135,7 @@ class AddJointInputsToTrainBatch(ConnectorV2):
         if "joint_inputs" not in shared_data:
             shared_data["joint_inputs"] = self.inputs.of_sample(sample)
         vectors, width = shared_data["joint_inputs"], sample.window.sources.shape[1]
-        own = [sample.segments[module_id] for module_id in columns.module_ids]
+        own: list[Any] = [sample.segments[module_id] for module_id in columns.module_ids]
         items, ahead = (np.concatenate([getattr(part, name) for part in own]) for name in ("items", "ahead"))
         places = np.concatenate(
             [np.array([self.inputs.place(a) for a in sample.agents[part.module_id]])[part.slots] for part in own]

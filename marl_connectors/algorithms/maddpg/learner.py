@@ -67,8 +67,8 @@ class MADDPGLearner(OffPolicyLearner):
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers Adam with learning rates for the critics and for all other parameters."""
-        rates = dict.fromkeys(("qf", "qf_twin"), config.critic_lr)
-        self.optimizers.register_default(module_id, {OTHERS: config.actor_lr, **rates})
+        rates = {OTHERS: config.actor_lr}
+        self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
 
     def explore_as_of(self, timestep: int) -> None:
         """Sets the standard deviation of the noise of all modules to that of ``timestep`` sampled env steps."""
@@ -114,7 +114,7 @@ class MADDPGLearner(OffPolicyLearner):
         agents: dict[ModuleID, dict[Any, None]] = {}
         rows = 2
         for chunk in chunks_of(episodes):
-            agents.setdefault(chunk.module_id, {})[chunk.agent_id] = None
+            agents.setdefault(str(chunk.module_id), {})[chunk.agent_id] = None
             rows += 1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk))
         buffer = JointReplayBuffer(
             rows * (1 + len(episodes)),

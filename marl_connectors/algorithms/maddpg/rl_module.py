@@ -66,7 +66,7 @@ class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a MADDPGModelConfig or dict) describes."""
-        given = self.model_config
+        given: Any = self.model_config
         is_other = isinstance(given, DefaultModelConfig) and not isinstance(given, MADDPGModelConfig)
         config: Any = MADDPGModelConfig.of(dataclasses.asdict(given) if is_other else given)
         self.config: MADDPGModelConfig = config

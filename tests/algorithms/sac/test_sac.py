@@ -18,6 +18,7 @@ from marl_connectors import (
     Algorithm,
     Columns,
     DefaultPPORLModule,
+    DefaultSACRLModule,
     MeanStdFilter,
     OnnxPolicy,
     RLModuleSpec,
@@ -302,8 +303,18 @@ def test_a_policy_acts_after_training_and_as_a_program(env, tmp_path):
     expected = chosen.to_deterministic()[0].numpy() * (2.0 if env == "Pendulum-v1" else 1)
     np.testing.assert_allclose(policy(obs), expected, rtol=1e-5)
     np.testing.assert_allclose(OnnxPolicy(policy.export_onnx(tmp_path / "onnx"))(obs), expected, rtol=1e-4)
-    assert not any(name.startswith(("qf", "target", "log_alpha")) for name in policy.rl_module.state_dict())
     algo.stop()
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES)
+def test_a_module_for_acting_has_a_policy_alone(space):
+    module = DefaultSACRLModule(BOX, space, model_config={"fcnet_hiddens": (6,)}, inference_only=True)
+    assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"encoder", "pi"}
+    whole = DefaultSACRLModule(BOX, space, model_config={"fcnet_hiddens": (6,)})
+    module.load_state_dict({name: value for name, value in whole.state_dict().items() if name in module.state_dict()})
+    batch = {Columns.OBS: torch.rand(4, *BOX.shape)}
+    found, expected = (own.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS] for own in (module, whole))
+    assert torch.equal(found, expected)
 
 
 def test_wrong_settings_are_named():
