@@ -113,14 +113,14 @@ class BareLoop:
 class BareSAC:
     """SAC by hand, on arrays of transitions."""
 
-    def __init__(self, rows: int):
+    def __init__(self, rows: int, hidden: int):
         rng = self.rng = np.random.default_rng(0)
         self.obs, self.new_obs = (rng.normal(size=(rows, OBS)).astype(np.float32) for _ in range(2))
         self.actions = rng.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32)
         self.rewards = rng.normal(size=rows).astype(np.float32)
         self.terminated = (rng.random(rows) < 1 / LENGTH).astype(np.float32)
-        self.policy = self.network(OBS, 2 * ACTIONS)
-        self.critics = nn.ModuleList([self.network(OBS + ACTIONS, 1) for _ in range(2)])
+        self.policy = self.network(OBS, hidden, 2 * ACTIONS)
+        self.critics = nn.ModuleList([self.network(OBS + ACTIONS, hidden, 1) for _ in range(2)])
         self.targets = copy.deepcopy(self.critics)
         self.log_alpha = torch.zeros((), requires_grad=True)
         self.of_policy = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
@@ -128,10 +128,10 @@ class BareSAC:
         self.of_alpha = torch.optim.Adam([self.log_alpha], lr=3e-4)
 
     @staticmethod
-    def network(inputs: int, outputs: int) -> nn.Module:
+    def network(inputs: int, hidden: int, outputs: int) -> nn.Module:
         """Returns two hidden layers and a linear one."""
-        layers = [nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(HIDDEN, outputs))
+        layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(hidden, outputs))
 
     def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns actions and their log-probabilities."""
@@ -176,7 +176,7 @@ class BareSAC:
         optimizer.step()
 
 
-def run_of(config: Any, *, boxes: bool) -> Any:
+def run_of(config: Any, hidden: int, *, boxes: bool) -> Any:
     """Returns a run whose buffer is full."""
     import gymnasium as gym
 
@@ -192,7 +192,7 @@ def run_of(config: Any, *, boxes: bool) -> Any:
             self.t += 1
             return np.zeros(OBS, np.float32), 0.0, self.t == LENGTH, False, {}
 
-    config.environment(lambda _: Still()).rl_module(model_config={"fcnet_hiddens": (HIDDEN, HIDDEN)})
+    config.environment(lambda _: Still()).rl_module(model_config={"fcnet_hiddens": (hidden, hidden)})
     algo = config.training(train_batch_size_per_learner=BATCH).debugging(seed=0).build_algo()
     algo.replay_buffer.add(episodes(100_000, np.random.default_rng(1), boxes=boxes))
     return algo
@@ -232,9 +232,11 @@ def main() -> None:
     for kind in ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer"):
         buffer_config = {"type": kind, "capacity": 100_000}
         dqn = DQNConfig().training(dueling=False, double_q=True, replay_buffer_config=buffer_config)
-        algo = run_of(dqn, boxes=False)
+        algo = run_of(dqn, HIDDEN, boxes=False)
         found[f"updates_{kind}"] = updates(BareLoop(100_000), algo, args.repeats, args.rounds)
-    found["updates_SAC"] = updates(BareSAC(100_000), run_of(SACConfig(), boxes=True), args.repeats, args.rounds)
+    for hidden in (HIDDEN, 256):
+        algo = run_of(SACConfig(), hidden, boxes=True)
+        found[f"updates_SAC_{hidden}"] = updates(BareSAC(100_000, hidden), algo, args.repeats, args.rounds)
     print(json.dumps(found, indent=1))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

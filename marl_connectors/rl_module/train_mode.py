@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import nn
 
 
@@ -12,11 +14,17 @@ def set_train_mode(module: nn.Module, mode: bool) -> None:
     """
     layers = [module]
     for layer in layers:  # which grows meanwhile
-        own, kind = vars(layer), type(layer)
-        is_plain = kind.train is nn.Module.train and kind.eval is nn.Module.eval and "training" in own
-        if not is_plain or "train" in own or "eval" in own:
+        own = layer.__dict__
+        if not _is_plain(type(layer)) or "training" not in own or "train" in own or "eval" in own:
             _ = module.train() if mode else module.eval()
             return
-        layers.extend(child for child in layer._modules.values() if child is not None)
+        for child in own["_modules"].values():
+            if child is not None:
+                layers.append(child)
     for layer in layers:
-        vars(layer)["training"] = mode
+        layer.__dict__["training"] = mode
+
+
+@cache
+def _is_plain(kind: type[nn.Module]) -> bool:
+    return kind.train is nn.Module.train and kind.eval is nn.Module.eval
