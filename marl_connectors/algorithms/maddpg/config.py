@@ -53,19 +53,20 @@ class MADDPGConfig(OffPolicyConfig):
     """The settings of MADDPG, for several agents with Box or Discrete actions that act at the same time.
 
     Policies see the observations of their own agent; the critics see the observations and actions of all agents, and
-    are used in training only. Each module has its own critic, so rewards may differ between agents. The defaults are
-    those of the paper. ``lr`` is None: policies and critics have learning rates of their own.
+    are used in training only. Each module has its own critic, so rewards may differ between agents. Most defaults
+    are those of the paper. ``lr`` is None: policies and critics have learning rates of their own. ``grad_clip`` would
+    clip the gradients of a module's policy and critics together, and so hold back policies whose critics have large
+    errors.
     """
 
     lr: Annotated[Schedule | None, optional(schedule(min=0))] = None
     gamma = 0.95
     tau = 0.01
-    grad_clip = 0.5
     train_batch_size_per_learner = 1024
     rollout_fragment_length = 100
     num_steps_sampled_before_learning_starts = 1024
-    actor_lr: Annotated[Schedule, schedule(min=0)] = 0.01
-    critic_lr: Annotated[Schedule, schedule(min=0)] = 0.01
+    actor_lr: Annotated[Schedule, schedule(min=0)] = 0.003
+    critic_lr: Annotated[Schedule, schedule(min=0)] = 0.003
     actor_feature_reg: Annotated[float, number(min=0)] = 0.001
     exploration_stddev: Annotated[Schedule, schedule(min=0)] = 0.1
     twin_q: Switch = False

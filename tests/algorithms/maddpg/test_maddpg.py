@@ -353,7 +353,7 @@ def test_speaker_and_listener_find_the_landmark():
     config = MADDPGConfig().environment("mpe2.simple_speaker_listener_v4").multi_agent(policies="independent")
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=25)
     algo = config.reporting(min_sample_timesteps_per_iteration=10_000).debugging(seed=0).build_algo()
-    for _ in range(30):
+    for _ in range(25):
         algo.train()
-    assert algo.evaluate(num_episodes=100)["episode_return_mean"] > -55
+    assert algo.evaluate(num_episodes=100)["episode_return_mean"] > -22
     algo.stop()
