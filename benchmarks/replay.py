@@ -1,7 +1,8 @@
-"""Measures replay buffers and DQN: memory, the cost of drawing by the buffer's size, and updates beside a bare loop.
+"""Measures replay buffers, DQN and SAC: memory, the cost of drawing by the buffer's size, updates beside a bare loop.
 
 The bare loop does the same work as one update of DQN, written by hand: it draws rows of plain arrays, computes the loss
-of double Q-learning with a target network, and steps Adam. Both run in turn, and the ratio of their medians is printed.
+of double Q-learning with a target network, and steps Adam. Another one does the work of SAC, with three losses and
+three optimizers. Each runs in turn with ours, and the ratio of their medians is printed.
 """
 
 from __future__ import annotations
@@ -19,15 +20,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from marl_connectors import DQNConfig, EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, SingleAgentEpisode
+from marl_connectors import (
+    DQNConfig,
+    EpisodeReplayBuffer,
+    PrioritizedEpisodeReplayBuffer,
+    SACConfig,
+    SingleAgentEpisode,
+)
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 OBS, ACTIONS, BATCH, HIDDEN = 18, 5, 256, 64
 LENGTH = 50
 
 
-def episodes(rows: int, rng: np.random.Generator) -> list[SingleAgentEpisode]:
-    """Returns finished episodes with this many steps."""
+def episodes(rows: int, rng: np.random.Generator, *, boxes: bool = False) -> list[SingleAgentEpisode]:
+    """Returns finished episodes with this many steps, with Discrete actions or with those of a Box."""
     made = []
     for i in range(rows // LENGTH):
         observations = rng.normal(size=(LENGTH + 1, OBS)).astype(np.float32)
@@ -35,7 +42,11 @@ def episodes(rows: int, rng: np.random.Generator) -> list[SingleAgentEpisode]:
             SingleAgentEpisode(
                 id_=f"e{i}",
                 observations=list(observations),
-                actions=list(rng.integers(ACTIONS, size=LENGTH)),
+                actions=list(
+                    rng.uniform(-1, 1, (LENGTH, ACTIONS)).astype(np.float32)
+                    if boxes
+                    else rng.integers(ACTIONS, size=LENGTH)
+                ),
                 rewards=list(rng.normal(size=LENGTH)),
                 terminated=True,
                 len_lookback_buffer=0,
@@ -99,13 +110,79 @@ class BareLoop:
         self.optimizer.step()
 
 
-def learner_of(kind: str) -> Any:
-    """Returns a DQN run whose buffer is full."""
+class BareSAC:
+    """SAC by hand, on arrays of transitions."""
+
+    def __init__(self, rows: int, hidden: int):
+        rng = self.rng = np.random.default_rng(0)
+        self.obs, self.new_obs = (rng.normal(size=(rows, OBS)).astype(np.float32) for _ in range(2))
+        self.actions = rng.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32)
+        self.rewards = rng.normal(size=rows).astype(np.float32)
+        self.terminated = (rng.random(rows) < 1 / LENGTH).astype(np.float32)
+        self.policy = self.network(OBS, hidden, 2 * ACTIONS)
+        self.critics = nn.ModuleList([self.network(OBS + ACTIONS, hidden, 1) for _ in range(2)])
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        self.of_policy = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
+        self.of_critics = torch.optim.Adam(self.critics.parameters(), lr=3e-4)
+        self.of_alpha = torch.optim.Adam([self.log_alpha], lr=3e-4)
+
+    @staticmethod
+    def network(inputs: int, hidden: int, outputs: int) -> nn.Module:
+        """Returns two hidden layers and a linear one."""
+        layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(hidden, outputs))
+
+    def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns actions and their log-probabilities."""
+        mean, log_std = self.policy(obs).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        x = normal.rsample()
+        slope = 2 * (np.log(2) - x - F.softplus(-2 * x))
+        return x.tanh(), (normal.log_prob(x) - slope).sum(-1)
+
+    def smaller(self, critics: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Returns the smaller values of both critics."""
+        both = torch.cat([obs, actions], -1)
+        return torch.minimum(critics[0](both), critics[1](both)).squeeze(-1)
+
+    def update(self) -> None:
+        """Draws a batch and takes one gradient step of each kind."""
+        at = self.rng.integers(len(self.obs), size=BATCH)
+        columns = (self.obs, self.new_obs, self.actions, self.rewards, self.terminated)
+        obs, new_obs, actions, rewards, terminated = (torch.from_numpy(column[at]) for column in columns)
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            following, logp = self.act(new_obs)
+            values = self.smaller(self.targets, new_obs, following) - alpha * logp
+            targets = rewards + 0.99 * (1 - terminated) * values
+        taken = torch.cat([obs, actions], -1)
+        loss = sum(0.5 * F.mse_loss(critic(taken).squeeze(-1), targets) for critic in self.critics)
+        self.step(self.of_critics, loss)
+        self.critics.requires_grad_(False)
+        chosen, logp = self.act(obs)
+        self.step(self.of_policy, (alpha * logp - self.smaller(self.critics, obs, chosen)).mean())
+        self.critics.requires_grad_(True)
+        self.step(self.of_alpha, -(self.log_alpha * (logp.detach() - ACTIONS)).mean())
+        with torch.no_grad():
+            for slow, own in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+                slow.lerp_(own, 0.005)
+
+    @staticmethod
+    def step(optimizer: torch.optim.Optimizer, loss: Any) -> None:
+        """Takes one step."""
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def run_of(config: Any, hidden: int, *, boxes: bool) -> Any:
+    """Returns a run whose buffer is full."""
     import gymnasium as gym
 
     class Still(gym.Env):
         observation_space = gym.spaces.Box(-np.inf, np.inf, (OBS,))
-        action_space = gym.spaces.Discrete(ACTIONS)
+        action_space = gym.spaces.Box(-1, 1, (ACTIONS,)) if boxes else gym.spaces.Discrete(ACTIONS)
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             self.t = 0
@@ -115,13 +192,26 @@ def learner_of(kind: str) -> Any:
             self.t += 1
             return np.zeros(OBS, np.float32), 0.0, self.t == LENGTH, False, {}
 
-    config = DQNConfig().environment(lambda _: Still()).rl_module(model_config={"fcnet_hiddens": (HIDDEN, HIDDEN)})
-    config.training(train_batch_size_per_learner=BATCH, dueling=False, double_q=True)
-    config.training(replay_buffer_config={"type": kind, "capacity": 100_000}).debugging(seed=0)
-    algo = config.build_algo()
-    own = episodes(100_000, np.random.default_rng(1))
-    algo.replay_buffer.add(own)
+    config.environment(lambda _: Still()).rl_module(model_config={"fcnet_hiddens": (hidden, hidden)})
+    algo = config.training(train_batch_size_per_learner=BATCH).debugging(seed=0).build_algo()
+    algo.replay_buffer.add(episodes(100_000, np.random.default_rng(1), boxes=boxes))
     return algo
+
+
+def updates(bare: Any, algo: Any, repeats: int, rounds: int) -> dict[str, float]:
+    """Returns the updates per second as a ratio to a bare loop, and the share of drawing in an update."""
+    ratios, shares = [], []
+    for _ in range(rounds):
+        by_hand = seconds(bare.update, repeats)
+        ours = seconds(algo._update_once, repeats)
+        drawn = seconds(lambda: algo.replay_buffer.sample(BATCH), repeats)
+        ratios.append(by_hand / ours)
+        shares.append(drawn / ours)
+    algo.stop()
+    return {
+        "ratio_to_bare_loop": round(float(np.median(ratios)), 2),
+        "share_of_drawing": round(float(np.median(shares)), 3),
+    }
 
 
 def main() -> None:
@@ -139,20 +229,14 @@ def main() -> None:
             draws[rows] = round(1e6 * seconds(lambda b=buffer: b.sample(BATCH), args.repeats), 1)
             ratio = round(buffer.nbytes / raw_bytes(len(buffer)), 3)
         found["draw_us"][cls.__name__], found["memory_ratio"][cls.__name__] = draws, ratio
-    bare = BareLoop(100_000)
     for kind in ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer"):
-        algo, ratios, shares = learner_of(kind), [], []
-        for _ in range(args.rounds):
-            by_hand = seconds(bare.update, args.repeats)
-            ours = seconds(lambda a=algo: a.replay._update_once(a._timesteps()), args.repeats)
-            drawn = seconds(lambda a=algo: a.replay_buffer.sample(BATCH), args.repeats)
-            ratios.append(by_hand / ours)
-            shares.append(drawn / ours)
-        found[f"updates_{kind}"] = {
-            "ratio_to_bare_loop": round(float(np.median(ratios)), 2),
-            "share_of_drawing": round(float(np.median(shares)), 3),
-        }
-        algo.stop()
+        buffer_config = {"type": kind, "capacity": 100_000}
+        dqn = DQNConfig().training(dueling=False, double_q=True, replay_buffer_config=buffer_config)
+        algo = run_of(dqn, HIDDEN, boxes=False)
+        found[f"updates_{kind}"] = updates(BareLoop(100_000), algo, args.repeats, args.rounds)
+    for hidden in (HIDDEN, 256):
+        algo = run_of(SACConfig(), hidden, boxes=True)
+        found[f"updates_SAC_{hidden}"] = updates(BareSAC(100_000, hidden), algo, args.repeats, args.rounds)
     print(json.dumps(found, indent=1))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

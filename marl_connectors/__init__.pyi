@@ -9,6 +9,12 @@ from .algorithms.fitting.fit_results import FitResults as FitResults
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
 from .algorithms.inference.policy import Policy as Policy
+from .algorithms.maddpg.config import MADDPGConfig as MADDPGConfig
+from .algorithms.maddpg.config import MATD3Config as MATD3Config
+from .algorithms.maddpg.maddpg import MADDPG as MADDPG
+from .algorithms.maddpg.maddpg import MATD3 as MATD3
+from .algorithms.maddpg.rl_module import DefaultMADDPGRLModule as DefaultMADDPGRLModule
+from .algorithms.maddpg.rl_module import MADDPGModelConfig as MADDPGModelConfig
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.mappo import MAPPO as MAPPO
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
@@ -25,6 +31,10 @@ from .algorithms.qmix.config import QMIXConfig as QMIXConfig
 from .algorithms.qmix.config import VDNConfig as VDNConfig
 from .algorithms.qmix.qmix import QMIX as QMIX
 from .algorithms.qmix.qmix import VDN as VDN
+from .algorithms.sac.config import SACConfig as SACConfig
+from .algorithms.sac.rl_module import DefaultSACRLModule as DefaultSACRLModule
+from .algorithms.sac.rl_module import SACModelConfig as SACModelConfig
+from .algorithms.sac.sac import SAC as SAC
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns

@@ -115,6 +115,7 @@ NAMES_OF_RLLIB = {
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.marwil": "MARWIL MARWILConfig",
     "algorithms.qmix": "QMIX QMIXConfig VDN VDNConfig",
+    "algorithms.sac": "SAC SACConfig",
     "utils.replay_buffers": "EpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
     "utils.spaces.space_utils": "batch",
     "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",

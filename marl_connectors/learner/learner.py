@@ -44,6 +44,7 @@ from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.train_mode import set_train_mode
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
@@ -427,12 +428,13 @@ class Learner(Checkpointable, ABC):
         finally:
             self._in_train_mode = False
             for module in self._trained:
-                module.eval()
+                set_train_mode(module, False)
 
     def _forward_train(self, module: Any, columns: Any) -> Any:
         """Runs a module forward as in training; within ``_train_mode`` in train mode."""
         if self._in_train_mode and not module.training:
-            self._trained.append(module.train())
+            self._trained.append(module)
+            set_train_mode(module, True)
         return module.forward_train(columns)
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:

@@ -24,6 +24,10 @@ _MEANS = ("exp_avg", "exp_avg_sq")
 Moments = dict[str, Tensor]
 """``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of the values."""
 
+Rates = Mapping[str, Schedule]
+"""Learning rates by the names of parameters or layers. ``OTHERS`` has the rate of all parameters that none names."""
+OTHERS = ""
+
 RowOf = Callable[[ModuleID], MemberRow | None]
 """Returns a module's row in its bucket; None if it is in no bucket."""
 
@@ -33,13 +37,17 @@ class FlatSegment:
 
     Attributes:
         parameters: The parameters.
+        rate_name: The name of their learning rate.
         values: The parameter, or a flat view of several.
         moments: The moments of the values; empty before the first step.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[Tensor, Moments]):
+    def __init__(
+        self, parameters: Sequence[Tensor], rate_name: str, row: MemberRow | None, moments: Mapping[Tensor, Moments]
+    ):
         """Makes the segment, with those moments of its parameters that exist."""
         self.parameters = parameters
+        self.rate_name = rate_name
         self._kinds = [(p.shape, p.dtype, p.device) for p in parameters]
         self.values, self._gradients = parameters[0], None
         if row is not None:
@@ -203,20 +211,25 @@ class DefaultAdam:
         self._parameters: dict[ModuleID, Sequence[Tensor]] = {}
         self._segments: dict[ModuleID, list[FlatSegment]] = {}
         self._resting: dict[Tensor, Moments] = {}
-        self._rates: dict[ModuleID, float] = {}
+        self._rate_names: Mapping[Tensor, str] = {}
+        self._rates: dict[ModuleID, Mapping[str, float]] = {}
         self._steps: dict[tuple[ModuleID, ...], list[_Step]] = {}
 
     def __contains__(self, module_id: object) -> bool:
         return bool(self._parameters.get(module_id))  # type: ignore[call-overload]
 
-    def arrange(self, parameters: Mapping[ModuleID, Sequence[Tensor]], row_of: RowOf) -> None:
+    def arrange(
+        self, parameters: Mapping[ModuleID, Sequence[Tensor]], row_of: RowOf, rate_names: Mapping[Tensor, str]
+    ) -> None:
         """Replaces the parameters. Parameters that were stepped before keep their moments.
 
         Args:
             parameters: The parameters of each module that are stepped.
             row_of: Returns the row of a module in its bucket.
+            rate_names: The names of the learning rates of parameters; ``OTHERS`` for those that are not in it.
         """
         moments = self._moments()
+        self._rate_names = rate_names
         self._parameters = {module_id: list(own) for module_id, own in parameters.items()}
         self._arrange(moments, row_of)
 
@@ -225,7 +238,8 @@ class DefaultAdam:
         for module_id, own in self._parameters.items():
             row = row_of(module_id)
             kept = {p: _fitting(p, moments[p]) for p in own if moments.get(p) and _fits(p, moments[p])}
-            segments = [FlatSegment(run, row, kept) for run in _runs(own, row, kept)]
+            names = [self._rate_names.get(p, OTHERS) for p in own]
+            segments = [FlatSegment(run, name, row, kept) for name, run in _runs(own, names, row, kept)]
             stepped = {p for segment in segments for p in segment.parameters}
             self._segments[module_id] = segments
             self._resting.update({p: own_moments for p, own_moments in kept.items() if p not in stepped})
@@ -235,8 +249,8 @@ class DefaultAdam:
         """Whether all parameters that are stepped by themselves still have their first shape, dtype and device."""
         return all(segment.fits for segments in self._segments.values() for segment in segments)
 
-    def set_rates(self, rates: Mapping[ModuleID, float]) -> None:
-        """Sets the learning rates."""
+    def set_rates(self, rates: Mapping[ModuleID, Mapping[str, float]]) -> None:
+        """Sets the learning rates of each module, by name. Parameters whose rate is left out are not stepped."""
         self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
@@ -245,7 +259,12 @@ class DefaultAdam:
         steps = self._steps.get(key)
         if steps is None:
             self._steps = {}  # modules that share a step count are about to be stepped apart
-            segments = [(self._rates[m], segment) for m in key for segment in self._segments.get(m, ())]
+            segments = [
+                (self._rates[m][segment.rate_name], segment)
+                for m in key
+                for segment in self._segments.get(m, ())
+                if segment.rate_name in self._rates[m]
+            ]
             steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
             if all(
                 segment.is_flat for _, segment in segments
@@ -303,25 +322,30 @@ def _fitting(parameter: Tensor, moments: Moments) -> Moments:
     }
 
 
-def _runs(parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[Tensor, Moments]) -> Iterator[list]:
-    """Yields parameters that can be stepped as one tensor: side by side, with equal step counts, and not frozen."""
+def _runs(
+    parameters: Sequence[Tensor], rate_names: Sequence[str], row: MemberRow | None, moments: Mapping[Tensor, Moments]
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yields parameters that can be stepped as one tensor, with the name of their learning rate.
+
+    They stand side by side, have equal step counts and one learning rate, and are not frozen.
+    """
     if row is None:
-        yield from ([p] for p in parameters)
+        yield from ((name, [p]) for name, p in zip(rate_names, parameters, strict=True))
         return
     run: list[Tensor] = []
     at = None
-    for parameter in parameters:
+    for name, parameter in zip(rate_names, parameters, strict=True):
         where = row.slices[parameter]
         if not where.requires_grad:
             continue
         steps = float(moments[parameter]["step"]) if parameter in moments else 0.0
-        if run and at != (where.begin, steps):
-            yield run
+        if at is not None and at != (where.begin, steps, name):
+            yield at[-1], run
             run = []
         run.append(parameter)
-        at = where.end, steps
-    if run:
-        yield run
+        at = where.end, steps, name
+    if at is not None:
+        yield at[-1], run
 
 
 class Optimizers:
@@ -355,6 +379,8 @@ class Optimizers:
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
         self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
+        self._rates: dict[ModuleID, Rates] = {}
+        self._resting: frozenset[str] = frozenset()
         self._with_default: dict[ModuleID, None] = {}
         self._configured: set[ModuleID] = set()
         self._shared: list[Tensor] = []
@@ -365,13 +391,27 @@ class Optimizers:
 
     # The optimizers of the modules.
 
-    def register_default(self, module_id: ModuleID) -> None:
-        """Gives a module Adam with the config's learning rate, for parameters that no registered optimizer has.
+    def register_default(self, module_id: ModuleID, rates: Rates | None = None) -> None:
+        """Gives a module Adam, for parameters that no registered optimizer has.
 
         Parameters that several modules share are left out.
+
+        Args:
+            module_id: The module.
+            rates: The learning rates of its layers, such as ``{"qf": 3e-4, OTHERS: 1e-4}``; None for the config's
+                learning rate. Where several names fit, the longest one counts.
         """
         self._with_default[module_id] = None
+        self._rates[module_id] = dict(rates or {})
         self._arranged_for = None
+
+    def rest(self, names: Collection[str]) -> None:
+        """Keeps parameters as they are from the next update on, until the next call: no optimizer steps them.
+
+        Args:
+            names: The names of their learning rates, as ``register_default`` has them.
+        """
+        self._resting = frozenset(names)
 
     def refresh(self, *, timestep: int, never_updated: Collection[ModuleID] = ()) -> None:
         """Gives every parameter that exists now its optimizer, and sets the learning rates.
@@ -422,8 +462,17 @@ class Optimizers:
         rest = [p for p in self._shared if id(p) not in taken]
         taken.update(id(p) for p in self._shared)
         default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
-        self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of)
+        rate_names = {p: name for m in default for name, p in self._named_rates(m)}
+        self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of, rate_names)
         self._arranged_for = self._module.buckets
+
+    def _named_rates(self, module_id: ModuleID) -> Iterator[tuple[str, Tensor]]:
+        """Yields those parameters of a module whose learning rate has a name, with this name."""
+        names = [name for name in self._rates.get(module_id, ()) if name != OTHERS]
+        for path, parameter in self._module[module_id].named_parameters() if names else ():
+            own = [name for name in names if f"{path}.".startswith(f"{name}.")]
+            if own:
+                yield max(own, key=len), parameter
 
     def _row_of(self, module_id: ModuleID) -> MemberRow | None:
         bucket = self._module.bucket_of((module_id,))
@@ -493,6 +542,7 @@ class Optimizers:
         self._held.pop(module_id, None)
         self._schedules = {key: value for key, value in self._schedules.items() if key[0] != module_id}
         self._with_default.pop(module_id, None)
+        self._rates.pop(module_id, None)
         self._configured.discard(module_id)
         self._arranged_for = None
 
@@ -612,17 +662,37 @@ class Optimizers:
 
     # Learning rates and state.
 
-    def _scheduled_lr(self, module_id: ModuleID) -> float:
-        return value_at(self._config.get_config_for_module(module_id).lr, self._timestep)
+    def _rate_of(self, module_id: ModuleID) -> Schedule:
+        """Returns the learning rate of those parameters of a module that have none by name."""
+        own = self._rates.get(module_id, {})
+        rate = own[OTHERS] if OTHERS in own else self._config.get_config_for_module(module_id).lr
+        if rate is None:
+            raise LearnerError(
+                f"Optimizers: there is no learning rate for the parameters of {module_id!r}. Register an optimizer for "
+                f"them in configure_optimizers_for_module."
+            )
+        return rate
 
     def learning_rate(self, module_id: ModuleID) -> float:
-        """Returns a module's current learning rate: that of Adam, else of its first optimizer."""
+        """Returns a module's current learning rate: that of Adam (of ``OTHERS``), else of its first optimizer."""
         own = self._registered.get(module_id)
-        return self._scheduled_lr(module_id) if module_id in self._default or not own else _rate(own)
+        if module_id in self._default or not own:
+            return value_at(self._rate_of(module_id), self._timestep)
+        return _rate(own)
 
     def _set_learning_rates(self) -> None:
         """Sets all learning rates by their schedules. Optimizers without a schedule keep their learning rates."""
-        self._default.set_rates({m: self._scheduled_lr(m) for m in (*self._with_default, SHARED)})
+        self._default.set_rates(
+            {
+                m: {
+                    name: value_at(rate, self._timestep)
+                    for name, rate in {**self._rates.get(m, {}), OTHERS: self._rate_of(m)}.items()
+                    if name not in self._resting
+                }
+                for m in (*self._with_default, SHARED)
+                if m in self._default
+            }
+        )
         for (module_id, name), rate in self._schedules.items():
             for group in self._registered[module_id][name].param_groups:
                 group["lr"] = value_at(rate, self._timestep)

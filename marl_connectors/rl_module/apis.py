@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from marl_connectors.errors import ModuleError
@@ -100,15 +101,8 @@ def update_target_networks(rl_module: nn.Module, tau: float = 1.0) -> None:
     """
     if not 0 <= tau <= 1:
         raise ModuleError(f"update_target_networks: tau must be from 0 to 1, not {tau!r}.")
-    for module in rl_module.modules():
-        for network, target in module.get_target_network_pairs() if isinstance(module, TargetNetworkAPI) else ():
-            try:
-                follow(network, target, tau)
-            except KeyError:
-                raise ModuleError(
-                    f"{type(module).__name__}: get_target_network_pairs returned networks with other parameters than "
-                    f"their targets. Make the targets in make_target_networks, with copy.deepcopy(network)."
-                ) from None
+    followers = [Followers.of(module) for module in rl_module.modules() if isinstance(module, TargetNetworkAPI)]
+    move_target_networks(followers, tau)
 
 
 def freeze_target_networks(module: TargetNetworkAPI) -> None:
@@ -131,3 +125,59 @@ def follow(network: nn.Module, target: nn.Module, tau: float) -> None:
     buffers = dict(network.named_buffers())
     for name, buffer in target.named_buffers():
         buffer.copy_(buffers[name])
+
+
+class Followers(NamedTuple):
+    """The tensors of a module's target networks, and those of the networks that they follow, in the same order.
+
+    Attributes:
+        targets: The parameters of the target networks.
+        networks: Those of their networks.
+        target_buffers: The buffers of the target networks.
+        network_buffers: Those of their networks.
+    """
+
+    targets: list[Tensor]
+    networks: list[Tensor]
+    target_buffers: list[Tensor]
+    network_buffers: list[Tensor]
+
+    @classmethod
+    def of(cls, module: TargetNetworkAPI) -> Followers:
+        """Returns the tensors of a module.
+
+        Raises:
+            ModuleError: If the networks of a pair have different parameters.
+        """
+        found = cls([], [], [], [])
+        for network, target in module.get_target_network_pairs():
+            own, slow = dict(network.named_parameters()), dict(target.named_parameters())
+            if {n: p.shape for n, p in own.items()} != {n: p.shape for n, p in slow.items()}:
+                raise ModuleError(
+                    f"{type(module).__name__}: get_target_network_pairs returned networks with other parameters than "
+                    f"their targets. Make the targets in make_target_networks, with copy.deepcopy(network)."
+                )
+            found.targets.extend(slow.values())
+            found.networks.extend(own[name] for name in slow)
+            buffers = dict(network.named_buffers())
+            for name, buffer in target.named_buffers():
+                found.target_buffers.append(buffer)
+                found.network_buffers.append(buffers[name])
+        return found
+
+
+@torch.no_grad()
+def move_target_networks(followers: Sequence[Followers], tau: float) -> None:
+    """Moves target networks towards their networks, as ``update_target_networks`` does.
+
+    Args:
+        followers: The tensors of one module or of several.
+        tau: A number from 0 to 1; 1 copies the networks.
+    """
+    targets = [tensor for own in followers for tensor in own.targets]
+    if targets:
+        networks = [tensor for own in followers for tensor in own.networks]
+        torch._foreach_lerp_(targets, networks, tau)  # pyright: ignore[reportPrivateImportUsage]
+    for own in followers:
+        for buffer, source in zip(own.target_buffers, own.network_buffers, strict=True):
+            buffer.copy_(source)

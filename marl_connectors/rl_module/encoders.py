@@ -275,6 +275,26 @@ def _encoders(space: Space, config: DefaultModelConfig, path: tuple[Any, ...] = 
     )
 
 
+def make_head(input_dim: int, output_dim: int, config: DefaultModelConfig, gain: float) -> MLP:
+    """Returns the layers from an encoder's outputs to a module's outputs.
+
+    Args:
+        input_dim: The number of the encoder's outputs.
+        output_dim: The number of outputs.
+        config: Sizes, activation and initializers of a head.
+        gain: The scale of the last layer's weights.
+    """
+    return MLP(
+        input_dim,
+        (*config.head_fcnet_hiddens, output_dim),
+        config.head_fcnet_activation,
+        activate_last=False,
+        last_gain=gain,
+        initializers=Initializers.of(config, "head_fcnet"),
+        use_layernorm=config.head_fcnet_use_layernorm,
+    )
+
+
 def recurrent_layer(input_dim: int, config: DefaultModelConfig) -> RecurrentLayer | None:
     """Returns the LSTM or GRU that ``config`` selects, if any."""
     if config.use_lstm:

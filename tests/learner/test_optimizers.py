@@ -271,3 +271,73 @@ def test_each_module_goes_through_as_many_epochs_as_its_own_settings_say():
     algo.train()
     state = algo.learner.optimizers.get_state()
     assert {m: float(own["adam"][0]["step"]) for m, own in state.items()} == {"agent_0": 3, "agent_1": 1, "agent_2": 3}
+
+
+RATES = {
+    "": 0.02,
+    "encoder": [[0, 0.1], [80, 0.0]],
+    "vf": 0.003,
+    "vf_encoder": 0.05,
+    "vf_encoder.layers.0.bias": 0.5,
+}
+
+
+class ByName(PPOLearner):
+    """Learning rates by the names of layers."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        self.optimizers.register_default(module_id, RATES)
+
+
+class ByOptimizers(PPOLearner):
+    """The same rates, with an Adam of torch for each."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        named = dict(self.module[module_id].named_parameters())
+        for prefix in sorted(RATES, key=len, reverse=True):
+            own = [n for n in named if not prefix or n == prefix or n.startswith(f"{prefix}.")]
+            mine = [named.pop(name) for name in own]
+            if mine:
+                adam = torch.optim.Adam(mine, lr=1.0)
+                self.register_optimizer(
+                    module_id=module_id, optimizer_name=f"of {prefix}", optimizer=adam, lr_or_lr_schedule=RATES[prefix]
+                )
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_layers_have_learning_rates_by_name(policies):
+    runs = []
+    for learner_class in (ByName, ByOptimizers):
+        algo = build(learner_class, policies)
+        for _ in range(3):
+            results = algo.train()["learners"]
+        runs.append({m: weights(algo, m) for m in algo.rl_module})
+        assert {own["learning_rate"] for own in results.values()} <= {0.02} or learner_class is ByOptimizers
+    for module_id, own in runs[0].items():
+        for name, value in own.items():
+            torch.testing.assert_close(value, runs[1][module_id][name], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_rest_stay_as_they_are_with_their_moments():
+    algo = build(ByName)
+    algo.train()
+    algo.learner.optimizers.rest(["", "encoder"])
+    before, state = weights(algo, "agent_0"), algo.learner.optimizers.get_state()["agent_0"]["adam"]
+    algo.train()
+    own, moments = changed(before, weights(algo, "agent_0")), algo.learner.optimizers.get_state()["agent_0"]["adam"]
+    assert own == {name for name in before if name.startswith("vf")}
+    for name, one, other in zip(before, state, moments, strict=True):
+        assert torch.equal(one["step"], other["step"]) is (name not in own)
+        assert torch.equal(one["exp_avg"], other["exp_avg"]) is (name not in own)
+    algo.learner.optimizers.rest(())
+    before = weights(algo, "agent_0")
+    algo.train()
+    assert changed(before, weights(algo, "agent_0")) >= {name for name in before if name.startswith("pi")}
+
+
+def test_parameters_without_a_learning_rate_are_named():
+    algo = build(ByName)
+    optimizers = algo.learner.optimizers
+    optimizers._rates["agent_0"] = {"": None}
+    with pytest.raises(LearnerError, match=r"no learning rate for the parameters of 'agent_0'"):
+        optimizers.learning_rate("agent_0")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTrainingSettings
+from marl_connectors.algorithms.off_policy.config import (
+    OffPolicyConfig,
+    OffPolicyTrainingSettings,
+    with_model_settings,
+)
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import Switch, one_of
 
@@ -85,11 +87,4 @@ class DQNConfig(OffPolicyConfig):
         """Adds ``dueling`` to the settings of the default module."""
         from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule, DQNModelConfig
 
-        cls: type = spec.module_class or DefaultDQNRLModule
-        given: Any = spec.model_config
-        if not issubclass(cls, DefaultDQNRLModule):
-            return spec
-        if given is None or isinstance(given, Mapping):
-            return dataclasses.replace(spec, model_config={"dueling": self.dueling, **(given or {})})
-        settings = dataclasses.asdict(given)
-        return dataclasses.replace(spec, model_config=DQNModelConfig(**{**settings, "dueling": self.dueling}))
+        return with_model_settings(spec, DefaultDQNRLModule, DQNModelConfig, {"dueling": self.dueling})

@@ -16,8 +16,8 @@ from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, make_target_network
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.distributions import Distribution, EpsilonGreedy
-from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
-from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer, TrainingLayers
+from marl_connectors.rl_module.encoders import Encoder, make_head, recurrent_layer
+from marl_connectors.rl_module.layers import MLP, RecurrentLayer, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.validators import Switch
@@ -70,15 +70,8 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
             self.vf = self._head(1)
 
     def _head(self, output_dim: int) -> MLP:
-        config = self.config
-        return MLP(
-            self.encoder.output_dim if self.rnn is None else self.rnn.size,
-            (*config.head_fcnet_hiddens, output_dim),
-            config.head_fcnet_activation,
-            activate_last=False,
-            last_gain=1.0,
-            initializers=Initializers.of(config, "head_fcnet"),
-            use_layernorm=config.head_fcnet_use_layernorm,
+        return make_head(
+            self.encoder.output_dim if self.rnn is None else self.rnn.size, output_dim, self.config, gain=1.0
         )
 
     def _default_action_dist_cls(self) -> type[Distribution]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
@@ -11,6 +13,8 @@ from marl_connectors.validators import dict_of, integer, number, optional, text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 class OffPolicyTrainingSettings(TrainingSettings, total=False):
@@ -84,3 +88,22 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"{name}: num_learners={self.num_learners}, but a replay buffer is in the algorithm's process, and so "
                 f"must be its learner. Set num_learners=0."
             )
+
+
+def with_model_settings(
+    spec: RLModuleSpec, module_class: type, config_class: Any, settings: Mapping[str, Any]
+) -> RLModuleSpec:
+    """Returns a spec whose ``model_config`` has settings of the algorithm, if it is one of a default module.
+
+    Args:
+        spec: The spec.
+        module_class: The class of the default module. Modules of other classes stay as they are.
+        config_class: The dataclass of its settings, a subclass of DefaultModelConfig.
+        settings: The settings. Those that a dict names itself stay as they are.
+    """
+    given: Any = spec.model_config
+    if not issubclass(spec.module_class or module_class, module_class):
+        return spec
+    if given is None or isinstance(given, Mapping):
+        return dataclasses.replace(spec, model_config={**settings, **(given or {})})
+    return dataclasses.replace(spec, model_config=config_class(**{**dataclasses.asdict(given), **settings}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,10 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
-from marl_connectors.rl_module.apis import TargetNetworkAPI, update_target_networks
-from marl_connectors.transfers import all_on_host
+from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
+from marl_connectors.rl_module.distributions import Distribution
+from marl_connectors.seeding import stream
+from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
 
 
@@ -37,11 +40,17 @@ class OffPolicyLearner(Learner):
         last_target_update: The number of env steps sampled when the target networks were last updated.
     """
 
+    reads_action_masks = False
+    """Whether the loss reads the action masks of the steps, in addition to those of the next steps."""
+
     def build(self) -> None:
         """Puts the piece for n-step returns into the pipeline."""
         self.td_errors: dict[ModuleID, np.ndarray] = {}
         self._errors: dict[ModuleID, Tensor] = {}
+        self._num_draws: Counter[ModuleID] = Counter()
         self.last_target_update = 0
+        self._followers: dict[ModuleID, Followers] = {}
+        self._followers_of: Any = None
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
             for piece in self.pieces_after_columns():
@@ -52,7 +61,14 @@ class OffPolicyLearner(Learner):
     def pieces_after_columns(self) -> list[ConnectorV2]:
         """Returns the pieces that the learner needs after AddColumnsFromEpisodesToTrainBatch, the last one first."""
         own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
-        return [AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)]
+        return [
+            AddNStepReturnsToTrainBatch(
+                n_step=self.config.n_step,
+                gamma=self.config.gamma,
+                module_settings=own,
+                keep_action_masks=self.reads_action_masks,
+            )
+        ]
 
     def explore_as_of(self, timestep: int) -> None:
         """Sets what depends on time in how the modules explore; does nothing unless overridden.
@@ -81,9 +97,34 @@ class OffPolicyLearner(Learner):
                 )
         return super().make_batch(episodes)
 
+    def noise(
+        self, module_ids: Sequence[ModuleID], dist_cls: type[Distribution], shape: tuple[int, ...], num_inputs: int
+    ) -> Tensor:
+        """Draws the noise of a distribution for a loss.
+
+        It follows from the run's seed, the number of updates and the module, so it is the same whether modules are
+        updated together or one after another, and after a restore.
+
+        Args:
+            module_ids: One module, or several that are computed together.
+            dist_cls: The distribution.
+            shape: The number of rows of each module, and the numbers of draws of a row.
+            num_inputs: The number of ``action_dist_inputs`` of a row.
+
+        Returns:
+            ``[*shape, k]``, or ``[M, *shape, k]`` of several modules.
+        """
+        drawn = []
+        for module_id in module_ids:
+            generator = stream(self._seed, "loss", str(module_id), self.num_updates, self._num_draws[module_id])
+            self._num_draws[module_id] += 1
+            drawn.append(dist_cls.noise(generator, shape, num_inputs))
+        return moved(drawn[0] if len(drawn) == 1 else np.stack(drawn), self.device)
+
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Forgets the errors of the update before."""
         self._errors = {}
+        self._num_draws = Counter()
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Updates the target networks if it is time."""
@@ -94,10 +135,18 @@ class OffPolicyLearner(Learner):
             self.update_targets(list(self.td_errors))
 
     def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
-        """Moves the target networks of some modules towards the modules."""
+        """Moves the target networks of modules towards their networks, each by the ``tau`` of its config."""
+        if self._followers_of is not self.module.buckets:  # which are new when layers or parameters have changed
+            self._followers, self._followers_of = {}, self.module.buckets
+        by_tau: dict[float, list[Followers]] = defaultdict(list)
         for module_id in module_ids:
-            if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
-                update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
+            module = self.module[module_id].unwrapped()
+            if isinstance(module, TargetNetworkAPI):
+                if module_id not in self._followers:
+                    self._followers[module_id] = Followers.of(module)
+                by_tau[self.config.get_config_for_module(module_id).tau].append(self._followers[module_id])
+        for tau, followers in by_tau.items():
+            move_target_networks(followers, tau)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the learner's state, with the time of the last update of the target networks."""

@@ -21,8 +21,8 @@ from marl_connectors.rl_module.distributions import (
     TorchMultiDistribution,
     default_distribution,
 )
-from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
-from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer, TrainingLayers
+from marl_connectors.rl_module.encoders import Encoder, make_head, recurrent_layer
+from marl_connectors.rl_module.layers import MLP, RecurrentLayer, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule
 
 
@@ -68,16 +68,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return encoder, rnn, encoder.output_dim if rnn is None else rnn.size
 
     def _head(self, input_dim: int, output_dim: int, gain: float) -> MLP:
-        config = self.config
-        return MLP(
-            input_dim,
-            (*config.head_fcnet_hiddens, output_dim),
-            config.head_fcnet_activation,
-            activate_last=False,
-            last_gain=gain,
-            initializers=Initializers.of(config, "head_fcnet"),
-            use_layernorm=config.head_fcnet_use_layernorm,
-        )
+        return make_head(input_dim, output_dim, self.config, gain)
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
         return default_distribution(action_space, DefaultModelConfig.of(self.model_config).action_distribution)

@@ -27,9 +27,9 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     rewards of the agent, or of those up to its episode's end. ``new_obs`` is the observation after them.
 
     Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories; writes ``rewards`` (``[B]``
-    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` in the place of ``action_mask`` to
-    the batch. Rows of sequences for stateful modules stay as they are, as the targets of their steps need the states at
-    later steps of the sequence. Keeps no state.
+    float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Unless
+    ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of sequences for stateful modules stay as they
+    are, as the targets of their steps need the states at later steps of the sequence. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
@@ -42,6 +42,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         n_step: int = 1,
         gamma: float = 0.99,
         module_settings: Mapping[ModuleID, float] | None = None,
+        keep_action_masks: bool = False,
     ):
         """Builds the piece.
 
@@ -51,11 +52,13 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             n_step: The number of rewards.
             gamma: The discount per agent step.
             module_settings: The discounts of modules that have their own.
+            keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
         """
         super().__init__(input_observation_space, input_action_space)
         self.n_step = n_step
         self.gamma = gamma
         self.module_settings = dict(module_settings or {})
+        self.keep_action_masks = keep_action_masks
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Adds the columns.
@@ -90,7 +93,8 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         columns[DISCOUNTS] = np.where(terminated, 0.0, discounts).astype(np.float32)
         if masks is not None:
             columns[NEXT_ACTION_MASK] = masks
-            columns.pop(Columns.ACTION_MASK, None)
+            if not self.keep_action_masks:
+                columns.pop(Columns.ACTION_MASK, None)
 
 
 def _where(chosen: np.ndarray, values: Any, others: Any) -> Any:

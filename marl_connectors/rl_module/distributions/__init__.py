@@ -5,7 +5,11 @@ from marl_connectors.rl_module.distributions.categorical import TorchBernoulli, 
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, default_distribution
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.epsilon_greedy import EpsilonGreedy
-from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
+from marl_connectors.rl_module.distributions.gaussian import (
+    TorchClippedGaussian,
+    TorchDiagGaussian,
+    TorchSquashedGaussian,
+)
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
 from marl_connectors.rl_module.distributions.uniform import TorchUniform
 from marl_connectors.rl_module.masked_logits import apply_action_mask
@@ -17,6 +21,7 @@ __all__ = [
     "TorchBernoulli",
     "TorchBeta",
     "TorchCategorical",
+    "TorchClippedGaussian",
     "TorchDiagGaussian",
     "TorchMultiCategorical",
     "TorchMultiDistribution",

@@ -56,6 +56,17 @@ class TorchDiagGaussian(Distribution):
             noise = torch.randn_like(self.mean)
         return self.mean + self.log_std.exp() * noise
 
+    def sample_with_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns ``[..., n]`` actions, and their ``[...]`` log-probabilities, both with gradients.
+
+        Args:
+            noise: ``[..., n]`` numbers of a standard normal distribution.
+        """
+        return self.mean + self.log_std.exp() * noise, self._logp_of_noise(noise)
+
+    def _logp_of_noise(self, noise: Tensor) -> Tensor:
+        return (-0.5 * noise.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
     def to_deterministic(self) -> Tensor:
         return self.mean
 
@@ -99,6 +110,16 @@ def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
     return actions
 
 
+class TorchClippedGaussian(TorchDiagGaussian):
+    """Actions in [-1, 1] with normally distributed noise, for policies that are deterministic without exploration.
+
+    Actions that the noise moves out of the range are clipped. Densities are those before clipping.
+    """
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        return super().sample(noise).clamp(-1.0, 1.0)
+
+
 class TorchSquashedGaussian(TorchDiagGaussian):
     """The distribution for bounded Box spaces: ``tanh`` of normally distributed numbers, without clipping.
 
@@ -115,6 +136,10 @@ class TorchSquashedGaussian(TorchDiagGaussian):
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         return super().sample(noise).tanh().clamp(-1 + _EDGE, 1 - _EDGE)
+
+    def sample_with_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        unsquashed, logp = super().sample_with_logp(noise)
+        return unsquashed.tanh().clamp(-1 + _EDGE, 1 - _EDGE), logp - _log_slope(unsquashed).sum(-1)
 
     def to_deterministic(self) -> Tensor:
         return self.mean.tanh().clamp(-1 + _EDGE, 1 - _EDGE)

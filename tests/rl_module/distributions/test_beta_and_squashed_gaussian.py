@@ -11,7 +11,12 @@ from gymnasium import spaces
 from torch import distributions as reference
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions import TorchBeta, TorchSquashedGaussian
+from marl_connectors.rl_module.distributions import (
+    TorchBeta,
+    TorchClippedGaussian,
+    TorchDiagGaussian,
+    TorchSquashedGaussian,
+)
 
 INPUTS = torch.tensor([[0.3, -1.0, -0.5, 0.4], [-2.0, 0.0, 0.7, -1.5], [1.5, 0.1, 0.0, 0.0]])
 OTHERS = torch.tensor([[0.0, -0.5, 0.1, -0.3], [-1.0, 1.0, 0.5, 0.0], [1.0, 1.0, -1.0, 0.2]])
@@ -146,3 +151,33 @@ def test_a_range_is_needed(dist_cls):
     assert dist_cls.required_input_dim(spaces.Box(-2.0, 5.0, (2, 3))) == 12
     with pytest.raises(ModuleError, match=rf"{dist_cls.__name__}: .* Box\(2,\) float32 has no bounds"):
         dist_cls.required_input_dim(spaces.Box(-np.inf, 1.0, (2,)))
+
+
+@pytest.mark.parametrize("dist_cls", [TorchDiagGaussian, TorchSquashedGaussian])
+def test_samples_with_log_probabilities_are_those_of_two_calls_and_have_gradients(dist_cls):
+    inputs, noise = INPUTS.clone().requires_grad_(), torch.randn(3, 2, generator=torch.Generator().manual_seed(1))
+    actions, logp = dist_cls.from_logits(inputs).sample_with_logp(noise)
+    plain = dist_cls.from_logits(INPUTS)
+    torch.testing.assert_close(actions, plain.sample(noise))
+    torch.testing.assert_close(logp, plain.logp(plain.sample(noise)), rtol=1e-3, atol=1e-3)
+    found = torch.autograd.grad(actions.sum() + logp.sum(), inputs)[0]
+    exact = INPUTS.double().requires_grad_()
+    mean, log_std = exact.chunk(2, -1)
+    x = mean + log_std.exp() * noise
+    density = reference.Normal(mean, log_std.exp()).log_prob(x)
+    if dist_cls is TorchSquashedGaussian:
+        density, x = density - (1 - x.tanh() ** 2).log(), x.tanh()
+    torch.testing.assert_close(found.double(), torch.autograd.grad((x + density).sum(), exact)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_log_probabilities_of_samples_stay_finite_far_outside():
+    inputs = torch.tensor([[40.0, -40.0, 2.0, -20.0]], requires_grad=True)
+    actions, logp = TorchSquashedGaussian.from_logits(inputs).sample_with_logp(torch.tensor([[3.0, -3.0]]))
+    assert actions.abs().max() < 1 and logp.isfinite().all()
+    assert torch.autograd.grad(logp.sum(), inputs)[0].isfinite().all()
+
+
+def test_clipped_actions_stay_in_their_range():
+    dist = TorchClippedGaussian.from_logits(torch.tensor([[0.9, -0.2, 0.0, -1.0]]))
+    torch.testing.assert_close(dist.sample(torch.tensor([[0.5, -1.0]])), torch.tensor([[1.0, -0.2 - math.exp(-1)]]))
+    torch.testing.assert_close(dist.to_deterministic(), torch.tensor([[0.9, -0.2]]))

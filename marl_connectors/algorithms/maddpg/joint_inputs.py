@@ -1,0 +1,146 @@
+"""The inputs of central critics: the observations and actions of all agents at an env step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.flattening import Flattener
+from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.replay_buffers.joint_replay_buffer import JointReplaySample
+from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED
+from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID
+
+NEW_CRITIC_OBS: Final = "new_critic_obs"
+"""``[B, size]``, ``critic_obs`` after the rows' n-step returns. The actions in it are added by the learner."""
+PLACES: Final = "agent_places"
+"""``[B]`` int64, the place of each row's agent among all agents."""
+NEW_ITEMS: Final = "new_items"
+"""``[B]`` int64, the number of the env step after each row's n-step return, among those of all items."""
+
+
+class JointInputs:
+    """The layout of a central critic's inputs beside the action that it judges.
+
+    A vector holds four parts: the observation of each agent, flattened, zeros if it is absent; 1 for each agent that is
+    present; the one-hot number of the agent whose action is judged; and the action of each other agent, one-hot if it
+    is Discrete, zeros if it does not act.
+
+    Attributes:
+        agent_ids: All agents, in order.
+        size: The number of numbers in a vector.
+        actions_begin: The position of the first action in a vector.
+        presence: The part of a vector that says which agents are present.
+        action_bounds: ``[A + 1]``, the positions among all actions at which those of an agent begin and end.
+    """
+
+    def __init__(self, agent_spaces: Mapping[AgentID, tuple[Space, Space]]):
+        """Works out the layout.
+
+        Args:
+            agent_spaces: The observation space (as episodes hold the observations) and action space of each agent.
+
+        Raises:
+            ConfigError: If observations or actions of an agent have no fixed size.
+        """
+        self.agent_ids = list(agent_spaces)
+        self._observations = [Flattener(space, scale_bytes=True) for space, _ in agent_spaces.values()]
+        self._actions = [Flattener(space, count_from_0=True) for _, space in agent_spaces.values()]
+        self._bounds = np.cumsum([0, *(flattener.size for flattener in self._observations)])
+        self.action_bounds = np.cumsum([0, *(flattener.size for flattener in self._actions)])
+        self.presence = slice(int(self._bounds[-1]), int(self._bounds[-1]) + len(self.agent_ids))
+        self.actions_begin = self.presence.stop + len(self.agent_ids)
+        self.size = self.actions_begin + int(self.action_bounds[-1])
+
+    def place(self, agent_id: AgentID) -> int:
+        """Returns the place of an agent."""
+        return self.agent_ids.index(agent_id)
+
+    def of_sample(self, sample: JointReplaySample) -> np.ndarray:
+        """Returns ``[N, W, size]`` float32 vectors of all env steps, without the number of an agent."""
+        shape = sample.window.sources.shape
+        found = np.zeros((*shape, self.size), np.float32)
+        for module_id, agent_ids in sample.agents.items():
+            observations, actions = (sample.column(name, module_id) for name in (Columns.OBS, Columns.ACTIONS))
+            for slot, agent_id in enumerate(agent_ids):
+                place, flags = self.place(agent_id), sample.flags[module_id][:, :, slot]
+                acted = (flags & ACTED) > 0
+                there = acted | ((flags & ALIVE) > 0)
+                there[:, 1:] |= acted[:, :-1] & ((flags[:, :-1] & TERMINATED) == 0)  # truncated, and so bootstrapped
+                there &= sample.window.same
+                flat = _flat(self._observations[place], observations, slot, shape)
+                found[..., self._bounds[place] : self._bounds[place + 1]] = flat * there[..., None]
+                found[..., self.presence.start + place] = there
+                begin, end = self.actions_begin + self.action_bounds[place : place + 2]
+                found[..., begin:end] = _flat(self._actions[place], actions, slot, shape) * acted[..., None]
+        return found
+
+    def for_agents(self, vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns ``[B, size]`` vectors for the agents at ``[B]`` places: with their numbers, without their actions."""
+        vectors[np.arange(len(vectors)), self.presence.stop + places] = 1.0
+        for place in np.unique(places):
+            begin, end = self.actions_begin + self.action_bounds[place : place + 2]
+            vectors[places == place, begin:end] = 0.0
+        return vectors
+
+
+def _flat(flattener: Flattener, column: Any, slot: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns ``[N, W, size]`` items of the agent at a slot of a ``[N, W, K, ...]`` column."""
+    own = tree_map(lambda leaf: leaf[:, :, slot].reshape(-1, *leaf.shape[3:]), column)
+    return flattener(own).reshape(*shape, -1)
+
+
+class AddJointInputsToTrainBatch(ConnectorV2):
+    """Adds the inputs of central critics to steps from a JointReplayBuffer.
+
+    Reads the observations and actions of all agents; writes ``critic_obs`` and ``new_critic_obs`` (``[B, size]``
+    float32, see ``JointInputs``), ``agent_places`` and ``new_items`` to the batch. Keeps no state.
+    """
+
+    belongs_in = (LEARNER,)
+
+    def __init__(self, input_observation_space=None, input_action_space=None, *, inputs: JointInputs | None = None):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            inputs: The layout of the inputs.
+
+        Raises:
+            ConfigError: If there is no layout.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        if inputs is None:
+            raise ConfigError(f"{type(self).__name__}: expected the layout of the critics' inputs. Pass inputs=.")
+        self.inputs = inputs
+
+    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+        """Adds the columns.
+
+        Raises:
+            ConnectorError: If the rows are not of a JointReplayBuffer.
+        """
+        sample = shared_data[RUN_EPISODES].unextended
+        if not isinstance(sample, JointReplaySample):
+            raise ConnectorError(f"expected steps of a JointReplayBuffer, but got a {type(sample).__name__}.")
+        if "joint_inputs" not in shared_data:
+            shared_data["joint_inputs"] = self.inputs.of_sample(sample)
+        vectors, width = shared_data["joint_inputs"], sample.window.sources.shape[1]
+        own: list[Any] = [sample.segments[module_id] for module_id in columns.module_ids]
+        items, ahead = (np.concatenate([getattr(part, name) for part in own]) for name in ("items", "ahead"))
+        places = np.concatenate(
+            [np.array([self.inputs.place(a) for a in sample.agents[part.module_id]])[part.slots] for part in own]
+        )
+        columns[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], places)
+        columns[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], places)
+        columns[PLACES] = places
+        columns[NEW_ITEMS] = items * (width - 1) + ahead - 1

@@ -1,0 +1,45 @@
+"""MADDPG and MATD3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marl_connectors.algorithms.build import agents_by_module
+from marl_connectors.algorithms.maddpg.config import MADDPGConfig, MATD3Config
+from marl_connectors.algorithms.maddpg.learner import MADDPGLearner
+from marl_connectors.algorithms.off_policy.off_policy_algorithm import OffPolicyAlgorithm
+from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining
+from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
+
+
+class JointReplayTraining(ReplayTraining):
+    """Keeps the steps of all agents together."""
+
+    buffer_classes = (JointReplayBuffer,)
+    can_be_mixed = False
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
+        return {**super().buffer_arguments(), "agents": agents_by_module(self.config, self.setup)}
+
+
+class MADDPG(OffPolicyAlgorithm):
+    """Deterministic policies with central critics. ``MADDPGConfig().build_algo()`` makes an object of this class."""
+
+    config: MADDPGConfig
+    learner: MADDPGLearner
+    replay_class = JointReplayTraining
+
+    @classmethod
+    def get_default_config(cls) -> MADDPGConfig:
+        """Returns a MADDPGConfig with all defaults."""
+        return MADDPGConfig()
+
+
+class MATD3(MADDPG):
+    """MADDPG with twin critics. ``MATD3Config().build_algo()`` makes an object of this class."""
+
+    @classmethod
+    def get_default_config(cls) -> MATD3Config:
+        """Returns a MATD3Config with all defaults."""
+        return MATD3Config()

@@ -1,0 +1,109 @@
+"""SACConfig."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.off_policy.config import (
+    OffPolicyConfig,
+    OffPolicyTrainingSettings,
+    with_model_settings,
+)
+from marl_connectors.errors import ConfigError
+from marl_connectors.ops.schedule import Schedule, schedule
+from marl_connectors.validators import Switch, either, number, one_of, optional
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.learner.learner import Learner
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+_BY_MODEL_CONFIG = ("twin_q", "initial_alpha")
+
+
+class SACTrainingSettings(OffPolicyTrainingSettings, total=False):
+    """The settings that SAC's ``training`` accepts in addition to those of every off-policy algorithm.
+
+    Attributes:
+        twin_q: Whether there are two critics, of which the smaller value counts.
+        initial_alpha: The temperature at the beginning, the weight of the entropy beside the rewards.
+        target_entropy: The entropy in nats at which the temperature aims. ``"auto"`` is the negative number of an
+            action's dimensions for Box spaces, and 0.98 times the greatest possible entropy for Discrete spaces.
+        actor_lr: The learning rate of the policy, a number or a schedule over sampled env steps.
+        critic_lr: The learning rate of the critics.
+        alpha_lr: The learning rate of the temperature's logarithm; 0 to keep ``initial_alpha``.
+    """
+
+    twin_q: bool
+    initial_alpha: float
+    target_entropy: float | str
+    actor_lr: Schedule
+    critic_lr: Schedule
+    alpha_lr: Schedule
+
+
+class SACConfig(OffPolicyConfig):
+    """The settings of soft actor-critic, for agents with Box or Discrete actions.
+
+    With several modules, each learns from its own agents' steps alone. ``lr`` is None: policy, critics and temperature
+    have learning rates of their own.
+    """
+
+    lr: Annotated[Schedule | None, optional(schedule(min=0))] = None
+    train_batch_size_per_learner = 256
+    num_steps_sampled_before_learning_starts = 1500
+    twin_q: Switch = True
+    initial_alpha: Annotated[float, number(above=0)] = 1.0
+    target_entropy: Annotated[float | str, either(one_of("auto"), number())] = "auto"
+    actor_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
+    critic_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
+    alpha_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
+
+    _algo_class = "marl_connectors.algorithms.sac.sac:SAC"
+
+    @section_of(SACTrainingSettings)
+    def training(self, **settings: Unpack[SACTrainingSettings]) -> None:
+        """Sets how the modules learn. ``TrainingSettings`` and ``SACTrainingSettings`` list the settings."""
+
+    def build_algo(self) -> Algorithm:
+        """Builds the algorithm with these settings, ready to ``train()``."""
+        return super().build_algo()
+
+    def get_default_rl_module_class(self) -> Any:
+        """Returns DefaultSACRLModule."""
+        from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule
+
+        return DefaultSACRLModule
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """Returns SACLearner."""
+        from marl_connectors.algorithms.sac.learner import SACLearner
+
+        return SACLearner
+
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """Adds ``twin_q`` and ``initial_alpha`` to the settings of the default module."""
+        from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule, SACModelConfig
+
+        settings = {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
+        return with_model_settings(spec, DefaultSACRLModule, SACModelConfig, settings)
+
+    def validate(self) -> None:
+        """Checks in addition that the learning rates are set by their names."""
+        super().validate()
+        for module_id, overrides in (None, {"lr": self.lr}), *self.algorithm_config_overrides_per_module.items():
+            who = type(self).__name__ if module_id is None else f"algorithm_config_overrides_per_module[{module_id!r}]"
+            if overrides.get("lr") is not None:
+                raise ConfigError(
+                    f"{who}: lr={overrides['lr']!r}, but SAC has no common learning rate. Set actor_lr, critic_lr and "
+                    f"alpha_lr, and leave lr at None."
+                )
+            for name in _BY_MODEL_CONFIG:
+                if name in overrides:
+                    raise ConfigError(
+                        f"{who}: {name} is a setting of the module. Set it in the module's own model_config: "
+                        f"{{'model_config': {{{name!r}: {overrides[name]!r}}}}}."
+                    )
