@@ -144,7 +144,7 @@ def main() -> None:
         algo, ratios, shares = learner_of(kind), [], []
         for _ in range(args.rounds):
             by_hand = seconds(bare.update, args.repeats)
-            ours = seconds(algo._update_once, args.repeats)
+            ours = seconds(lambda a=algo: a.replay._update_once(a._timesteps()), args.repeats)
             drawn = seconds(lambda a=algo: a.replay_buffer.sample(BATCH), args.repeats)
             ratios.append(by_hand / ours)
             shares.append(drawn / ours)

@@ -21,6 +21,10 @@ from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.ppo import PPO as PPO
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
+from .algorithms.qmix.config import QMIXConfig as QMIXConfig
+from .algorithms.qmix.config import VDNConfig as VDNConfig
+from .algorithms.qmix.qmix import QMIX as QMIX
+from .algorithms.qmix.qmix import VDN as VDN
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns
@@ -140,6 +144,7 @@ from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as Episode
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
 )
+from .replay_buffers.team_replay_buffer import TeamReplayBuffer as TeamReplayBuffer
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI

@@ -114,6 +114,7 @@ NAMES_OF_RLLIB = {
     "algorithms.bc": "BC BCConfig",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.marwil": "MARWIL MARWILConfig",
+    "algorithms.qmix": "QMIX QMIXConfig VDN VDNConfig",
     "utils.replay_buffers": "EpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
     "utils.spaces.space_utils": "batch",
     "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",

@@ -166,14 +166,16 @@ class Rollout:
         action_space: Any,
         *,
         num_rows: int,
+        num_lanes: int = 1,
         actions_from_0: bool = False,
     ) -> Rollout:
-        """Returns a rollout of one lane with ``columns``, ``[num_rows, ...]`` each."""
+        """Returns a rollout with ``columns``, ``[num_rows * num_lanes, ...]`` each."""
         rollout = cls.__new__(cls)
         rollout.observation_space, rollout.action_space = observation_space, action_space
-        rollout.num_rows, rollout.num_lanes = num_rows, 1
+        rollout.num_rows, rollout.num_lanes = num_rows, num_lanes
         rollout.columns, rollout.infos = columns, {}
-        rollout.cursor, rollout.pending = np.array([num_rows - 1]), np.zeros(1, bool)
+        rollout.cursor = (num_rows - 1) * num_lanes + np.arange(num_lanes)
+        rollout.pending = np.zeros(num_lanes, bool)
         rollout._layers, rollout.layered, rollout.given = {}, {}, {}
         rollout.actions_from_0 = actions_from_0
         return rollout

@@ -45,7 +45,14 @@ class Rows:
         counts: The number of rows of each agent episode.
         acted: ``[B]`` bool, False for an episode's last observation, or None where all rows are to be acted on.
         rows_per_module: The number of rows of each module, or None if they differ.
+        sequence_lengths: The length to which each module's sequences of a replay buffer are padded. None for rows of
+            episodes, which are cut into sequences of ``max_seq_len``.
+        counted: ``[B]`` bool, False for rows of a replay buffer's sequences that are not part of the loss; None if all
+            rows are.
     """
+
+    sequence_lengths: tuple[int, ...] | None = None
+    counted: np.ndarray | None = None
 
     __slots__ = (
         "__weakref__",

@@ -272,13 +272,13 @@ class MiniBatchColumns(Mapping[str, Any]):
             return self._epoch.infos(column, self._begin, self._end, self._stack)
         return self._part(column) if type(column) is Tensor else tree_map(self._part, column)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a column; ``default`` if there is none. It costs no search for columns with similar names."""
+        return self[name] if name in self else default  # noqa: SIM401
+
     def _part(self, leaf: Tensor) -> Tensor:
         part = leaf[self._begin : self._end]
         return part.view(self._stack, -1, *part.shape[1:]) if self._stack else part
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns a column, or ``default`` if there is none."""
-        return self[name] if name in self._epoch else default
 
     def __contains__(self, name: object) -> bool:
         return name in self._epoch

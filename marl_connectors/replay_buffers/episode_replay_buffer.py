@@ -123,6 +123,8 @@ class EpisodeReplayBuffer:
         batch_length_T: int = 1,  # RLlib's name
         n_step: int = 1,
         lookback: int = 0,
+        sequence_lens: Mapping[ModuleID, int] | None = None,
+        burn_in_len: int = 0,
         module_ids: Collection[ModuleID] | None = None,
     ) -> ReplaySample:
         """Draws steps, or sequences of steps, with replacement. Each step is equally likely to be the first one.
@@ -132,6 +134,10 @@ class EpisodeReplayBuffer:
             batch_length_T: The greatest length of a sequence. One that reaches its episode's end is shorter.
             n_step: The number of rows after each item's last step that are drawn with it, for n-step returns.
             lookback: The number of rows before each item that are drawn with it, where its episode has them.
+            sequence_lens: The greatest length of the sequences of stateful modules, ``burn_in_len`` included. A train
+                batch has all rows of such a sequence; only its steps after the burn-in are part of the loss.
+            burn_in_len: The number of steps from which such a sequence only computes a state. A sequence at the
+                beginning of an episode has fewer of them.
             module_ids: The modules; all that have steps if None.
 
         Raises:
@@ -149,8 +155,11 @@ class EpisodeReplayBuffer:
             positions, weights = self._draw(
                 ring, integer(min=1).check(number, type(self).__name__, "num_items"), generator
             )
+            length, burn_in, before = batch_length_T, None, lookback
+            if sequence_lens and module_id in sequence_lens:  # the state before a sequence is in the row before it
+                length, burn_in, before = sequence_lens[module_id] - burn_in_len, burn_in_len, max(lookback, 1)
             segments[module_id] = Segments(
-                ring, positions, num_steps=batch_length_T, ahead=n_step, lookback=lookback, weights=weights
+                ring, positions, num_steps=length, ahead=n_step, lookback=before, burn_in=burn_in, weights=weights
             )
         self.num_samples += 1
         sample = ReplaySample(segments)

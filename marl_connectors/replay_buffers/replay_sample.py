@@ -34,7 +34,14 @@ class Segments(Sequence[SingleAgentEpisode]):
         terminated: ``[N]`` bool, whether the episode was terminated by the segment's last step.
         truncated: ``[N]`` bool, whether it was truncated then.
         positions: ``[N]`` the position of the first step in the replay buffer.
+        burn_in: The number of rows before the first step, where its episode has them, from which only a state is
+            computed; None if the segments are no sequences for stateful modules.
+        sequence_length: The greatest number of rows of such a sequence; None if the segments are none.
+        counted: ``[B]`` bool, False for its rows that are no steps of the segments, but serve their states and targets.
     """
+
+    sequence_length: int | None = None
+    counted: np.ndarray | None = None
 
     def __init__(
         self,
@@ -44,6 +51,7 @@ class Segments(Sequence[SingleAgentEpisode]):
         num_steps: int,
         ahead: int,
         lookback: int,
+        burn_in: int | None = None,
         weights: np.ndarray | None = None,
     ):
         """Copies segments.
@@ -53,11 +61,16 @@ class Segments(Sequence[SingleAgentEpisode]):
             positions: ``[N]`` the positions of the segments' first steps there.
             num_steps: The greatest number of steps of a segment. It is shorter where its episode has no more.
             ahead: The number of rows after a segment's last step, at least 1.
-            lookback: The number of rows before its first step, if its episode has them.
+            lookback: The number of rows before its first step, if its episode has them. With ``burn_in``, before that.
+            burn_in: As above.
             weights: ``[N]`` the importance of each segment, for the column ``weights``; None for no such column.
         """
         self.module_id = ring.module_id
         self.positions = positions
+        self.burn_in = burn_in
+        if burn_in is not None:
+            self.sequence_length = burn_in + num_steps + ahead
+            lookback += burn_in
         offsets = np.arange(-lookback, num_steps + ahead)
         sources, same = ring.reach(positions, offsets)
         acted = same & ((ring.flags[sources] & 1) > 0)
@@ -86,6 +99,11 @@ class Segments(Sequence[SingleAgentEpisode]):
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of all segments."""
+        return int((self.stop - self.start).sum())
+
     @overload
     def __getitem__(self, index: int) -> SingleAgentEpisode: ...
 
@@ -95,14 +113,15 @@ class Segments(Sequence[SingleAgentEpisode]):
     def __getitem__(self, index: int | slice) -> SingleAgentEpisode | list[SingleAgentEpisode]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        first, start, stop = (int(rows[index]) for rows in (self.first, self.start, self.stop))
-        storage = LaneStorage(self.rollout, 0, first_row=first, start_row=start, stop_row=stop)
+        bounds = [divmod(int(rows[index]), self.rollout.num_lanes) for rows in (self.first, self.start, self.stop)]
+        (first, lane), (start, _), (stop, _) = bounds
+        storage = LaneStorage(self.rollout, lane, first_row=first, start_row=start, stop_row=stop)
         times: Any = self.rollout.columns[Columns.T]
         episode = SingleAgentEpisode.from_storage(
             storage,
             id_=f"{self.module_id}/{int(self.positions[index])}",
             module_id=self.module_id,
-            t_started=int(times[start]),
+            t_started=int(times[self.start[index]]),
             observation_space=self.rollout.observation_space,
             action_space=self.rollout.action_space,
         )
@@ -110,13 +129,18 @@ class Segments(Sequence[SingleAgentEpisode]):
         return episode
 
     def row_part(self) -> tuple[RowPart, np.ndarray]:
-        """Returns the rows of all steps, and the number of steps of each segment."""
-        counts = self.stop - self.start
-        if self._has_single_steps:
-            return RowPart(self.rollout, self.start, self.first, self.last), counts
-        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        first, last = np.repeat(self.first, counts), np.repeat(self.last, counts)
-        return RowPart(self.rollout, np.repeat(self.start, counts) + number, first, last), counts
+        """Returns the rows of all steps, and their number in each segment; of sequences also the rows around them."""
+        if self._has_single_steps and self.burn_in is None:
+            return RowPart(self.rollout, self.start, self.first, self.last), self.stop - self.start
+        begin, end = self.start, self.stop
+        if self.burn_in is not None:
+            begin, end = np.maximum(self.first, self.start - self.burn_in), self.last + 1
+        counts = end - begin
+        rows = np.arange(counts.sum()) + np.repeat(begin - np.cumsum(counts) + counts, counts)
+        first, start, stop, last = (np.repeat(p, counts) for p in (self.first, self.start, self.stop, self.last))
+        if self.burn_in is not None:
+            self.counted = (rows >= start) & (rows < stop)
+        return RowPart(self.rollout, rows, first, last), counts
 
 
 class SampledRows(Rows):
@@ -129,14 +153,18 @@ class SampledRows(Rows):
             segments: Those of each module.
         """
         parts, counts = zip(*(own.row_part() for own in segments), strict=True)
-        lengths = [len(part.first) for part in parts]
         super().__init__(
             parts,
             module_ids=tuple(own.module_id for own in segments),
-            splits=(0, *np.cumsum(lengths).tolist()),
+            splits=(0, *np.cumsum([len(part.first) for part in parts]).tolist()),
             episodes=_Joined(segments),
             counts=np.concatenate(counts).tolist(),
         )
+        lengths = [own.sequence_length for own in segments]
+        if lengths[0] is not None:
+            self.sequence_lengths = tuple(int(length) for length in lengths if length is not None)
+        masks = [own.counted for own in segments if own.counted is not None]
+        self.counted = np.concatenate(masks) if masks else None
 
 
 class _Joined(Sequence[SingleAgentEpisode]):
@@ -175,7 +203,7 @@ class ReplaySample(_Joined):
     @property
     def num_steps(self) -> int:
         """The number of steps of all modules."""
-        return sum(int((own.stop - own.start).sum()) for own in self.segments.values())
+        return sum(own.num_steps for own in self.segments.values())
 
     def rows(self, module_ids: Sequence[ModuleID]) -> SampledRows:
         """Returns the rows of some modules, in their order."""

@@ -140,20 +140,30 @@ class RowRing:
             EpisodeError: If the columns do not fit those of the episodes before.
         """
         rows = rows_of_episodes(chunks, [self.module_id])
-        chunks = rows.chunks
         columns = self._columns_of(rows)
+        if self.action_space is None:
+            self.observation_space, self.action_space = rows.observation_space, rows.action_space
+            self.actions_from_0 = rows.parts[0].rollout.actions_from_0
+        self.insert(rows.chunks, columns, np.array(rows.counts, np.int64))
+
+    def insert(self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
+        """Adds the rows of chunks, and returns where they are.
+
+        Args:
+            chunks: Chunks as in ``add``, or objects with the same attributes.
+            columns: The columns of their rows, ``[B, ...]``, one chunk after another.
+            counts: The number of rows of each chunk: one for each step, and one for the last observation.
+        """
         num_open = len(self._open.keys() | {_actor(chunk) for chunk in chunks if not chunk.is_done})
         self._widen(num_open + any(chunk.is_done for chunk in chunks))
         if not self.columns:
             size = self.num_rows * self.num_lanes
             for name, values in columns.items():
                 self.columns[name] = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), values)
-        if self.action_space is None:
-            self.observation_space, self.action_space = rows.observation_space, rows.action_space
-            self.actions_from_0 = rows.parts[0].rollout.actions_from_0
-        counts = np.array(rows.counts, np.int64)
-        self._write(columns, counts, self._places(chunks, counts), _end_flags(chunks))
+        places = self._places(chunks, counts)
+        self._write(columns, counts, places, _end_flags(chunks))
         self.num_steps_added += int(counts.sum()) - len(counts)
+        return places
 
     def _columns_of(self, rows: Rows) -> dict[str, Tree]:
         """Returns the columns of rows that are kept.
@@ -177,7 +187,7 @@ class RowRing:
                 raise self._misfit(f"{name!r} has items of {_described(new)}, those before of {_described(own)}")
         return columns
 
-    def _places(self, chunks: Sequence[Chunk], counts: np.ndarray) -> Places:
+    def _places(self, chunks: Sequence[Any], counts: np.ndarray) -> Places:
         """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
         lanes, starts, numbers = [], [], []
         written = self.written.tolist()

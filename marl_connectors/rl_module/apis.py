@@ -102,7 +102,13 @@ def update_target_networks(rl_module: nn.Module, tau: float = 1.0) -> None:
         raise ModuleError(f"update_target_networks: tau must be from 0 to 1, not {tau!r}.")
     for module in rl_module.modules():
         for network, target in module.get_target_network_pairs() if isinstance(module, TargetNetworkAPI) else ():
-            _follow(module, network, target, tau)
+            try:
+                follow(network, target, tau)
+            except KeyError:
+                raise ModuleError(
+                    f"{type(module).__name__}: get_target_network_pairs returned networks with other parameters than "
+                    f"their targets. Make the targets in make_target_networks, with copy.deepcopy(network)."
+                ) from None
 
 
 def freeze_target_networks(module: TargetNetworkAPI) -> None:
@@ -111,13 +117,15 @@ def freeze_target_networks(module: TargetNetworkAPI) -> None:
         target.requires_grad_(False)
 
 
-def _follow(module: nn.Module, network: nn.Module, target: nn.Module, tau: float) -> None:
+def follow(network: nn.Module, target: nn.Module, tau: float) -> None:
+    """Moves a target network towards its network, as ``update_target_networks`` does.
+
+    Raises:
+        KeyError: If they have different parameters.
+    """
     own, slow = dict(network.named_parameters()), dict(target.named_parameters())
     if {n: p.shape for n, p in own.items()} != {n: p.shape for n, p in slow.items()}:
-        raise ModuleError(
-            f"{type(module).__name__}: get_target_network_pairs returned networks with other parameters than their "
-            f"targets. Make the targets in make_target_networks, with copy.deepcopy(network)."
-        )
+        raise KeyError("other parameters")
     for name, parameter in own.items():
         slow[name].data.lerp_(parameter.detach(), tau)
     buffers = dict(network.named_buffers())

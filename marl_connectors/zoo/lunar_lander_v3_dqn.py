@@ -29,11 +29,11 @@ TASK = ZooTask(
     },
     success=Success("landings", landed),
     expected=Expected(
-        mean_return=240.0,
-        std=10.0,
+        mean_return=156.0,
+        std=93.1,
         num_seeds=3,
-        minutes=10.0,
-        random_return=-177.0,
-        success=0.9,
+        minutes=3.6,
+        random_return=-186.6,
+        success=0.65,
     ),
 )

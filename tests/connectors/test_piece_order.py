@@ -53,6 +53,7 @@ from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch
 from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
     AddEnvStatesFromEpisodesToTrainBatch,
 )
+from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import AddMixerStatesToTrainBatch
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.clip_rewards import ClipRewards
 from marl_connectors.connectors.learner.compute_returns_to_go import ComputeReturnsToGo
@@ -71,6 +72,7 @@ NEEDED = {
     ComputeReturnsToGo: {"gamma": 0.9},
     TimeLimitEncoding: {"max_steps": 5},
     AddEnvStatesFromEpisodesToTrainBatch: {"state_space": spaces.Box(-1.0, 1.0, (2,))},
+    AddMixerStatesToTrainBatch: {"agents": {}},
 }
 """What pieces cannot be made without."""
 PIPELINES = {ENV_TO_MODULE: EnvToModulePipeline, MODULE_TO_ENV: ModuleToEnvPipeline, LEARNER: LearnerConnectorPipeline}

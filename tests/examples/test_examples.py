@@ -25,6 +25,7 @@ def test_every_example_has_a_test():
         "league",
         "offline_data",
         "imitation",
+        "value_decomposition",
     }
 
 
@@ -187,3 +188,14 @@ def test_offline_data_prints_that_both_runs_have_learned_the_same(example, tmp_p
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "The same parameters from the files: True"
     assert len([line for line in lines if line.startswith("a sample: ")]) == 3
+
+
+def test_value_decomposition_prints_what_each_algorithm_earns(example, capsys):
+    found = example("value_decomposition").main(iterations=1)
+    assert set(found.values()) <= {0.0, 1.0, 7.0, 8.0}
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == list(found)
+
+
+@pytest.mark.learning
+def test_value_decomposition_shows_that_only_qmix_finds_the_best(example):
+    assert list(example("value_decomposition").main().values()) == [7.0, 7.0, 8.0]

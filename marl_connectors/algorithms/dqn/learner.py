@@ -18,6 +18,7 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
 )
 from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.minibatches import CountedRows
+from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.masked_logits import apply_action_mask
@@ -73,10 +74,10 @@ class DQNLearner(OffPolicyLearner):
     def _loss(
         self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
     ) -> Tensor:
-        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS])
+        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS], module_ids)
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         loss = rows.mean(rows.pick(found.losses))
-        self._log(module_ids, rows, found)
+        self._log(module_ids, rows, found, batch[Columns.LOSS_MASK] if Columns.SEQ_LENS in batch else None)
         return loss
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
@@ -84,11 +85,16 @@ class DQNLearner(OffPolicyLearner):
         modules = [self.module[module_id] for module_id in module_ids]
         return _ClosedLoss(self, module_ids) if all(isinstance(m, DefaultDQNRLModule) for m in modules) else None
 
-    def _errors_of(self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor) -> TDErrors:
+    def _errors_of(
+        self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor, module_ids: Sequence[ModuleID]
+    ) -> TDErrors:
         """Returns the errors of the values of the actions that were taken, and the losses of all rows."""
         actions = batch[Columns.ACTIONS].long().unsqueeze(-1)
         taken = values.gather(-1, actions).squeeze(-1)
-        targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
+        if Columns.SEQ_LENS in batch:
+            targets = self._targets_in_sequences(config, module, batch, values, module_ids)
+        else:
+            targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
         errors = taken - targets
         if config.td_error_loss_fn == "huber":
             losses = F.smooth_l1_loss(taken, targets, reduction="none")
@@ -98,8 +104,10 @@ class DQNLearner(OffPolicyLearner):
             losses = losses * batch[WEIGHTS]
         return TDErrors(actions, taken, targets, errors, losses)
 
-    def _log(self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors) -> None:
-        """Logs the loss statistics, and keeps the errors of all rows."""
+    def _log(
+        self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors, counted: Tensor | None = None
+    ) -> None:
+        """Logs the loss statistics, and keeps the errors of all rows, or of all sequences."""
         of_rows = {
             "qf_loss": found.losses,
             "qf_mean": found.taken,
@@ -107,21 +115,45 @@ class DQNLearner(OffPolicyLearner):
             "td_error_abs_mean": found.errors.abs(),
             "target_mean": found.targets,
         }
-        means = rows.mean(rows.pick(torch.stack([column.detach() for column in of_rows.values()], -1)).movedim(-1, 0))
-        terms = dict(zip(of_rows, means.unbind(), strict=True))
+        columns = torch.stack([rows.pick(column.detach()) for column in of_rows.values()])
+        terms = dict(zip(of_rows, rows.mean(columns).unbind(), strict=True))
         self.log_terms(module_ids, {"total_loss": terms["qf_loss"], **terms})
-        for module_id, own in zip(module_ids, found.errors if len(module_ids) > 1 else [found.errors], strict=True):
-            self._errors[module_id] = own.detach()
+        errors = found.errors.detach()
+        if counted is not None:  # of a sequence, the mean size of its steps' errors
+            errors = (errors.abs() * counted).sum(-1) / counted.sum(-1)
+        for module_id, own in zip(module_ids, errors if len(module_ids) > 1 else [errors], strict=True):
+            self._errors[module_id] = own
 
     @torch.no_grad()
     def _next_values(self, config: Any, module: Any, batch: Mapping[str, Any]) -> Tensor:
         """Returns the values of the best actions after each step, by the target networks."""
         following = {Columns.OBS: batch[Columns.NEXT_OBS]}
-        mask = batch.get(NEXT_ACTION_MASK)
         values = module.forward_target(following)[QF_PREDS]
         judged = module.compute_q_values(following) if config.double_q else values
-        best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
-        return values.gather(-1, best).squeeze(-1)
+        return best_values(values, judged, batch.get(NEXT_ACTION_MASK))
+
+    @torch.no_grad()
+    def _targets_in_sequences(
+        self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor, module_ids: Sequence[ModuleID]
+    ) -> Tensor:
+        """Returns ``[..., S, T]`` targets of all steps of sequences, whose values are ``values``."""
+        by_target = module.forward_target(batch)[QF_PREDS]
+        judged = values.detach() if config.double_q else by_target
+        best = best_values(by_target, judged, batch.get(Columns.ACTION_MASK))
+        ended = F.pad(batch[Columns.TERMINATEDS][..., :-1].float(), (1, 0))
+        last = batch[Columns.SEQ_LENS].unsqueeze(-1) - 1
+        left = (last - torch.arange(best.shape[-1], device=best.device)).clamp(min=0)
+        gammas: Any = [self.config.get_config_for_module(m).gamma for m in module_ids]
+        gamma = best.new_tensor(gammas).view(-1, 1, 1) if len(gammas) > 1 else gammas[0]
+        return n_step_targets(
+            batch[Columns.REWARDS], best * (1.0 - ended), left, n_step=self.config.n_step, gamma=gamma
+        )
+
+
+def best_values(values: Tensor, judged: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns ``[...]`` those of ``[..., n]`` values whose actions are judged best among the allowed ones."""
+    best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
+    return values.gather(-1, best).squeeze(-1)
 
 
 class _ClosedLoss:
@@ -142,7 +174,7 @@ class _ClosedLoss:
         if rows.weights is not None:
             return None
         of_actions = q_values(inputs, None if values is None else values.unsqueeze(-1))
-        found = self._learner._errors_of(self._config, self._module, batch, of_actions)
+        found = self._learner._errors_of(self._config, self._module, batch, of_actions, self._module_ids)
         self._learner._log(self._module_ids, rows, found)
         slope = found.errors.clamp(-1.0, 1.0) if self._config.td_error_loss_fn == "huber" else 2.0 * found.errors
         if WEIGHTS in batch:

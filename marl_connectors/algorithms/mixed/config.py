@@ -214,7 +214,7 @@ def _checked_algorithm(pattern: str, config: Any, who: str) -> AlgorithmConfig:
         raise ConfigError(f"{who}: expected the config of one algorithm, got a {name}. Name its algorithms here.")
     algo_class, plain = config.algo_class, AlgorithmConfig().algo_class
     samples_itself = algo_class._sample_and_update is not plain._sample_and_update
-    if samples_itself and not hasattr(algo_class, "replay_class"):
+    if samples_itself and not getattr(getattr(algo_class, "replay_class", None), "can_be_mixed", False):
         raise ConfigError(
             f"{who}: {algo_class.__name__} collects its data in its own way, so it needs a run of its own. Use its "
             f"config instead of MixedConfig."

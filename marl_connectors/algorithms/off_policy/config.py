@@ -24,6 +24,8 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
         num_steps_sampled_before_learning_starts: The number of env steps that are sampled before the first update.
         training_intensity: The number of steps that are trained on for each step that is sampled; None for one update
             after each sample.
+        burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
+            state is computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.
         replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"``, and the
             arguments of that class, such as ``capacity``.
     """
@@ -33,6 +35,7 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
     tau: float
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
+    burn_in_len: int
     replay_buffer_config: dict[str, Any]
 
 
@@ -44,6 +47,7 @@ class OffPolicyConfig(AlgorithmConfig):
     tau: Annotated[float, number(min=0, max=1)] = 0.005
     num_steps_sampled_before_learning_starts: Annotated[int, integer(min=0)] = 1000
     training_intensity: Annotated[float | None, optional(number(above=0))] = None
+    burn_in_len: Annotated[int, integer(min=0)] = 0
     replay_buffer_config: Annotated[dict[str, Any], dict_of(text())] = {  # copied before use
         "type": "EpisodeReplayBuffer",
         "capacity": 100_000,

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
@@ -17,6 +18,7 @@ from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate impo
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
@@ -42,11 +44,15 @@ class OffPolicyLearner(Learner):
         self.last_target_update = 0
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
-            own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
-            piece = AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)
-            self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
+            for piece in self.pieces_after_columns():
+                self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
         super().build()
         self.explore_as_of(0)
+
+    def pieces_after_columns(self) -> list[ConnectorV2]:
+        """Returns the pieces that the learner needs after AddColumnsFromEpisodesToTrainBatch, the last one first."""
+        own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
+        return [AddNStepReturnsToTrainBatch(n_step=self.config.n_step, gamma=self.config.gamma, module_settings=own)]
 
     def explore_as_of(self, timestep: int) -> None:
         """Sets what depends on time in how the modules explore; does nothing unless overridden.
@@ -56,13 +62,23 @@ class OffPolicyLearner(Learner):
         """
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
-        """Returns the train batch of steps from a replay buffer, or of all steps of episodes."""
+        """Returns the train batch of steps from a replay buffer, or of all steps of episodes.
+
+        Raises:
+            LearnerError: If a module is stateful, but its steps are no sequences.
+        """
         if not isinstance(episodes, ReplaySample):
             chunks = list(chunks_of(episodes))
             rows = sum(1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)) for chunk in chunks)
             buffer = EpisodeReplayBuffer(rows * (1 + len(chunks)), extra_columns=[Columns.ACTION_MASK])
             buffer.add(episodes)
             episodes = buffer.every_step(n_step=self.config.n_step)
+        for module_id, own in episodes.segments.items():
+            if own.sequence_length is None and module_id in self.module and self.module[module_id].is_stateful():
+                raise LearnerError(
+                    f"{type(self).__name__}: module {module_id!r} is stateful, so it learns from sequences of a replay "
+                    f"buffer. Pass what algo.replay_buffer.sample(..., sequence_lens={{{module_id!r}: 20}}) returns."
+                )
         return super().make_batch(episodes)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
@@ -75,9 +91,13 @@ class OffPolicyLearner(Learner):
         self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
         if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
             self.last_target_update = self.timestep
-            for module_id in self.td_errors:
-                if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
-                    update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
+            self.update_targets(list(self.td_errors))
+
+    def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
+        """Moves the target networks of some modules towards the modules."""
+        for module_id in module_ids:
+            if isinstance(self.module[module_id].unwrapped(), TargetNetworkAPI):
+                update_target_networks(self.module[module_id], self.config.get_config_for_module(module_id).tau)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the learner's state, with the time of the last update of the target networks."""

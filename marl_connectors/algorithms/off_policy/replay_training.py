@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBu
 from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
+from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import ModuleID
 
@@ -55,7 +57,10 @@ class ReplayTraining:
         buffer: The steps of the learner's modules.
         updates_due: The number of updates that are due. A fraction stays for the next sample.
         buffer_classes: The classes of replay buffers that the algorithm can learn from. The last one is the default.
+        can_be_mixed: Whether the buffer can keep the steps of some modules only, for runs with several algorithms.
     """
+
+    can_be_mixed: ClassVar[bool] = True
 
     buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
         EpisodeReplayBuffer,
@@ -83,6 +88,9 @@ class ReplayTraining:
         self.masking = masking
         self.seed = seed
         self.buffer = self._make_buffer()
+        for module_id, module in learner.module.items():
+            if module.is_stateful():
+                self.sequence_len(module_id)
         self.updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
@@ -99,6 +107,8 @@ class ReplayTraining:
     def buffer_arguments(self) -> dict[str, Any]:
         """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
         extra = [Columns.ACTION_MASK] if self.masking.sentence else []
+        if self.learner.module.is_stateful():
+            extra.append(Columns.STATE_OUT)
         return {"seed": derived_seed(self.seed, "replay buffer"), "extra_columns": extra}
 
     def learn(
@@ -142,8 +152,27 @@ class ReplayTraining:
 
     def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:
         """Draws a train batch for some modules."""
-        size = self.config.train_batch_size_per_learner
-        return self.buffer.sample(size, n_step=self.config.n_step, module_ids=module_ids)
+        size, burn_in = self.config.train_batch_size_per_learner, self.config.burn_in_len
+        lengths = {m: self.sequence_len(m) for m in module_ids if self.learner.module[m].is_stateful()}
+        numbers = {m: math.ceil(size / (lengths[m] - burn_in)) if m in lengths else size for m in module_ids}
+        return self.buffer.sample(
+            numbers, n_step=self.config.n_step, sequence_lens=lengths, burn_in_len=burn_in, module_ids=module_ids
+        )
+
+    def sequence_len(self, module_id: ModuleID) -> int:
+        """Returns the length of a stateful module's sequences.
+
+        Raises:
+            ConfigError: If all of it is burn-in.
+        """
+        length = max_seq_len(self.learner.module[module_id], module_id)
+        if length <= self.config.burn_in_len:
+            raise ConfigError(
+                f"burn_in_len={self.config.burn_in_len}, but the sequences of module {module_id!r} have only "
+                f"{length} steps, so there is nothing to learn from. Set .rl_module(model_config={{"
+                f'"max_seq_len": {self.config.burn_in_len + 20}}}), or a smaller burn_in_len.'
+            )
+        return length
 
     def get_state(self) -> dict[str, Any]:
         """Returns the buffer's state and the updates that are due."""

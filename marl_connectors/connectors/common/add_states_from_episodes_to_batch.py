@@ -35,7 +35,8 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
 
     Before a forward pass, there is one state for each row, without a time axis. For a train batch, there is one for the
     first step of each sequence; in columns it is in ``columns.sequences.state_in``. In episodes without ``state_out``
-    (another module played them), every sequence gets the initial state.
+    (another module played them), every sequence gets the initial state. So does a sequence of a replay buffer that
+    begins with the oldest step that is kept.
 
     Reads ``state_out`` of the trajectories; writes ``state_in`` to the batch. Keeps no state of its own.
     """
@@ -95,7 +96,7 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
 
     def _check_beginnings(self, columns: ColumnGroup, missing: np.ndarray, counts: np.ndarray | None) -> None:
         """Checks that a chunk that continues an episode keeps the state at its beginning."""
-        if not missing.any():
+        if not missing.any() or columns.rows.sequence_lengths is not None:  # a replay buffer forgets the oldest rows
             return
         rows, number = columns.rows, len(columns.rows.counts)
         owners = np.arange(number) if counts is None else np.repeat(np.arange(number), counts)

@@ -24,7 +24,8 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
     Before a forward pass, the axis has length 1: ``[B, ...]`` becomes ``[B, 1, ...]``. For a train batch, each chunk of
     an agent's episode is cut into sequences of ``max_seq_len`` steps (from the module's ``model_config``), and the last
     one is padded with zeros at its end: ``[S, max_seq_len, ...]``. ``loss_mask`` is False for the padding, and
-    ``seq_lens`` (``[S]``) counts the real steps.
+    ``seq_lens`` (``[S]``) counts the real steps. The sequences of a replay buffer are not cut; ``loss_mask`` is also
+    False for those of their steps that only serve the states and the targets.
 
     In columns, a train batch keeps one row for each agent-step. ``columns.sequences`` holds the sequences, and they are
     padded when a module gets its minibatch.
@@ -56,10 +57,11 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
                 if not isinstance(column, InfoColumn):
                     columns[name] = tree_map(lambda leaf: leaf[:, None], column)
             return
+        rows = columns.rows
         if Columns.LOSS_MASK not in columns:
-            acted = columns.rows.acted
-            columns[Columns.LOSS_MASK] = np.ones(len(columns.rows), bool) if acted is None else acted.copy()
-        lengths = tuple(max_seq_len(member(rl_module, m), m) for m in columns.module_ids)
+            counted = rows.acted if rows.counted is None else rows.counted
+            columns[Columns.LOSS_MASK] = np.ones(len(rows), bool) if counted is None else counted.copy()
+        lengths = rows.sequence_lengths or tuple(max_seq_len(member(rl_module, m), m) for m in columns.module_ids)
         columns.sequences = Sequences.of_rows(columns.rows.counts, columns.splits, lengths)
 
     def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:

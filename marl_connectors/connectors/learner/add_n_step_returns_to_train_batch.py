@@ -28,7 +28,8 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
 
     Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories; writes ``rewards`` (``[B]``
     float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` in the place of ``action_mask`` to
-    the batch. Keeps no state.
+    the batch. Rows of sequences for stateful modules stay as they are, as the targets of their steps need the states at
+    later steps of the sequence. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
@@ -63,6 +64,8 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             ConnectorError: If the rows are not of a replay buffer.
         """
         rows = columns.rows
+        if rows.sequence_lengths is not None:
+            return
         if not rows.has(Columns.TERMINATEDS):
             raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
         gammas = np.array([self.module_settings.get(m, self.gamma) for m in columns.module_ids])

@@ -269,8 +269,6 @@ def test_wrong_settings_are_named():
         small_dqn("CartPole-v1").learners(num_learners=1).build_algo()
     with pytest.raises(ModuleError, match=r"Discrete action space.*Box"):
         small_dqn("Pendulum-v1").build_algo()
-    with pytest.raises(ModuleError, match=r"use_lstm and use_gru are not supported"):
-        small_dqn("CartPole-v1").rl_module(model_config={"use_lstm": True}).build_algo()
 
 
 def test_a_damaged_buffer_is_named(tmp_path):

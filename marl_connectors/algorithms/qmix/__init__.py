@@ -1,0 +1,13 @@
+"""Value decomposition for teams: QMIX, Rashid et al. (2018), arXiv:1803.11485, and VDN, Sunehag et al. (2018)."""
+
+from typing import TYPE_CHECKING
+
+from marl_connectors.re_exports import re_exports
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.qmix.config import QMIXConfig as QMIXConfig
+    from marl_connectors.algorithms.qmix.config import VDNConfig as VDNConfig
+    from marl_connectors.algorithms.qmix.qmix import QMIX as QMIX
+    from marl_connectors.algorithms.qmix.qmix import VDN as VDN
+
+__getattr__, __dir__, __all__ = re_exports(__name__, "QMIX", "QMIXConfig", "VDN", "VDNConfig")

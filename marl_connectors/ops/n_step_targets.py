@@ -1,0 +1,36 @@
+"""Targets of Q-learning within sequences of steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def n_step_targets(
+    rewards: Tensor, values: Tensor, steps_left: Tensor, *, n_step: int, gamma: float | Tensor
+) -> Tensor:
+    """Returns the discounted sums of the next ``n_step`` rewards, and of the value after them.
+
+    >>> rewards, values = torch.tensor([1.0, 2.0, 4.0, 0.0]), torch.tensor([0.0, 0.0, 8.0, 16.0])
+    >>> n_step_targets(rewards, values, torch.tensor([3, 2, 1, 0]), n_step=2, gamma=0.5)  # 1 + 2 / 2 + 8 / 4 and so on
+    tensor([ 4.,  8., 12., 16.])
+
+    Args:
+        rewards: ``[..., T]`` rewards of steps.
+        values: ``[..., T]`` values of what was observed before each step; 0 where an episode was terminated.
+        steps_left: ``[..., T]`` int64, the number of steps from each one up to the last observation. Where it is less
+            than ``n_step``, as many rewards count, and then the value of the last observation.
+        n_step: The number of rewards.
+        gamma: The discount, a number or a tensor that can be broadcast.
+
+    Returns:
+        ``[..., T]`` targets.
+    """
+    taken = steps_left.clamp(0, n_step)
+    total = torch.zeros_like(rewards)
+    for k in range(n_step):
+        later = rewards if not k else F.pad(rewards[..., k:], (0, min(k, rewards.shape[-1])))
+        total = total + torch.where(taken > k, gamma**k * later, 0.0)
+    after = torch.arange(rewards.shape[-1], device=rewards.device) + taken
+    return total + gamma**taken * values.gather(-1, after.clamp(max=rewards.shape[-1] - 1))

@@ -1,0 +1,209 @@
+"""TeamReplaySample: env steps that were drawn from a replay buffer, with the rows of all agents of a team."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.rollout import Rollout, take
+from marl_connectors.episodes.rows import RowPart
+from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
+from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
+from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, ALIVE, ENVIRONMENT, TeamRing
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import ModuleID, Tree
+
+
+class Window(NamedTuple):
+    """The env steps of a sample: ``N`` items of ``W`` consecutive rows each.
+
+    An item has ``lookback`` rows that no batch has, ``burn_in`` rows for the states of modules, ``num_steps`` steps,
+    and rows after them. ``same`` says which of them belong to its episode and are still kept.
+
+    Attributes:
+        sources: ``[N, W]`` the positions in the buffer.
+        same: ``[N, W]`` bool, see above.
+        lookback: See above.
+        burn_in: See above.
+        num_steps: See above.
+    """
+
+    sources: np.ndarray
+    same: np.ndarray
+    lookback: int
+    burn_in: int
+    num_steps: int
+
+    @classmethod
+    def of(
+        cls, ring: TeamRing, positions: np.ndarray, *, num_steps: int, ahead: int, burn_in: int, lookback: int
+    ) -> Window:
+        """Finds the rows around ``[N]`` positions of env steps, of which each begins an item."""
+        sources, same = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + ahead))
+        return cls(sources, same, lookback, burn_in, num_steps)
+
+    @property
+    def begin(self) -> int:
+        """The number of rows before an item's first step."""
+        return self.lookback + self.burn_in
+
+    @property
+    def last(self) -> np.ndarray:
+        """``[N]`` the last row of each item that belongs to its episode."""
+        return self.begin + self.same[:, self.begin :].sum(1) - 1
+
+
+class TeamSegments(Segments):
+    """The rows of the agents of one module, in the env steps of a sample.
+
+    A segment is a run of rows in which an agent was there all the time.
+
+    Attributes:
+        module_id: The module.
+        rollout: A rollout whose rows are the env steps of all items, with a lane for each agent.
+        rows: ``[B]`` the position in it of each row in which an agent is there, segment by segment.
+        counts: ``[S]`` the number of rows of each segment.
+        first: ``[S]`` the position of the oldest row of each segment, which may be lookback.
+        start: ``[S]`` the position of its first row.
+        stop: ``[S]`` the position of the row after its last step.
+        last: ``[S]`` the position of its last row.
+        env_steps: ``[B]`` the number of each row's env step: that of its item times ``W``, and its row in the item.
+        slots: ``[B]`` the place of each row's agent among the agents of its module.
+        acted: ``[B]`` bool, False for an observation that no action has followed.
+        terminated: ``[S]`` bool, whether the agent was terminated by the segment's last step.
+        truncated: ``[S]`` bool, whether it was truncated then.
+        positions: ``[S]`` the position of the first row in the replay buffer.
+    """
+
+    def __init__(self, ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndarray, rewards: np.ndarray):
+        """Copies the rows.
+
+        Args:
+            ring: The ring that holds the env steps.
+            module_id: The module.
+            window: The env steps.
+            flags: ``[N, W, K]`` uint8, the agents' flags there, 0 for rows of other episodes.
+            rewards: ``[N, W]`` the rewards that the rows of an env step have.
+        """
+        _, width, lanes = flags.shape
+        self.module_id = module_id
+        self.sequence_length = width - window.lookback
+        self.rollout = _rollout(ring, module_id, window, flags, rewards)
+        items, agents, steps = np.nonzero((flags & (ACTED | ALIVE)).transpose(0, 2, 1))
+        own = flags[items, steps, agents]
+        goes_on = ((own & ACTED) > 0) & ((own & (TERMINATED | TRUNCATED)) == 0)
+        follows = np.zeros(len(items), bool)  # whether a row continues the one before
+        follows[1:] = (items[1:] == items[:-1]) & (agents[1:] == agents[:-1]) & (steps[1:] == steps[:-1] + 1)
+        follows[1:] &= goes_on[:-1] | ((own[1:] & ACTED) == 0)  # else another life has begun
+        kept = steps >= window.lookback
+        starts = np.flatnonzero(kept & (~follows | (steps == window.lookback)))
+        before = follows[starts]
+        self.env_steps, self.slots, self.acted = (items * width + steps)[kept], agents[kept], (own[kept] & ACTED) > 0
+        self.rows = self.env_steps * lanes + self.slots
+        ends = np.searchsorted(np.flatnonzero(kept), np.append(starts, len(items)))
+        self.counts = np.diff(ends)
+        final = ends[1:] - 1
+        self.start, self.last = self.rows[ends[:-1]], self.rows[final]
+        self.first = self.start - before * lanes
+        self.stop = self.last + self.acted[final] * lanes
+        self.terminated, self.truncated = ((own[kept][final] & flag) > 0 for flag in (TERMINATED, TRUNCATED))
+        self.positions = window.sources[items[starts], steps[starts]]
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps."""
+        return int(self.acted.sum())
+
+    def row_part(self) -> tuple[RowPart, np.ndarray]:
+        """Returns the rows of all segments, and the number of rows of each."""
+        first, last = (np.repeat(own, self.counts) for own in (self.first, self.last))
+        return RowPart(self.rollout, self.rows, first, last), self.counts
+
+
+class TeamReplaySample(ReplaySample):
+    """Env steps with the rows of all agents of a team, drawn from a ``TeamReplayBuffer``.
+
+    Agents that are not there have no rows. ``segments`` says which row belongs to which agent and env step. The
+    ``rewards`` of all rows are those of the team: the sum of its agents' rewards at the env step, divided by their
+    number, those counted that are not there.
+
+    Attributes:
+        segments: The rows of each module of the team.
+        window: The env steps.
+        flags: ``[N, W, K]`` uint8 of each module that has steps in the buffer, the agents' flags.
+        slots: Module to the place of its first agent among all ``A`` agents of the buffer.
+        num_agents: The number ``A`` of agents of the buffer.
+        counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
+        last: ``[N]`` the last row of each item that belongs to its episode.
+    """
+
+    segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]
+
+    def __init__(self, ring: TeamRing, window: Window, team: Sequence[ModuleID]):
+        """Copies the rows.
+
+        Args:
+            ring: The ring that holds the env steps.
+            window: The env steps.
+            team: The modules of the team.
+        """
+        self._ring = ring
+        self.window = window
+        self.flags = {m: self._taken(AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
+        sizes = [len(own) for own in ring.agents.values()]
+        self.num_agents = sum(sizes)
+        self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+        present = [m for m in team if m in self.flags]
+        acted = [(self.flags[m] & ACTED) > 0 for m in present]
+        earned = [(self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
+        rewards = np.sum(earned, 0) / sum(len(ring.agents[m]) for m in team)
+        steps = np.arange(window.same.shape[1]) - window.begin
+        self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
+        self.last = window.last
+        super().__init__({m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present})
+
+    def _taken(self, name: str, module_id: ModuleID) -> Tree:
+        """Returns a column of a module's agents, ``[N, W, K, ...]``."""
+        sources = self.window.sources
+        flat = take(self._ring.columns[name][module_id], sources.reshape(-1))  # type: ignore[index]
+        return tree_map(lambda leaf: leaf.reshape(*sources.shape, *leaf.shape[1:]), flat)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of env steps to learn from."""
+        return int(self.counted.sum())
+
+    def observations(self, module_id: ModuleID) -> Tree:
+        """Returns ``[N, W, K, ...]`` observations of a module's agents; they have no meaning where ``flags`` are 0."""
+        return self._taken(Columns.OBS, module_id)
+
+    def env_states(self) -> Tree | None:
+        """Returns ``[N, W, ...]`` states of the environment; None if they are not recorded."""
+        if Columns.ENV_STATE not in self._ring.columns:
+            return None
+        return tree_map(lambda leaf: leaf[:, :, 0], self._taken(Columns.ENV_STATE, ENVIRONMENT))
+
+
+def _rollout(ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndarray, rewards: np.ndarray) -> Rollout:
+    """Returns a rollout with the columns of a module's agents in the env steps of a sample."""
+    sources, lanes = window.sources.reshape(-1), flags.shape[2]
+    own = [name for name in ring.columns if name not in (AGENT_FLAGS, Columns.T, Columns.REWARDS)]
+    columns = {
+        name: tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), take(ring.columns[name][module_id], sources))
+        for name in own
+        if ring.has(name, module_id)
+    }
+    columns[Columns.T] = np.repeat(ring.columns[Columns.T].take(sources), lanes)  # type: ignore[union-attr]
+    columns[Columns.REWARDS] = np.repeat(rewards.reshape(-1), lanes)
+    for name, flag in ((Columns.TERMINATEDS, TERMINATED), (Columns.TRUNCATEDS, TRUNCATED)):
+        columns[name] = (flags.reshape(-1) & flag) > 0
+    return Rollout.of_columns(
+        columns,
+        *ring.spaces.get(module_id, (None, None)),
+        num_rows=len(sources),
+        num_lanes=lanes,
+        actions_from_0=ring.actions_from_0,
+    )

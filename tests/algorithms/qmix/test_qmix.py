@@ -1,0 +1,438 @@
+"""QMIX and VDN: the loss is that of the papers, runs continue exactly, and policies act after training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch.nn import functional as F
+
+from helpers.envs.masked_envs import RandomMasks
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv
+from marl_connectors import (
+    QMIX,
+    VDN,
+    Algorithm,
+    Columns,
+    DQNConfig,
+    MeanStdFilter,
+    OnnxPolicy,
+    QMIXConfig,
+    ScaleRewards,
+    VDNConfig,
+    load_policy,
+)
+from marl_connectors.algorithms.qmix.learner import QMIXLearner
+from marl_connectors.algorithms.qmix.mixers import QMixer
+from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import MIXER_STATE
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
+from marl_connectors.replay_buffers.row_ring import ACTED
+from marl_connectors.replay_buffers.team_ring import ALIVE
+
+FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+
+
+class StatedLife(LifeEnv):
+    """With a state: the time, and how many agents there are."""
+
+    state_space = Box(0.0, 10.0, (1, 2), np.float32)
+
+    def state(self):
+        return np.array([[self.t / 10, len(self.agents)]], np.float32)
+
+
+def small_qmix(env=LifeEnv, seed=0, config_class=QMIXConfig, model_config=None, **training):
+    settings = {
+        "train_batch_size_per_learner": 8,
+        "num_steps_sampled_before_learning_starts": 20,
+        "target_network_update_freq": 30,
+        "epsilon": [[0, 1.0], [200, 0.1]],
+        "replay_buffer_config": {"capacity": 300},
+        "mixing_embed_dim": 4,
+        "lr": 0.01,
+    }
+    config = config_class().environment(env, disable_env_checking=True)
+    config.rl_module(model_config={"fcnet_hiddens": (6,), **(model_config or {})})
+    config.training(**(settings | training)).reporting(min_sample_timesteps_per_iteration=60).debugging(seed=seed)
+    return config.env_runners(num_env_workers=0).multi_agent(policies="shared")
+
+
+def random_qmix(seed, **training):
+    rng = np.random.default_rng(seed)
+    recurrent = {"use_gru": True, "gru_cell_size": 5} if rng.random() < 0.5 else {"use_lstm": True, "lstm_cell_size": 4}
+    given = {
+        "double_q": bool(rng.integers(2)),
+        "dueling": bool(rng.integers(2)),
+        "n_step": int(rng.integers(1, 4)),
+        "td_error_loss_fn": str(rng.choice(["huber", "mse"])),
+        "tau": float(rng.choice([1.0, 0.3])),
+        "mixer": str(rng.choice(["qmix", "qmix", "vdn"])),
+        "mixer_state": str(rng.choice(["joint_observations", "state"])),
+        "burn_in_len": int(rng.integers(0, 3)),
+        "gamma": 0.9,
+    }
+    model = {**recurrent, "max_seq_len": int(rng.integers(3, 7))} if rng.random() < 0.5 else None
+    config = small_qmix(StatedLife, seed, model_config=model, **(given | training))
+    config.environment(env_config={"die": 0.1, "join": 0.2, "max_steps": 6})
+    config.multi_agent(policies=str(rng.choice(["shared", "independent", "a=x,*=y"])))
+    if rng.random() < 0.3:
+        config.multi_agent(policies="a=x,*=y", policies_to_train=["y"])
+    config.env_runners(
+        num_envs_per_env_runner=int(rng.integers(1, 4)),
+        rollout_fragment_length=["auto", 3][int(rng.integers(2))],
+        env_to_module_connector=[None, lambda: MeanStdFilter()][int(rng.integers(2))],
+    )
+    return config.learners(learner_connector=[None, lambda *_: ScaleRewards(scale=0.01)][int(rng.integers(2))])
+
+
+def parameters(algo):
+    mixing = algo.learner.mixing
+    named = [*algo.rl_module.state_dict().items(), *mixing.mixer.state_dict().items()]
+    return {
+        **{name: value.clone() for name, value in named},
+        **{f"t.{n}": v for n, v in mixing.target.state_dict().items()},
+    }
+
+
+@pytest.mark.parametrize("seed", [*range(8), *FRESH])
+def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
+    config = random_qmix(seed)
+    whole = config.build_algo()
+    for _ in range(3):
+        whole.train()
+    saved = whole.save_to_path(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved, config=config)
+    assert type(resumed) is QMIX
+    for _ in range(2):
+        one, other = whole.train(), resumed.train()
+        assert one["learners"] == other["learners"]
+        assert one["env_runners"].get("episode_return_mean") == other["env_runners"].get("episode_return_mean")
+    before, after = parameters(whole), parameters(resumed)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    whole.stop()
+    resumed.stop()
+
+
+def values_by_hand(module, observations, state, target):
+    """The values of all actions, one observation after another, ``[T, n]``."""
+    names = ["encoder", "rnn", "af", "vf"]
+    encoder, rnn, af, vf = (getattr(module, f"target_{n}" if target else n, None) for n in names)
+    found = []
+    for observation in observations:
+        x = encoder(observation[None])
+        if rnn is not None:
+            x, state = rnn(x[None], state)
+            x = x[0]
+        advantages = af(x)[0]
+        found.append(advantages if vf is None else vf(x)[0, 0] + advantages - advantages.mean())
+    return torch.stack(found)
+
+
+class ByHand:
+    """The loss of a sample with plain loops: over items, agents, lives and steps."""
+
+    def __init__(self, algo, sample, config):
+        self.algo, self.sample, self.config = algo, sample, config
+        self.agents = [(m, k) for m in sample._ring.agents for k in range(len(sample._ring.agents[m]))]
+        self.team = list(sample.segments)
+        self.filters = {m: sample.segments[m].rollout.columns[Columns.OBS] for m in self.team}
+        self.columns = {m: sample.segments[m].rollout.columns for m in self.team}
+
+    def flags(self, m, item, w, k):
+        return int(self.sample.flags[m][item, w, k]) if m in self.sample.flags else 0
+
+    def at(self, m, name, item, w, k):
+        width, lanes = self.sample.window.same.shape[1], len(self.sample._ring.agents[m])
+        column = self.columns[m][name]
+        take = lambda leaf: leaf[(item * width + w) * lanes + k]
+        return {key: take(leaf) for key, leaf in column.items()} if isinstance(column, dict) else take(column)
+
+    def lives(self, m, item, k):
+        """The rows of each life of an agent in an item, without lookback."""
+        found = []
+        for w in range(self.sample.window.same.shape[1]):
+            flags = self.flags(m, item, w, k)
+            if not flags & (ACTED | ALIVE):
+                found.append(None)
+                continue
+            before = found[-1] if found else None
+            ended = before is not None and self.flags(m, item, before[-1], k) & ~(ACTED | ALIVE)
+            if before is None or (ended and flags & ACTED) or not self.flags(m, item, before[-1], k) & ACTED:
+                found.append([w])
+            else:
+                before.append(w)
+                found.append(before)
+        lives, lookback = [], self.sample.window.lookback
+        for rows in {id(rows): rows for rows in found if rows is not None}.values():
+            kept = [w for w in rows if w >= lookback]
+            if kept:
+                lives.append((kept, kept[0] - 1 if kept[0] - 1 in rows else None))
+        return lives
+
+    def q(self):
+        """``(item, w, agent)`` to the values of all actions, by the module and by its target network."""
+        found = {}
+        for item in range(len(self.sample.last)):
+            for m, k in self.agents:
+                if m not in self.team:
+                    continue
+                module = self.algo.get_module(m)
+                for rows, before in self.lives(m, item, k):
+                    state = None
+                    if module.is_stateful():
+                        given = (
+                            module.get_initial_state()
+                            if before is None
+                            else self.at(m, Columns.STATE_OUT, item, before, k)
+                        )
+                        state = {key: torch.as_tensor(value)[None] for key, value in given.items()}
+                    observations = [torch.as_tensor(self.at(m, Columns.OBS, item, w, k)) for w in rows]
+                    own = [values_by_hand(module, observations, state, target) for target in (False, True)]
+                    for i, w in enumerate(rows):
+                        found[item, w, m, k] = own[0][i], own[1][i].detach()
+        return found
+
+    def mixed(self, mixer, values, item, w, states):
+        if self.config.mixer == "vdn":
+            return sum(values.values(), torch.zeros(()))
+        row = torch.stack([values.get(agent, torch.zeros(())) for agent in self.agents])
+        state = states[item, w]
+        weights = mixer.hyper_w_1(state).abs().view(len(self.agents), -1)
+        hidden = F.elu(row @ weights + mixer.hyper_b_1(state))
+        return hidden @ mixer.hyper_w_final(state).abs() + mixer.v(state)[0]
+
+    def loss(self, scale):
+        sample, config, mixing, q = self.sample, self.config, self.algo.learner.mixing, self.q()
+        states = self.states()
+        losses = []
+        for item, w in np.argwhere(sample.counted).tolist():
+            chosen = {}
+            for m, k in self.agents:
+                if m in self.team and self.flags(m, item, w, k) & ACTED:
+                    chosen[m, k] = q[item, w, m, k][0][int(self.at(m, Columns.ACTIONS, item, w, k))]
+            total = self.mixed(mixing.mixer, chosen, item, w, states)
+            target, steps = 0.0, min(config.n_step, int(sample.last[item]) - w)
+            for i in range(steps):
+                earned = [
+                    float(sample._taken(Columns.REWARDS, m)[item, w + i, k])
+                    for m, k in self.agents
+                    if m in self.team and self.flags(m, item, w + i, k) & ACTED
+                ]
+                size = sum(m in self.team for m, _ in self.agents)
+                if any(self.flags(m, item, w + i, k) for m, k in self.agents if m in self.team):
+                    target += config.gamma**i * scale * sum(earned) / size
+            best = {}
+            for m, k in self.agents:
+                if m in self.team and self.flags(m, item, w + steps, k) & ALIVE:
+                    own, slow = q[item, w + steps, m, k]
+                    best[m, k] = slow[(own if config.double_q else slow).argmax()]
+            if best:
+                target += config.gamma**steps * self.mixed(mixing.target, best, item, w + steps, states).detach()
+            error = total - target
+            size = error.abs()
+            mse = config.td_error_loss_fn == "mse"
+            losses.append(error**2 if mse else torch.where(size < 1, 0.5 * error**2, size - 0.5))
+        return torch.stack(losses).mean()
+
+    def states(self):
+        """``(item, w)`` to the state of the mixer."""
+        if self.config.mixer == "vdn":
+            return {}
+        if self.config.mixer_state == "state":
+            found = self.sample.env_states()
+            return {
+                (i, w): torch.as_tensor(found[i, w].reshape(-1), dtype=torch.float32)
+                for i, w in np.ndindex(found.shape[:2])
+            }
+        states = {}
+        for item, w in np.ndindex(self.sample.window.same.shape):
+            seen, there = [], []
+            for m, k in self.agents:
+                is_there = bool(self.flags(m, item, w, k))
+                seen.append(self.sample.observations(m)[item, w, k] if is_there else np.zeros(2, np.float32))
+                there.append(float(is_there))
+            states[item, w] = torch.as_tensor(np.concatenate([*seen, there]), dtype=torch.float32)
+        return states
+
+
+@pytest.mark.parametrize("seed", [*range(16), *FRESH])
+def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
+    config = random_qmix(seed)
+    algo = config.build_algo()
+    algo.train()
+    learner, module_ids = algo.learner, list(algo.config.policies_to_train or algo.rl_module)
+    sample = algo.replay.draw(module_ids)
+    learner.optimizers.refresh(timestep=0)
+    batch = learner.make_batch(sample)
+    (step,) = learner._steps(batch)
+    learner._loss_statistics.begin_minibatch(0)
+    with torch.enable_grad():
+        found = learner._team_gradients(step)
+        gradients = {n: p.grad.clone() for m in module_ids for n, p in named(algo, m) if p.grad is not None}
+        mixers = {n: p.grad.clone() for n, p in learner.mixing.mixer.named_parameters()}
+        expected = ByHand(algo, sample, algo.config).loss(0.01 if config.learner_connector is not None else 1.0)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+        weights = [(n, p) for m in module_ids for n, p in named(algo, m)]
+        weights += list(learner.mixing.mixer.named_parameters())
+        by_hand = torch.autograd.grad(expected, [p for _, p in weights], allow_unused=True)
+    for (name, parameter), gradient in zip(weights, by_hand, strict=True):
+        own = {**gradients, **mixers}[name]
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        torch.testing.assert_close(own, gradient, rtol=1e-3, atol=1e-4 * max(1.0, float(gradient.abs().max())))
+    algo.stop()
+
+
+def named(algo, module_id):
+    return [(f"{module_id}.{n}", p) for n, p in algo.get_module(module_id).named_parameters() if p.requires_grad]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *FRESH])
+def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
+    runs = []
+    for stack in (True, False):
+        config = random_qmix(seed, td_error_loss_fn="huber").multi_agent(policies="independent", policies_to_train=None)
+        algo = config.learners(stack_modules=stack).build_algo()
+        for _ in range(2):
+            algo.train()
+        runs.append(parameters(algo))
+        algo.stop()
+    for name, value in runs[0].items():
+        torch.testing.assert_close(value, runs[1][name], rtol=1e-2, atol=1e-3)
+
+
+def test_the_mixed_value_never_falls_if_an_agents_value_rises():
+    torch.manual_seed(0)
+    mixer = QMixer(num_agents=3, state_size=4, embed_dim=8)
+    values = torch.randn(50, 3, requires_grad=True)
+    (slopes,) = torch.autograd.grad(mixer(values, torch.randn(50, 4)).sum(), values)
+    assert (slopes >= 0).all() and (slopes > 0).any()
+
+
+def test_the_state_holds_all_observations_and_who_is_there():
+    algo = small_qmix(env=LifeEnv, seed=3).environment(env_config={"die": 0.3, "join": 0.2}).build_algo()
+    algo.train()
+    sample = algo.replay_buffer.sample(20)
+    (group,) = algo.learner.make_batch(sample).groups
+    own = sample.segments["default_policy"]
+    states = np.asarray(group[MIXER_STATE])
+    assert states.shape == (len(own.rows), 3 * 2 + 3)
+    for row, state in enumerate(states):
+        slot = own.slots[row]
+        np.testing.assert_array_equal(state[2 * slot : 2 * slot + 2], np.asarray(group[Columns.OBS])[row])
+        assert state[6 + slot] == 1
+        absent = np.flatnonzero(state[6:] == 0)
+        assert not any(state[2 * k : 2 * k + 2].any() for k in absent)
+    algo.stop()
+
+
+def test_agents_that_are_not_trained_act_but_earn_nothing_for_the_team():
+    algo = small_qmix(seed=1).multi_agent(policies="a=x,*=y", policies_to_train=["y"]).build_algo()
+    before = {n: v.clone() for n, v in algo.get_module("x").state_dict().items() if n != "epsilon"}
+    assert set(algo.train()["learners"]) == {"y"}
+    after = algo.get_module("x").state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    algo.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forbidden_actions_are_neither_taken_nor_valued(seed):
+    made = ((case, RandomMasks(case, places=("observation",), alike=True)) for case in range(seed, 1000, 3))
+    case = next(c for c, env in made if isinstance(env.actions["agent_0"], Discrete) and env.actions["agent_0"].n > 2)
+    config = small_qmix(RandomMasks, seed, n_step=1 + seed % 2)
+    algo = config.environment(env_config={"case": case, "places": ("observation",), "alike": True}).build_algo()
+    algo.train()
+    ring = algo.replay_buffer._ring_of_all
+    acted = (ring.columns["agent_flags"]["default_policy"] & ACTED) > 0
+    masks = ring.columns[Columns.ACTION_MASK]["default_policy"][acted]
+    free = ~masks.any(1)
+    assert (masks[np.arange(len(masks)), ring.columns[Columns.ACTIONS]["default_policy"][acted]] | free).all()
+    assert not masks.all()
+    algo.stop()
+
+
+@pytest.mark.parametrize("model", [{}, {"use_gru": True, "max_seq_len": 4}])
+def test_a_policy_acts_after_training_with_and_without_torch(model, tmp_path):
+    algo = small_qmix(model_config=model).build_algo()
+    algo.train()
+    policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))
+    assert "mixer" not in str([name for name, _ in algo.rl_module.named_parameters()])
+    policy.export_onnx(tmp_path / "program")
+    other = OnnxPolicy(tmp_path / "program")
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        observations = {agent: rng.uniform(-1, 1, 2).astype(np.float32) for agent in "abc"}
+        assert policy.actions(observations) == other.actions(observations)
+    algo.stop()
+
+
+def test_fit_trains_to_a_goal():
+    algo = small_qmix(config_class=VDNConfig).build_algo()
+    assert type(algo) is VDN and not list(algo.learner.mixing.mixer.parameters())
+    algo.fit(num_env_steps=120, progress=False)
+    assert algo.iteration == 2
+    algo.stop()
+
+
+class WithOwnLoss(QMIXLearner):
+    """Its loss would never be used."""
+
+    def compute_loss_for_module(self, **given):
+        return super().compute_loss_for_module(**given)
+
+
+def test_wrong_settings_and_wrong_use_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"QMIXConfig: CartPole-v1 has a single agent. Use DQNConfig"):
+        small_qmix("CartPole-v1").build_algo()
+    with pytest.raises(ConfigError, match=r"agents act one after another"):
+        small_qmix(RandomAEC).build_algo()
+    with pytest.raises(ConfigError, match=r"an update is one gradient step"):
+        small_qmix().training(minibatch_size=4).build_algo()
+    with pytest.raises(ConfigError, match=r"module 'a' cannot have its own gamma"):
+        small_qmix().rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}}).build_algo()
+    with pytest.raises(ConfigError, match=r"burn_in_len=9, but the sequences of module 'default_policy' have only 4"):
+        small_qmix(model_config={"use_gru": True, "max_seq_len": 4}, burn_in_len=9).build_algo()
+    with pytest.raises(ConfigError, match=r"no type 'EpisodeReplayBuffer'"):
+        small_qmix(replay_buffer_config={"type": "EpisodeReplayBuffer"}).build_algo()
+    with pytest.raises(LearnerError, match=r"one loss for the whole team, but compute_loss_for_module is overridden"):
+        small_qmix().learners(learner_class=WithOwnLoss).build_algo()
+    algo = small_qmix().build_algo()
+    with pytest.raises(LearnerError, match=r"expected a sample of a TeamReplayBuffer, got a list"):
+        algo.learner.update(episodes=algo.env_runner.sample(num_timesteps=5))
+    saved = algo.save_to_path(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match=r"the saved mixer has parameters of the shapes"):
+        Algorithm.from_checkpoint(saved, config=small_qmix(mixing_embed_dim=9))
+    algo.stop()
+
+
+def two_step(config_class, seed, **training):
+    config = config_class().environment("marl_envs.two_step_v0").rl_module(model_config={"fcnet_hiddens": (64,)})
+    config.training(
+        lr=5e-4,
+        epsilon=1.0,
+        train_batch_size_per_learner=32,
+        target_network_update_freq=200,
+        num_steps_sampled_before_learning_starts=100,
+        dueling=False,
+        td_error_loss_fn="mse",
+        **training,
+    )
+    config.multi_agent(policies="independent").env_runners(num_env_workers=0).debugging(seed=seed)
+    algo = config.build_algo()
+    for _ in range(4):
+        algo.train()
+    found = algo.evaluate(num_episodes=1)["agent_episode_returns_mean"]
+    algo.stop()
+    return set(found.values())
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", range(3))
+def test_qmix_finds_what_a_sum_of_values_and_independent_learners_do_not(seed):
+    team = {"replay_buffer_config": {"capacity": 500}}
+    assert two_step(QMIXConfig, seed, mixing_embed_dim=8, **team) == {8.0}
+    assert two_step(VDNConfig, seed, **team) == {7.0}
+    alone = {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 500}}
+    assert two_step(DQNConfig, seed, **alone) == {7.0}
