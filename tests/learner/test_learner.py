@@ -273,7 +273,7 @@ def test_gradients_are_clipped_as_asked(by, clip, weight, bias):
 def test_schedules_follow_the_sampled_steps():
     algo = match_config(lr=[[0, 0.01], [80, 0.0]], entropy_coeff=[[0, 1.0], [160, 0.0]]).build_algo()
     assert [algo.train()["learners"]["agent_0"]["learning_rate"] for _ in range(3)] == [0.005, 0.0, 0.0]
-    assert algo.learner._coefficients(["agent_0"]).entropy_coeff == 0.25
+    assert algo.learner.coefficients(["agent_0"]).entropy_coeff == 0.25
     before = weights(algo)
     algo.train()
     assert changed(before, weights(algo)) == set(), "with a learning rate of 0 nothing moves"
