@@ -38,6 +38,7 @@ class JointSegments(TeamSegments):
             rewards: ``[N, W, K]`` their rewards.
         """
         super().__init__(ring, module_id, window, flags, np.zeros(flags.shape[:2]))
+        self.sequence_length = None
         self.rollout.columns[Columns.REWARDS] = rewards.reshape(-1)
         _, width, lanes = flags.shape
         begins = np.cumsum(self.counts) - self.counts

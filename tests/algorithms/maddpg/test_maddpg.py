@@ -258,7 +258,7 @@ def test_policies_and_targets_are_updated_less_often_than_critics():
     algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=60))
     for number in range(7):
         before = parameters(algo)
-        algo._update_once()
+        algo.learner.update(episodes=algo.replay.draw(list(algo.learner.module)))
         changed = {name.split(".")[2] for name in changes(algo, before)}
         everything = {"encoder", "pi", "qf", "qf_twin", "target_encoder", "target_pi", "target_qf", "target_qf_twin"}
         assert changed == (everything if number % 3 == 0 else {"qf", "qf_twin"})
