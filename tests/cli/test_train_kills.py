@@ -140,14 +140,15 @@ def test_a_run_survives_a_kill_at_each_operation_on_a_file(killable):
         assert code == KILLED
         check_checkpoints_are_whole(RUN)
         cut_last_line(RUN, rng)
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and not (RUN / "final.json").exists():
             again = killable(begin_or_resume(RUN, start), int(rng.integers(0, 20)))
             assert again in (KILLED, 0)
             check_checkpoints_are_whole(RUN)
-        if not (RUN / "final.json").exists():
+        is_filming = (RUN / "final.json").exists()  # of a finished run only the video can be missing
+        if not is_filming:
             assert killable(begin_or_resume(RUN, start)) == 0, number
         assert outcome(RUN) == whole, number
-        assert leftovers(RUN) == [], number
+        assert leftovers(RUN) in ([], ["run/.video.gif.tmp"] if is_filming else []), number
         number += 1
     assert number > 40  # there was something to survive
 
