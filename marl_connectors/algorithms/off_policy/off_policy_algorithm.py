@@ -62,6 +62,16 @@ class ReplayingAlgorithm(Algorithm):
         self._update_at_end(results)
         return sampled, results.combined()
 
+    def _results_of_data(self) -> dict[str, Any]:
+        buffers = [replay.buffer for replay in self.replays.values()]
+        return {
+            **super()._results_of_data(),
+            "replay_buffer": {
+                "num_timesteps": sum(map(len, buffers)),
+                "num_bytes": sum(buffer.nbytes for buffer in buffers),
+            },
+        }
+
     def _keep(self, sample: Sample) -> None:
         """Keeps a sample for the end of the iteration; does nothing unless overridden."""
 

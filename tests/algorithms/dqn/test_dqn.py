@@ -85,6 +85,8 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     before, after = parameters(whole), parameters(resumed)
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert len(whole.replay_buffer) == len(resumed.replay_buffer)
+    found = resumed.train()["replay_buffer"]
+    assert found == {"num_timesteps": len(resumed.replay_buffer), "num_bytes": resumed.replay_buffer.nbytes}
     whole.stop()
     resumed.stop()
 
