@@ -106,4 +106,6 @@ def with_model_settings(
         return spec
     if given is None or isinstance(given, Mapping):
         return dataclasses.replace(spec, model_config={**settings, **(given or {})})
-    return dataclasses.replace(spec, model_config=config_class(**{**dataclasses.asdict(given), **settings}))
+    own = config_class.of(given)
+    own = own if isinstance(own, config_class) else config_class(**dataclasses.asdict(own))
+    return dataclasses.replace(spec, model_config=dataclasses.replace(own, **settings))

@@ -26,7 +26,10 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.sac.learner import SACLearner
+from marl_connectors.algorithms.sac.rl_module import SACModelConfig
 from marl_connectors.errors import ConfigError, LearnerError, ModuleError
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.distributions import TorchSquashedGaussian
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 AGENTS = ("a", "b", "c")
@@ -382,3 +385,17 @@ def test_pendulum_is_learned():
         algo.train()
     assert algo.evaluate(num_episodes=20)["episode_return_mean"] > -250
     algo.stop()
+
+
+@pytest.mark.parametrize("given", [None, {}, DefaultModelConfig(), SACModelConfig()])
+def test_model_configs_of_all_kinds_have_the_default_distribution_of_sac(given):
+    algo = small_sac("Pendulum-v1").rl_module(model_config=given).build_algo()
+    assert algo.get_module().config.action_distribution == "squashed_gaussian"
+    assert algo.get_module().get_train_action_dist_cls() is TorchSquashedGaussian
+    algo.stop()
+
+
+def test_a_distribution_that_sac_does_not_have_is_named():
+    config = small_sac("Pendulum-v1").rl_module(model_config=DefaultModelConfig(action_distribution="beta"))
+    with pytest.raises(ConfigError, match=r"action_distribution.*squashed_gaussian.*'beta'"):
+        config.build_algo()
