@@ -48,7 +48,7 @@ class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the epsilon of all modules to that of ``timestep`` sampled env steps."""
+        """Sets the epsilon of all modules to that of ``timestep`` sampled steps."""
         for module_id, module in self.module.items():
             epsilon = getattr(module.unwrapped(), "epsilon", None)
             if isinstance(epsilon, Tensor):

@@ -28,7 +28,7 @@ class MADDPGTrainingSettings(OffPolicyTrainingSettings, total=False):
     """The settings that MADDPG's ``training`` accepts in addition to those of every off-policy algorithm.
 
     Attributes:
-        actor_lr: The learning rate of the policies, a number or a schedule over sampled env steps.
+        actor_lr: The learning rate of the policies, a number or a schedule over sampled steps.
         critic_lr: The learning rate of the critics.
         actor_feature_reg: The weight of the mean squared outputs of the policy in its loss, which keeps actions away
             from the ends of their range.

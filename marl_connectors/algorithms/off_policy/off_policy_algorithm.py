@@ -45,8 +45,9 @@ class ReplayingAlgorithm(Algorithm):
         self.offline_data.begin(self.seed)
         env_steps, agent_steps = runners.num_env_steps, runners.num_agent_steps
         while not self._is_enough(runners.num_env_steps - env_steps, runners.num_agent_steps - agent_steps):
+            num_sampled = self._timesteps()[f"num_{self.config.count_steps_by}_sampled_lifetime"]
             for replay in self.replays.values():
-                replay.learner.explore_as_of(runners.num_env_steps)
+                replay.learner.explore_as_of(num_sampled)
             runners.begin_iteration()
             before = runners.num_env_steps
             sample = runners.sample()

@@ -33,7 +33,7 @@ class SACTrainingSettings(OffPolicyTrainingSettings, total=False):
         initial_alpha: The temperature at the beginning, the weight of the entropy beside the rewards.
         target_entropy: The entropy in nats at which the temperature aims. ``"auto"`` is the negative number of an
             action's dimensions for Box spaces, and 0.98 times the greatest possible entropy for Discrete spaces.
-        actor_lr: The learning rate of the policy, a number or a schedule over sampled env steps.
+        actor_lr: The learning rate of the policy, a number or a schedule over sampled steps.
         critic_lr: The learning rate of the critics.
         alpha_lr: The learning rate of the temperature's logarithm; 0 to keep ``initial_alpha``.
     """

@@ -220,6 +220,18 @@ def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     algo.stop()
 
 
+@pytest.mark.parametrize(("by", "agents"), [("env_steps", 1), ("agent_steps", 2)])
+def test_the_schedule_of_epsilon_counts_env_steps_or_agent_steps(by, agents):
+    config = small_dqn("marl_envs.match_v0", epsilon=[[0, 1.0], [200, 0.0]])
+    config.environment(env_config={"n_agents": 2, "ep_len": 5}).multi_agent(policies="shared", count_steps_by=by)
+    algo = config.reporting(min_sample_timesteps_per_iteration=60).build_algo()
+    algo.train()
+    at_last = algo.env_runner_group.num_env_steps - config.num_envs  # at the beginning of the last sample
+    assert 0 < at_last < 100
+    assert algo.get_module("default_policy").epsilon.item() == pytest.approx(1 - at_last * agents / 200)
+    algo.stop()
+
+
 def test_target_networks_are_copied_when_it_is_time():
     algo = small_dqn("CartPole-v1", target_network_update_freq=10**6).build_algo()
     module = algo.get_module()
