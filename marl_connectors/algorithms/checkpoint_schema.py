@@ -353,9 +353,10 @@ _ROW_RING = _Record(
 
 
 def _row_ring(value: Any, where: str) -> None:
-    """Accepts the state of a replay buffer's RowRing, whose arrays all have the same rows."""
+    """Accepts the state of a replay buffer's RowRing, whose arrays all have the rows that are in use."""
     _ROW_RING(value, where)
-    size = value["num_rows"] * len(value["written"])
+    written = value["written"]
+    size = min(value["num_rows"], int(written.max(initial=0))) * len(written)
     rows = {"flags": value["flags"], "numbers": value["numbers"], "weights": value.get("weights", value["flags"])}
     for name, column in [*rows.items(), *((f"columns/{n}", c) for n, c in value["columns"].items())]:
         if any(len(leaf) != size for leaf in leaves(column)):

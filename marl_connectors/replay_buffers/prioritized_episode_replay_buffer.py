@@ -120,10 +120,11 @@ class PrioritizedRowRing(RowRing):
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that the ring holds, as JSON data and arrays."""
-        return {**super().get_state(), "weights": self.tree.weights.copy(), "greatest": self.greatest}
+        weights = self.tree.weights[: self.num_used].copy()
+        return {**super().get_state(), "weights": weights, "greatest": self.greatest}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""
         super().set_state(state)
-        self._set_weights(np.array(state["weights"]))
+        self._set_weights(self.with_room(state["weights"]))
         self.greatest = state["greatest"]

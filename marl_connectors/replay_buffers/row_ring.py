@@ -325,12 +325,25 @@ class RowRing:
 
     # State.
 
+    @property
+    def num_used(self) -> int:
+        """The number of rows at the beginning of all arrays after which none has been written."""
+        return int(self.kept.max(initial=0)) * self.num_lanes
+
+    def with_room(self, values: Any) -> np.ndarray:
+        """Returns the first rows of an array, in one with room for all rows."""
+        found = np.asarray(values)
+        whole = np.zeros((self.num_rows * self.num_lanes, *found.shape[1:]), found.dtype)
+        whole[: len(found)] = found
+        return whole
+
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that the ring holds, as JSON data and arrays."""
+        """Returns everything that the ring holds, as JSON data and arrays without the room that is still free."""
+        used = self.num_used
         return {
-            "columns": dict(self.columns),
-            "flags": self.flags,
-            "numbers": self.numbers,
+            "columns": {name: tree_map(lambda leaf: leaf[:used], column) for name, column in self.columns.items()},
+            "flags": self.flags[:used],
+            "numbers": self.numbers[:used],
             "written": self.written,
             "num_rows": self.num_rows,
             "num_steps_added": self.num_steps_added,
@@ -341,10 +354,10 @@ class RowRing:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned."""
-        self.columns = {name: tree_map(np.array, column) for name, column in state["columns"].items()}
-        self.flags, self.numbers = np.array(state["flags"]), np.array(state["numbers"])
         self.written = np.array(state["written"])
         self.num_lanes, self.num_rows = len(self.written), state["num_rows"]
+        self.columns = {name: tree_map(self.with_room, column) for name, column in state["columns"].items()}
+        self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
         self.actions_from_0 = state["actions_from_0"]
         self.num_steps = int((self.flags & ACTED).sum())

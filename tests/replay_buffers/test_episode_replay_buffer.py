@@ -182,15 +182,18 @@ def test_steps_are_drawn_with_equal_probabilities():
     assert abs(chi2 - steps.sum()) < 6 * np.sqrt(2 * steps.sum())
 
 
-def test_a_restored_buffer_draws_what_the_first_one_draws(tmp_path):
+@pytest.mark.parametrize("capacity", [300, 100_000])
+def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
     algo = cart_pole_algo()
-    first = EpisodeReplayBuffer(capacity=300, seed=5)
+    first = EpisodeReplayBuffer(capacity, seed=5)
     for _ in range(6):
         first.add(algo.env_runner.sample(num_timesteps=64))
     first.sample(3)
     save_state(tmp_path / "buffer", first.get_state())
-    second = EpisodeReplayBuffer(capacity=300)
+    assert sum(path.stat().st_size for path in (tmp_path / "buffer").iterdir()) < 100_000  # only what is in use
+    second = EpisodeReplayBuffer(capacity)
     second.set_state(load_state(tmp_path / "buffer"))
+    assert second.nbytes == first.nbytes
     episodes = algo.env_runner.sample(num_timesteps=64)
     for buffer in (first, second):
         buffer.add(episodes)

@@ -92,13 +92,16 @@ def test_priorities_stay_with_their_steps_when_lanes_are_added():
     assert ring.tree.total == pytest.approx(sum(by_obs.values()))
 
 
-def test_a_restored_buffer_draws_what_the_first_one_draws(tmp_path):
-    _, first, _ = filled(seed=4)
+@pytest.mark.parametrize("capacity", [300, 100_000])
+def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
+    _, first, _ = filled(seed=4, capacity=capacity)
     sample = first.sample(40)
     first.update_priorities(sample, {"default_policy": np.arange(40.0)})
     save_state(tmp_path / "buffer", first.get_state())
-    second = PrioritizedEpisodeReplayBuffer(300)
+    assert sum(path.stat().st_size for path in (tmp_path / "buffer").iterdir()) < 100_000  # only what is in use
+    second = PrioritizedEpisodeReplayBuffer(capacity)
     second.set_state(load_state(tmp_path / "buffer"))
+    assert second.nbytes == first.nbytes
     one, other = (b.sample(50).segments["default_policy"] for b in (first, second))
     np.testing.assert_array_equal(one.positions, other.positions)
     np.testing.assert_array_equal(one.rollout.columns["weights"], other.rollout.columns["weights"])
