@@ -5,6 +5,8 @@ from .algorithms.bc.config import BCConfig as BCConfig
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.dqn.config import DQNConfig as DQNConfig
 from .algorithms.dqn.dqn import DQN as DQN
+from .algorithms.dqn.rl_module import DefaultDQNRLModule as DefaultDQNRLModule
+from .algorithms.dqn.rl_module import DQNModelConfig as DQNModelConfig
 from .algorithms.fitting.fit_results import FitResults as FitResults
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
@@ -151,6 +153,7 @@ from .offline.minari_data import to_minari as to_minari
 from .offline.parquet import from_parquet as from_parquet
 from .offline.parquet import to_parquet as to_parquet
 from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.joint_replay_buffer import JointReplayBuffer as JointReplayBuffer
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
 )

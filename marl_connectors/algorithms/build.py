@@ -46,7 +46,7 @@ from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec, naming_module
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
@@ -172,7 +172,7 @@ def build_modules(
     specs = _specs_of_config(config, setup, env_to_module) if rl_module_specs is None else rl_module_specs
     built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
-        with torch_stream(seed, "module", module_id):
+        with torch_stream(seed, "module", module_id), naming_module(module_id, specs):
             built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()

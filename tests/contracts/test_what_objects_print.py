@@ -39,13 +39,14 @@ def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
         quiet = {"progress": False}
         results = algo.fit(num_iterations=1, checkpoint_folder=tmp_path / "<i>", **quiet)
         html = algo._repr_html_()
-        policy = load_policy(results.checkpoint)._repr_html_()
+        loaded = load_policy(results.checkpoint)
+        policy = loaded._repr_html_()
         shown = results._repr_html_()
         assert repr(results).startswith(
             "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
         )
-    for text in (html, policy):
-        size = sum(parameter.numel() for parameter in algo.rl_module["agent_0"].parameters())
+    for text, modules in ((html, algo.rl_module), (policy, loaded.rl_module)):
+        size = sum(parameter.numel() for parameter in modules["agent_0"].parameters())
         assert f"DefaultPPORLModule, {size:,} parameters" in text and "2 agents (agent_0, agent_1)" in text
     assert "match_v0" in html and "1 iteration, 40 agent steps" in html
     assert "the most likely ones" in policy

@@ -382,3 +382,10 @@ def test_pendulum_is_learned():
         algo.train()
     assert algo.evaluate(num_episodes=20)["episode_return_mean"] > -250
     algo.stop()
+
+
+def test_a_buffer_with_another_capacity_still_draws_with_equal_probabilities():
+    buffer = small_sac("Pendulum-v1", replay_buffer_config={"capacity": 70}).build_algo().replay_buffer
+    assert (type(buffer).__name__, buffer.capacity) == ("EpisodeReplayBuffer", 70)
+    with pytest.raises(ConfigError, match=r"EpisodeReplayBuffer has no setting 'alpha'. Known: type, capacity"):
+        small_sac("Pendulum-v1", replay_buffer_config={"alpha": 0.5}).build_algo()
