@@ -201,7 +201,7 @@ class Algorithm:
 
     def _so_far(self) -> str:
         iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
-        return f"{iterations}, {self.env_runner_group.num_agent_steps:,} agent steps"
+        return f"{iterations}, {self._lifetime_steps()[1]:,} agent steps"
 
     def __enter__(self) -> Self:
         return self
