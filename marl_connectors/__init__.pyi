@@ -19,6 +19,7 @@ from .algorithms.maddpg.rl_module import DefaultMADDPGRLModule as DefaultMADDPGR
 from .algorithms.maddpg.rl_module import MADDPGModelConfig as MADDPGModelConfig
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.mappo import MAPPO as MAPPO
+from .algorithms.mappo.rl_module import DefaultMAPPORLModule as DefaultMAPPORLModule
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
 from .algorithms.marwil.config import MARWILConfig as MARWILConfig
 from .algorithms.marwil.learner import MARWILLearner as MARWILLearner
@@ -169,6 +170,7 @@ from .rl_module.distributions import EpsilonGreedy as EpsilonGreedy
 from .rl_module.distributions import TorchBernoulli as TorchBernoulli
 from .rl_module.distributions import TorchBeta as TorchBeta
 from .rl_module.distributions import TorchCategorical as TorchCategorical
+from .rl_module.distributions import TorchClippedGaussian as TorchClippedGaussian
 from .rl_module.distributions import TorchDiagGaussian as TorchDiagGaussian
 from .rl_module.distributions import TorchMultiCategorical as TorchMultiCategorical
 from .rl_module.distributions import TorchMultiDistribution as TorchMultiDistribution
