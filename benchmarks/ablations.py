@@ -63,6 +63,14 @@ def values(**settings: object) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
+def annealed_or_constant(preset: RunSettings) -> list[str]:
+    """Returns options that anneal a constant learning rate, or keep one that is annealed as it is at first."""
+    lr = preset.training["lr"]
+    if isinstance(lr, list):
+        return values(lr=lr[0][1])
+    return ["--no-anneal-lr" if preset.anneal_lr else "--anneal-lr"]
+
+
 CHANGES: dict[str, Change] = {
     "nothing": lambda preset: [],
     "rewards: normalised, or not if the preset does": lambda preset: toggled(
@@ -77,9 +85,7 @@ CHANGES: dict[str, Change] = {
     "time in the observations": lambda preset: pieces(
         "--env-to-module", [*preset.env_to_module, f"TimeLimitEncoding:max_steps={TIME_LIMITS[preset.env]}"]
     ),
-    "learning rate: annealed, or constant if the preset anneals it": lambda preset: [
-        "--no-anneal-lr" if preset.anneal_lr else "--anneal-lr"
-    ],
+    "learning rate: annealed, or constant if the preset anneals it": annealed_or_constant,
     "a quarter of the batch": lambda preset: values(
         train_batch_size_per_learner=preset.training["train_batch_size_per_learner"] // 4,
         minibatch_size=preset.training["minibatch_size"] // 4,

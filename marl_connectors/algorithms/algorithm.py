@@ -383,7 +383,7 @@ class Algorithm:
                 sample_s=sampled - began,
                 update_s=ended - sampled,
             ),
-            **self.offline_data.results(),
+            **self._results_of_data(),
         }
         if is_evaluated:
             result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
@@ -515,6 +515,10 @@ class Algorithm:
         return self.learner_group.update(
             references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
         )
+
+    def _results_of_data(self) -> dict[str, Any]:
+        """Returns what the results of an iteration say about recorded episodes and other data that is kept."""
+        return self.offline_data.results()
 
     def _timesteps(self) -> dict[str, int]:
         """Returns the steps so far, as learners get them."""

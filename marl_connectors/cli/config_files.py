@@ -9,7 +9,7 @@ The options of the command line, and the values of a file, are a *layer*: a dict
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,11 @@ from marl_connectors.cli.config_settings import (
     check_model,
     checked_pieces,
     closest,
+    has_lr_schedule,
     has_source,
     set_by_name,
 )
-from marl_connectors.cli.known_algorithms import config_with, known_sections
+from marl_connectors.cli.known_algorithms import configs_with, known_sections
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import merged, piece_names, require_extras
@@ -167,7 +168,7 @@ def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
         gone |= {"num_envs", PER_ENV_RUNNER}
     if upper.get("video") == NO_VIDEO and "video_every" not in upper:
         gone |= {"video_every"}
-    if isinstance(merged(upper.get("set", [])).get("lr"), list):
+    if has_lr_schedule(merged(upper.get("set", []))):
         gone |= {"anneal_lr"}  # the schedule replaces it
     rest = {name: value for name, value in lower.items() if name not in gone}
     both = {name: [*rest.get(name, []), *upper.get(name, [])] for name in PAIRS if name in {*rest, *upper}}
@@ -405,21 +406,28 @@ def _settings_of_section(section: str, settings: Any, path: Path, algo: Any) -> 
     for name, value in settings.items():
         check_section(section, name, str(path))
         if as_field(name, value, who) is None:
-            value = _checked_setting(config_with(section, name, algo), name, value, who)
+            value = _checked_setting(configs_with(section, name, algo), name, value, who)
         pairs.append((name, value))
     return pairs
 
 
-def _checked_setting(config: Any, name: str, value: Any, who: str) -> Any:
-    """Returns a setting's value as data, in which a number such as ``1e6`` stands for a whole number."""
+def _checked_setting(configs: Sequence[Any], name: str, value: Any, who: str) -> Any:
+    """Returns a setting's value as data, in which a number such as ``1e6`` stands for a whole number.
+
+    Raises:
+        ConfigError: If no config accepts it, with what the first one says.
+    """
 
     def check(each: Any) -> Any:
-        try:
-            set_by_name(config, {name: each}, who)
-        except MarlConnectorsError as error:
-            text = str(error)
-            raise ConfigError(text if text.startswith(who) else f"{who}: {text.partition(': ')[2]}") from error
-        return each
+        refusals = []
+        for config in configs:
+            try:
+                set_by_name(config, {name: each}, who)
+                return each
+            except MarlConnectorsError as error:
+                refusals.append(error)
+        text = str(refusals[0])
+        raise ConfigError(text if text.startswith(who) else f"{who}: {text.partition(': ')[2]}") from refusals[0]
 
     return _or_whole(check, value)
 

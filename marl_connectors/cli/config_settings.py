@@ -166,7 +166,10 @@ def configured(config: Any, values: Mapping[str, Any]) -> Any:
     if values.get("eval_explore", explores_in_evaluations(config)) != explores_in_evaluations(config):
         config.evaluation(evaluation_config={**(config.evaluation_config or {}), "explore": values["eval_explore"]})
     if values.get("anneal_lr"):
-        config.training(lr=annealed(config.lr, values["steps"]))
+        from marl_connectors.algorithms.config.sections import sections
+
+        names = sections(type(config))["training"]
+        config.training(**annealed({name: getattr(config, name) for name in names}, values["steps"]))
     set_pieces(config, env_to_module=values.get("env_to_module"), learner_connector=values.get("learner_connector"))
     return config
 
@@ -338,21 +341,39 @@ def check_model(model: Iterable[str], who: str = "--model") -> None:
             raise ConfigError(f"{who}: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
 
 
-def annealed(lr: Any, steps: int) -> list[list[float]]:
-    """Returns the schedule of a learning rate that falls linearly to 0 over a number of agent steps.
+def annealed(training: Mapping[str, Any], steps: int) -> dict[str, list[list[float]]]:
+    """Returns schedules for the learning rates among an algorithm's settings. They fall linearly to 0.
 
-    >>> annealed(0.1, 1000)
-    [[0, 0.1], [1000, 0.0]]
+    >>> annealed({"lr": 0.1, "gamma": 0.99}, 1000)
+    {'lr': [[0, 0.1], [1000, 0.0]]}
+
+    Args:
+        training: The settings.
+        steps: The number of agent steps.
 
     Raises:
-        ConfigError: If the learning rate is a schedule already.
+        ConfigError: If a learning rate is a schedule already.
     """
-    if not isinstance(lr, (int, float)):
-        raise ConfigError(
-            f"--anneal-lr: expected lr to be the learning rate at the beginning, but it is the schedule {brief(lr)}. "
-            f"Leave out one of the two (--no-anneal-lr)."
-        )
-    return [[0, lr], [steps, 0.0]]
+    rates = learning_rates(training)
+    for name, rate in rates.items():
+        if not isinstance(rate, (int, float)):
+            raise ConfigError(
+                f"--anneal-lr: expected {name} to be the learning rate at the beginning, but it is the schedule "
+                f"{brief(rate)}. Leave out one of the two (--no-anneal-lr)."
+            )
+    return {name: [[0, rate], [steps, 0.0]] for name, rate in rates.items()}
+
+
+def learning_rates(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the learning rates among an algorithm's settings, ``lr``, ``actor_lr`` and the like; None is left out."""
+    return {
+        name: value for name, value in training.items() if (name == "lr" or name.endswith("_lr")) and value is not None
+    }
+
+
+def has_lr_schedule(training: Mapping[str, Any]) -> bool:
+    """Whether a learning rate among an algorithm's settings is a schedule."""
+    return any(isinstance(rate, list) for rate in learning_rates(training).values())
 
 
 FLAGS_OF_PIECES: Final = {

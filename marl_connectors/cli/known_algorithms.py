@@ -55,6 +55,34 @@ _REPLAY: Final[Mapping[str, Any]] = {
     "epsilon": [[0, 1.0], [20_000, 0.05]],
     "num_steps_sampled_before_learning_starts": 1000,
 }
+_SOFT: Final[Mapping[str, Any]] = {
+    "actor_lr": 3e-4,
+    "critic_lr": 3e-4,
+    "alpha_lr": 3e-4,
+    "gamma": 0.99,
+    "train_batch_size_per_learner": 256,
+    "training_intensity": 64.0,
+    "num_steps_sampled_before_learning_starts": 1500,
+}
+_CENTRAL: Final[Mapping[str, Any]] = {
+    "actor_lr": 3e-3,
+    "critic_lr": 3e-3,
+    "gamma": 0.95,
+    "train_batch_size_per_learner": 1024,
+    "training_intensity": 10.0,
+    "num_steps_sampled_before_learning_starts": 1024,
+}
+_TEAM: Final[Mapping[str, Any]] = {
+    "lr": 5e-4,
+    "gamma": 0.99,
+    "train_batch_size_per_learner": 256,
+    "training_intensity": 16.0,
+    "target_network_update_freq": 0,
+    "tau": 0.01,
+    "td_error_loss_fn": "huber",
+    "epsilon": [[0, 1.0], [100_000, 0.05]],
+    "num_steps_sampled_before_learning_starts": 1000,
+}
 _CLONING: Final[Mapping[str, Any]] = {"lr": 1e-3, "train_batch_size_per_learner": 2000}
 _WEIGHTED: Final[Mapping[str, Any]] = {
     **_CLONING,
@@ -71,6 +99,21 @@ ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
     ),
     "dqn": KnownAlgorithm(
         "marl_connectors.algorithms.dqn.config:DQNConfig", "Q-learning from a replay buffer", _REPLAY
+    ),
+    "vdn": KnownAlgorithm(
+        "marl_connectors.algorithms.qmix.config:VDNConfig", "Q-learning of the sum of a team's values", _TEAM
+    ),
+    "qmix": KnownAlgorithm(
+        "marl_connectors.algorithms.qmix.config:QMIXConfig", "Q-learning of a team's value through a network", _TEAM
+    ),
+    "sac": KnownAlgorithm(
+        "marl_connectors.algorithms.sac.config:SACConfig", "soft actor-critic from a replay buffer", _SOFT
+    ),
+    "maddpg": KnownAlgorithm(
+        "marl_connectors.algorithms.maddpg.config:MADDPGConfig", "critics see and judge all agents' actions", _CENTRAL
+    ),
+    "matd3": KnownAlgorithm(
+        "marl_connectors.algorithms.maddpg.config:MATD3Config", "the same with twin critics", _CENTRAL
     ),
     "bc": KnownAlgorithm(
         "marl_connectors.algorithms.bc.config:BCConfig", "imitates recorded episodes, --set input_=FOLDER", _CLONING
@@ -116,8 +159,8 @@ def known_sections() -> dict[str, list[str]]:
     return {section: list(names) for section, names in found.items()}
 
 
-def config_with(section: str, setting: str, algo: str | None = None) -> Any:
-    """Returns a new config that has a setting: that of ``algo`` if it has it, or else the first one.
+def configs_with(section: str, setting: str, algo: str | None = None) -> list[Any]:
+    """Returns new configs that have a setting: that of ``algo`` alone if it has it, or else those of all algorithms.
 
     Args:
         section: The section of the setting.
@@ -126,6 +169,6 @@ def config_with(section: str, setting: str, algo: str | None = None) -> Any:
     """
     from marl_connectors.algorithms.config.sections import sections
 
-    names = [*([] if algo not in ALGORITHMS else [algo]), *ALGORITHMS]
-    classes = (config_class(str(name)) for name in names)
-    return next(cls for cls in classes if setting in sections(cls).get(section, []))()
+    classes = {name: config_class(name) for name in ALGORITHMS}
+    having = {name: cls for name, cls in classes.items() if setting in sections(cls).get(section, [])}
+    return [having[algo]()] if algo in having else [cls() for cls in having.values()]

@@ -8,7 +8,13 @@ from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import number, percent
 from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
-from marl_connectors.cli.config_settings import batch_size_per_learner, check_model, load_config, settings_of
+from marl_connectors.cli.config_settings import (
+    batch_size_per_learner,
+    check_model,
+    has_lr_schedule,
+    load_config,
+    settings_of,
+)
 from marl_connectors.cli.known_algorithms import ALGORITHMS, are_alike
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
@@ -61,7 +67,7 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     for name in ("env_to_module", "learner_connector"):
         if name in changes:
             changes[name] = piece_names(changes[name])
-    if isinstance(training.get("lr"), list):
+    if has_lr_schedule(training):
         values["anneal_lr"] = False  # the user's schedule replaces the preset's
     values |= changes
     if PER_ENV_RUNNER in given:
@@ -140,7 +146,7 @@ def changed_options(settings: RunSettings) -> list[str]:
     base = base_settings(settings)
     names = [name for name in _LEARNING if getattr(settings, name) != getattr(base, name)]
     implied = {"policies"} if "mapping" in names else set()
-    implied |= {"anneal_lr"} if isinstance(settings.training.get("lr"), list) else set()
+    implied |= {"anneal_lr"} if has_lr_schedule(settings.training) else set()
     names = [name for name in names if name not in implied]
     return [_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in names]
 

@@ -17,6 +17,7 @@ from typing import Any
 from marl_connectors.algorithms.fitting.figures import (
     agent_steps,
     fewer_episodes,
+    megabytes,
     module_returns,
     number,
     percent,
@@ -40,6 +41,8 @@ from marl_connectors.cli.config_settings import (
     annealed,
     batch_size_per_learner,
     envs_per_env_runner,
+    has_lr_schedule,
+    learning_rates,
 )
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
 from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config, with_config
@@ -120,6 +123,7 @@ class _Training:
         iteration: The number of iterations so far.
         saver: Decides when to save.
         timers: The sums of the iterations' timers in this process.
+        replay: What the newest iteration says about the replay buffer; empty without one.
         trusted: As in ``Algorithm.from_checkpoint``.
         untrained_video: A GIF of an episode of the untrained modules, until the folder has it.
         suggests: Whether commands to try next are printed at the end.
@@ -138,6 +142,7 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
+    replay: Mapping[str, int] = dataclasses.field(default_factory=dict)
     trusted: bool = True
     untrained_video: bytes = b""
     suggests: bool = True
@@ -266,6 +271,7 @@ class _Training:
                 self._track(self.folder, result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update({name: s for name, s in result["timers"].items() if not isinstance(s, Mapping)})
+                self.replay = result.get("replay_buffer", {})
                 self.saver.iteration_ended(self.folder, self.iteration, is_last=self.steps_done >= settings.steps)
                 progress.update(result)
                 check_metric(settings.keep_best, self.folder.names, self.algo.config)
@@ -350,6 +356,10 @@ class _Training:
                 )
         if self.timers:
             print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
+        if self.replay:
+            print(
+                f"The replay buffer: {self.replay['num_timesteps']:,} steps, at most {megabytes(self.replay['num_bytes'])}."
+            )
         print(f"\n{_places(folder, self.settings.track, no_video, video)}", flush=True)
         if self.suggests:
             print(f"\n{self._next_commands(folder.path)}", flush=True)
@@ -584,12 +594,10 @@ def _changes(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _annealed_again(before: RunSettings, settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the learning rate's schedule of a resumed run whose steps or ``lr`` the command changes."""
-    lr = settings.training.get("lr")
-    is_changed = settings.steps != before.steps or "lr" in merged(given.get("set", []))
-    return (
-        {"lr": annealed(lr, settings.steps)} if settings.anneal_lr and is_changed and not isinstance(lr, list) else {}
-    )
+    """Returns schedules of a resumed run whose steps or learning rates the command changes."""
+    is_changed = settings.steps != before.steps or bool(learning_rates(merged(given.get("set", []))))
+    is_meant = settings.anneal_lr and is_changed and not has_lr_schedule(settings.training)
+    return annealed(settings.training, settings.steps) if is_meant else {}
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

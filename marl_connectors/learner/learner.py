@@ -59,7 +59,8 @@ class Learner(Checkpointable, ABC):
         pipeline: Turns episodes into a train batch.
         algorithm_pieces: The pieces in ``pipeline`` that come from the algorithm, as ``default_learner_pieces`` of its
             config returned them.
-        timestep: The number of env steps sampled so far, by which schedules are evaluated.
+        timestep: The number of steps sampled so far, by which schedules are evaluated: env steps, or agent steps with
+            ``count_steps_by="agent_steps"``.
         metrics: The metrics of the pieces of ``pipeline``.
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
@@ -269,7 +270,8 @@ class Learner(Checkpointable, ABC):
 
         Args:
             episodes: SingleAgentEpisodes or MultiAgentEpisodes, as ``EnvRunner.sample`` returns them.
-            timesteps: Steps sampled so far, by kind. Schedules are evaluated at ``num_env_steps_sampled_lifetime``.
+            timesteps: Steps sampled so far, by kind: ``num_env_steps_sampled_lifetime`` and
+                ``num_agent_steps_sampled_lifetime``. Schedules are evaluated at the kind that ``count_steps_by`` names.
             positions: With ``ranks``, the position of each of these episodes among those of all ranks.
 
         Returns:
@@ -290,7 +292,7 @@ class Learner(Checkpointable, ABC):
     def _update(
         self, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
     ) -> dict[ModuleID, dict[str, float]]:
-        self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
+        self.timestep = timesteps.get(f"num_{self.config.count_steps_by}_sampled_lifetime", self.timestep)
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)

@@ -420,7 +420,7 @@ class Optimizers:
         were added, removed or moved, or optimizers were registered.
 
         Args:
-            timestep: The number of sampled env steps, for the learning rate schedules.
+            timestep: The number of sampled steps, for the learning rate schedules.
             never_updated: Modules that need no optimizers.
         """
         self._timestep = timestep

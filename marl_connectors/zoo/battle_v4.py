@@ -37,15 +37,14 @@ TASK = ZooTask(
         # With the penalty for an attack that hits nobody, -0.1 by default, both armies learn not to fight at all.
         "env_config": {"map_size": 12, "max_cycles": 200, "attack_penalty": -0.01},
         "hidden": [128, 128],
-        "anneal_lr": True,
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 7e-4,
+            "lr": [[0, 7e-4], [2_400_000, 0.0]],  # it falls to three quarters
             "gamma": 0.98,
             "train_batch_size_per_learner": 8000,
             "minibatch_size": 1000,
             "num_epochs": 6,
-            "entropy_coeff": [[0, 0.1], [600_000, 0.005]],
+            "entropy_coeff": [[0, 0.1], [2_400_000, 0.005]],
         },
     },
     success=Success("battles won against random", battles_won),

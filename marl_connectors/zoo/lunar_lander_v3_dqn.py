@@ -13,7 +13,7 @@ TASK = ZooTask(
     needs="gymnasium[box2d]",
     settings={
         "algo": "dqn",
-        "steps": 200_000,
+        "steps": 500_000,
         "num_envs": 8,
         "hidden": [128, 128],
         "activation": "relu",
@@ -23,7 +23,7 @@ TASK = ZooTask(
             "train_batch_size_per_learner": 128,
             "training_intensity": 16.0,
             "target_network_update_freq": 500,
-            "epsilon": [[0, 1.0], [30_000, 0.02]],
+            "epsilon": [[0, 1.0], [50_000, 0.02]],
             "num_steps_sampled_before_learning_starts": 5000,
         },
     },

@@ -17,12 +17,11 @@ TASK = ZooTask(
         "env_config": {"scenario": "HalfCheetah", "agent_conf": "2x3"},
         "hidden": [64, 64],
         "activation": "tanh",
-        "anneal_lr": True,
         "model": {"free_log_std": True},
         "env_to_module": ["MeanStdFilter"],
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 5e-4,
+            "lr": [[0, 5e-4], [2_000_000, 0.0]],  # it falls to half
             "gamma": 0.99,
             "train_batch_size_per_learner": 8192,
             "minibatch_size": 512,

@@ -16,10 +16,9 @@ TASK = ZooTask(
         "eval_explore": True,
         "num_envs": 16,
         "hidden": [128, 128],
-        "anneal_lr": True,
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 3e-4,
+            "lr": [[0, 3e-4], [12_000_000, 0.0]],  # it falls to two thirds
             "gamma": 0.99,
             "train_batch_size_per_learner": 12_288,
             "minibatch_size": 2048,

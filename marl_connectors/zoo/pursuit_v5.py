@@ -16,10 +16,9 @@ TASK = ZooTask(
         "eval_explore": True,
         "num_envs": 16,
         "hidden": [256, 256],
-        "anneal_lr": True,
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 7e-4,
+            "lr": [[0, 7e-4], [20_000_000, 0.0]],  # it falls to seven eighths
             "gamma": 0.95,
             "train_batch_size_per_learner": 8192,
             "minibatch_size": 1024,

@@ -34,11 +34,10 @@ TASK = ZooTask(
         "num_envs": 128,
         "hidden": [128, 128],
         "activation": "relu",
-        "anneal_lr": True,
         "env_to_module": ["AgentIdEncoding"],
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 1e-3,
+            "lr": [[0, 1e-3], [6_000_000, 0.0]],  # it falls to half
             "gamma": 0.95,
             "train_batch_size_per_learner": 6400,
             "minibatch_size": 1600,

@@ -39,7 +39,7 @@ TASK = ZooTask(
             "minibatch_size": 400,
             "num_epochs": 10,
             # With less at first, one seed of three came to understand only 60 % of the messages.
-            "entropy_coeff": [[0, 0.1], [200_000, 0.01], [500_000, 0.0]],
+            "entropy_coeff": [[0, 0.1], [400_000, 0.01], [500_000, 0.0]],
         },
     },
     success=Success("messages understood", message_understood),

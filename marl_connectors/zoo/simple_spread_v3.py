@@ -33,11 +33,10 @@ TASK = ZooTask(
         "num_envs": 128,
         "hidden": [128, 128],
         "activation": "tanh",
-        "anneal_lr": True,
         "env_to_module": ["AgentIdEncoding"],
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 1e-3,
+            "lr": [[0, 1e-3], [12_000_000, 0.0]],  # it falls to two thirds
             "gamma": 0.95,
             "lambda_": 0.95,
             "train_batch_size_per_learner": 9600,

@@ -15,10 +15,9 @@ TASK = ZooTask(
         "steps": 3_000_000,
         "num_envs": 128,
         "hidden": [128, 128],
-        "anneal_lr": True,
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 1e-3,
+            "lr": [[0, 1e-3], [12_000_000, 0.0]],  # it falls to three quarters
             "gamma": 0.95,
             "train_batch_size_per_learner": 9600,
             "minibatch_size": 2400,

@@ -17,11 +17,10 @@ TASK = ZooTask(
         "env_config": {"n_agents": 4, "max_steps": 200},
         "hidden": [128, 128],
         "activation": "tanh",
-        "anneal_lr": True,
         "model": {"free_log_std": True},
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 5e-4,
+            "lr": [[0, 5e-4], [8_000_000, 0.0]],  # it falls to three quarters
             "gamma": 0.99,
             "train_batch_size_per_learner": 40_000,
             "minibatch_size": 4000,

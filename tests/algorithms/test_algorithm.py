@@ -63,6 +63,18 @@ def test_batches_are_counted_in_env_steps_or_agent_steps(by, fragment, env_steps
     assert config.build_algo().train()["num_env_steps_sampled_lifetime"] == env_steps
 
 
+@pytest.mark.parametrize(("by", "rates"), [("env_steps", [0.075, 0.05]), ("agent_steps", [0.05, 0.0])])
+def test_schedules_count_env_steps_or_agent_steps(by, rates):
+    config = match_config().multi_agent(count_steps_by=by, policies="shared")
+    size = 20 if by == "env_steps" else 40  # of two agents
+    algo = config.training(lr=[[0, 0.1], [80, 0.0]], train_batch_size_per_learner=size).build_algo()
+    found = [algo.train() for _ in rates]
+    assert [result["num_agent_steps_sampled_lifetime"] for result in found] == [40, 80]
+    learned = [result["learners"]["default_policy"]["learning_rate"] for result in found]
+    assert learned == pytest.approx(rates)
+    algo.stop()
+
+
 def test_complete_episodes_are_all_that_is_learned_from():
     batches = []
 

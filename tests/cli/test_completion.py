@@ -29,7 +29,7 @@ def test_a_script_knows_commands_options_and_tasks(shell, capsys):
         (["tr"], ["train"]),
         (["train", "simple_sp"], ["simple_speaker_listener_v4", "simple_spread_v3"]),
         (["train", "--num-env-"], ["--num-env-runners", "--num-env-workers"]),
-        (["train", "--algo", "m"], ["mappo", "marwil"]),
+        (["train", "--algo", "ma"], ["maddpg", "mappo", "marwil", "matd3"]),
         (["completion", "z"], ["zsh"]),
     ],
 )

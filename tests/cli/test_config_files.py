@@ -191,6 +191,7 @@ def test_options_come_before_the_file_the_file_before_the_preset_and_the_preset_
         ("env_config: {a: 1, b: 2}", ["--env-config", "b=3"], {"env_config": {"a": 1, "b": 3}}),
         ("env_config: {a: 1}\nwrappers: [w]", ["Acrobot-v1"], {"env": "Acrobot-v1", "env_config": {}, "wrappers": []}),
         ("anneal_lr: true", ["--set", "lr=[[0, 0.1], [9, 0.2]]"], {"anneal_lr": False}),
+        ("algo: sac\nanneal_lr: true", ["--set", "critic_lr=[[0, 0.1], [9, 0.2]]"], {"anneal_lr": False}),
         ("env_to_module: [MeanStdFilter]", ["--env-to-module", "none"], {"env_to_module": []}),
     ],
     ids=str,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class, config_with, known_sections
+from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class, configs_with, known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
 
@@ -17,6 +17,9 @@ SMALL = {
 }
 SMALL["mappo"] = SMALL["ppo"]
 SMALL["dqn"] += ["min_sample_timesteps_per_iteration=20"]
+SMALL |= dict.fromkeys(("vdn", "qmix", "sac"), SMALL["dqn"])
+SMALL["maddpg"] = SMALL["matd3"] = [*SMALL["dqn"], "rollout_fragment_length=1"]
+NO_BUFFER = {"ppo", "mappo", "bc", "marwil"}
 SMALL["bc"] = SMALL["marwil"] = ["train_batch_size_per_learner=40", "input_=data"]
 
 
@@ -28,6 +31,8 @@ def test_a_run_of_each_algorithm_is_trained_resumed_and_evaluated(algo, tmp_path
     words = ["train", "marl_envs.match_v0", "--algo", algo, "--steps", "80", "--eval-episodes", "1", "--no-video"]
     assert main([*words, *(word for each in SMALL[algo] for word in ("--set", each)), "--out", "run"]) == 0
     assert json.loads(Path("run/config.json").read_text())["command"]["algo"] == algo
+    has_buffer = "replay_buffer" in json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert ("The replay buffer: " in capsys.readouterr().out) == has_buffer == (algo not in NO_BUFFER)
     assert main(["train", "--resume", "run", "--steps", "160"]) == 0
     assert main(["evaluate", "run", "--episodes", "1", "--json"]) == 0
     assert f"--algo {algo}" in capsys.readouterr().out or algo == "ppo"
@@ -41,6 +46,17 @@ def test_the_defaults_are_settings_of_the_algorithm(algo):
     config.validate()
 
 
+@pytest.mark.parametrize("algo", ["ppo", "sac", "maddpg"])
+def test_all_learning_rates_of_an_algorithm_are_annealed(algo):
+    training = dict(ALGORITHMS[algo].training)
+    config = RunSettings("CartPole-v1", algo=algo, training=training, steps=70, anneal_lr=True).make_config()
+    rates = {name: rate for name, rate in training.items() if name == "lr" or name.endswith("_lr")}
+    assert rates
+    for name, rate in rates.items():
+        assert getattr(config, name) == [[0, rate], [70, 0.0]]
+    config.validate()
+
+
 def test_configs_of_users_have_the_algorithm_that_they_come_from():
     class Own(config_class("dqn")):
         """A config of a user."""
@@ -50,6 +66,6 @@ def test_configs_of_users_have_the_algorithm_that_they_come_from():
 
 def test_a_setting_is_checked_by_a_config_that_has_it():
     assert {"num_epochs", "clip_param", "epsilon"} <= set(known_sections()["training"])
-    assert type(config_with("training", "epsilon")) is config_class("dqn")
-    assert type(config_with("training", "lr", "dqn")) is config_class("dqn")
-    assert type(config_with("training", "clip_param", "dqn")) is config_class("ppo")
+    assert {algorithm_of(config) for config in configs_with("training", "epsilon")} == {"dqn", "vdn", "qmix"}
+    assert [type(config) for config in configs_with("training", "lr", "dqn")] == [config_class("dqn")]
+    assert {algorithm_of(config) for config in configs_with("training", "clip_param", "dqn")} == {"ppo", "mappo"}

@@ -137,7 +137,7 @@ def test_damaged_baselines_are_named(run, text, what):
         ("threads", None, "'threads' as a whole number of at least 1, but got None"),
         ("video", "no", "'video' as one of gif, mp4, none, but got 'no'"),
         ("num_env_workers", "some", """'num_env_workers' as a whole number of at least 0, or "auto\""""),
-        ("algo", {}, "'algo' as one of ppo, mappo, dqn, bc, marwil, but got {}"),
+        ("algo", {}, "'algo' as one of ppo, mappo, dqn, vdn, qmix, sac, maddpg, matd3, bc, marwil, but got {}"),
         ("modules", "a", "'modules' as a list of texts, or null"),
         ("stepps", 1, "unknown setting 'stepps'. Did you mean 'steps'?"),
     ],

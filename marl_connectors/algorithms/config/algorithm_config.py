@@ -79,7 +79,8 @@ class TrainingSettings(TypedDict, total=False):
 
     Attributes:
         gamma: Discount per agent step.
-        lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+        lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled steps, counted by
+            ``count_steps_by``, as in all schedules.
         grad_clip: The bound for gradients; None for no bound.
         grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
         train_batch_size_per_learner: The number of steps in one update, counted by ``count_steps_by``.
@@ -303,7 +304,7 @@ class AlgorithmConfig:
                 shorthands. It is called once for each agent and episode.
             policies_to_train: The modules that are updated: a collection, ``fn(module_id)`` or
                 ``fn(module_id, batch)``; None for all.
-            count_steps_by: Whether batch sizes count ``"env_steps"`` or ``"agent_steps"``.
+            count_steps_by: Whether batch sizes and schedules count ``"env_steps"`` or ``"agent_steps"``.
         """
         return {"policies": None, "policy_mapping_fn": policies} if isinstance(policies, str) else {}
 

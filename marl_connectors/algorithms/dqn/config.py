@@ -25,7 +25,7 @@ class DQNTrainingSettings(OffPolicyTrainingSettings, total=False):
     """The settings that DQN's ``training`` accepts in addition to those of every off-policy algorithm.
 
     Attributes:
-        epsilon: The probability of a random action when exploring, a number or a schedule over sampled env steps.
+        epsilon: The probability of a random action when exploring, a number or a schedule over sampled steps.
         double_q: Whether the module chooses the next action and its target network judges it (van Hasselt et al.,
             2016), instead of the target network doing both.
         dueling: Whether the default module has heads of their own for the observation's value and the actions'

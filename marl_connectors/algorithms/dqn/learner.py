@@ -51,7 +51,7 @@ class DQNLearner(OffPolicyLearner):
     expected_class = "DefaultDQNRLModule"
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the epsilon of all modules to that of ``timestep`` sampled env steps."""
+        """Sets the epsilon of all modules to that of ``timestep`` sampled steps."""
         for module_id, module in self.module.items():
             epsilon = getattr(module.unwrapped(), "epsilon", None)
             if isinstance(epsilon, Tensor):

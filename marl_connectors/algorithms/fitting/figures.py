@@ -119,6 +119,15 @@ def time_shares(timers: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
 
 
+def megabytes(size: int) -> str:
+    """Formats a number of bytes for people.
+
+    >>> megabytes(123_456_789), megabytes(2_300)
+    ('123.5 MB', '0.0 MB')
+    """
+    return f"{size / 1e6:,.1f} MB"
+
+
 def number(value: float) -> str:
     """Formats a return for people: three to four digits, and a dash for NaN.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
@@ -27,7 +28,7 @@ class MADDPGTrainingSettings(OffPolicyTrainingSettings, total=False):
     """The settings that MADDPG's ``training`` accepts in addition to those of every off-policy algorithm.
 
     Attributes:
-        actor_lr: The learning rate of the policies, a number or a schedule over sampled env steps.
+        actor_lr: The learning rate of the policies, a number or a schedule over sampled steps.
         critic_lr: The learning rate of the critics.
         actor_feature_reg: The weight of the mean squared outputs of the policy in its loss, which keeps actions away
             from the ends of their range.
@@ -98,11 +99,16 @@ class MADDPGConfig(OffPolicyConfig):
         return MADDPGLearner
 
     def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``twin_q`` and the number of the critic's inputs to the settings of the default module."""
+        """Adds ``twin_q`` and the number of the critic's inputs to the settings of the default module.
+
+        Raises:
+            ConfigError: If actions are not in [-1, 1] and not stretched to their space.
+        """
         from marl_connectors.algorithms.maddpg.rl_module import DefaultMADDPGRLModule, MADDPGModelConfig
 
         inputs = self.joint_inputs(setup, env_to_module)
         settings = {"twin_q": self.twin_q, "critic_inputs": inputs.size}
+        check_action_bounds(self, spec, DefaultMADDPGRLModule, None)
         return with_model_settings(spec, DefaultMADDPGRLModule, MADDPGModelConfig, settings)
 
     def joint_inputs(self, setup: Any, env_to_module: Any) -> JointInputs:

@@ -71,7 +71,7 @@ class MADDPGLearner(OffPolicyLearner):
         self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the standard deviation of the noise of all modules to that of ``timestep`` sampled env steps."""
+        """Sets the standard deviation of the noise of all modules to that of ``timestep`` sampled steps."""
         for module_id, module in self.module.items():
             stddev = value_at(self.config.get_config_for_module(module_id).exploration_stddev, timestep)
             parameter: Any = module.unwrapped().log_stddev

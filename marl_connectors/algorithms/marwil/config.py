@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
+from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.algorithms.ppo.config import check_action_bounds
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import Switch, number
@@ -118,5 +118,7 @@ class MARWILConfig(AlgorithmConfig):
         Raises:
             ConfigError: If the distribution is bounded and the space has other bounds.
         """
-        check_action_bounds(self, spec)
+        from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+
+        check_action_bounds(self, spec, DefaultPPORLModule)
         return spec

@@ -22,10 +22,11 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
 
     Attributes:
         n_step: The number of rewards in a step's target.
-        target_network_update_freq: The number of sampled env steps between updates of the target networks; 0 to update
+        target_network_update_freq: The number of sampled steps between updates of the target networks; 0 to update
             them with every update of the modules.
         tau: How far the target networks move towards the modules then: 1 to copy them.
-        num_steps_sampled_before_learning_starts: The number of env steps that are sampled before the first update.
+        num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
+            number before and schedules, it is counted by ``count_steps_by``.
         training_intensity: The number of steps that are trained on for each step that is sampled; None for one update
             after each sample.
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
@@ -107,4 +108,6 @@ def with_model_settings(
         return spec
     if given is None or isinstance(given, Mapping):
         return dataclasses.replace(spec, model_config={**settings, **(given or {})})
-    return dataclasses.replace(spec, model_config=config_class(**{**dataclasses.asdict(given), **settings}))
+    own = config_class.of(given)
+    own = own if isinstance(own, config_class) else config_class(**dataclasses.asdict(own))
+    return dataclasses.replace(spec, model_config=dataclasses.replace(own, **settings))

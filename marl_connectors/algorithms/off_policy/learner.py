@@ -38,7 +38,7 @@ class OffPolicyLearner(Learner):
 
     Attributes:
         td_errors: For each module that the newest update has changed, ``[B]`` errors of its rows, in their order.
-        last_target_update: The number of env steps sampled when the target networks were last updated.
+        last_target_update: The number of steps sampled when the target networks were last updated.
     """
 
     expected: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class OffPolicyLearner(Learner):
         """Sets what depends on time in how the modules explore; does nothing unless overridden.
 
         Args:
-            timestep: The number of env steps sampled so far.
+            timestep: The number of steps sampled so far, counted by ``count_steps_by``.
         """
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:

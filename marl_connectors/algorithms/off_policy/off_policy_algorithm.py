@@ -45,8 +45,9 @@ class ReplayingAlgorithm(Algorithm):
         self.offline_data.begin(self.seed)
         env_steps, agent_steps = runners.num_env_steps, runners.num_agent_steps
         while not self._is_enough(runners.num_env_steps - env_steps, runners.num_agent_steps - agent_steps):
+            num_sampled = self._timesteps()[f"num_{self.config.count_steps_by}_sampled_lifetime"]
             for replay in self.replays.values():
-                replay.learner.explore_as_of(runners.num_env_steps)
+                replay.learner.explore_as_of(num_sampled)
             runners.begin_iteration()
             before = runners.num_env_steps
             sample = runners.sample()
@@ -61,6 +62,16 @@ class ReplayingAlgorithm(Algorithm):
         sampled = time.perf_counter() - updating
         self._update_at_end(results)
         return sampled, results.combined()
+
+    def _results_of_data(self) -> dict[str, Any]:
+        buffers = [replay.buffer for replay in self.replays.values()]
+        return {
+            **super()._results_of_data(),
+            "replay_buffer": {
+                "num_timesteps": sum(map(len, buffers)),
+                "num_bytes": sum(buffer.nbytes for buffer in buffers),
+            },
+        }
 
     def _keep(self, sample: Sample) -> None:
         """Keeps a sample for the end of the iteration; does nothing unless overridden."""

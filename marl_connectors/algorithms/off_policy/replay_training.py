@@ -142,7 +142,8 @@ class ReplayTraining:
             self.buffer.add(episodes, is_wanted=modules.belongs)
         else:
             self.buffer.add(episodes)
-        if timesteps["num_env_steps_sampled_lifetime"] < self.config.num_steps_sampled_before_learning_starts:
+        num_sampled = timesteps[f"num_{self.config.count_steps_by}_sampled_lifetime"]
+        if num_sampled < self.config.num_steps_sampled_before_learning_starts:
             return
         self.updates_due += self._updates_per(new_env_steps)
         while self.updates_due >= 1:

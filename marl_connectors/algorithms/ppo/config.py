@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from gymnasium import Space, spaces
-
+from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
-from marl_connectors.spaces import describe
 from marl_connectors.validators import Switch, number, one_of
 
 if TYPE_CHECKING:
@@ -118,44 +113,7 @@ class PPOConfig(AlgorithmConfig):
         Raises:
             ConfigError: If the distribution is bounded and the space has other bounds.
         """
-        check_action_bounds(self, spec)
+        from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+
+        check_action_bounds(self, spec, DefaultPPORLModule)
         return spec
-
-
-def check_action_bounds(config: AlgorithmConfig, spec: RLModuleSpec) -> None:
-    """Checks that the action distribution of a module covers its action space.
-
-    Raises:
-        ConfigError: If the distribution is bounded and the space has other bounds.
-    """
-    from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-    from marl_connectors.rl_module.random_rl_module import RandomRLModule
-
-    module_class, given, space = spec.module_class or object, spec.model_config, spec.action_space
-    if config.normalize_actions or space is None:
-        return
-    if issubclass(module_class, RandomRLModule) and _has_other_bounds(space):
-        raise ConfigError(
-            f"{type(config).__name__}: RandomRLModule draws actions in (-1, 1), which normalize_actions=False does "
-            f"not stretch to {describe(space)}. Leave normalize_actions on."
-        )
-    if not issubclass(module_class, DefaultPPORLModule):
-        return
-    if isinstance(given, Mapping):
-        chosen = given.get("action_distribution", "gaussian")
-    else:
-        chosen = getattr(given, "action_distribution", "gaussian")
-    if chosen != "gaussian" and _has_other_bounds(space):
-        raise ConfigError(
-            f"{type(config).__name__}: action_distribution={chosen!r} draws actions in (-1, 1), which "
-            f"normalize_actions=False does not stretch to {describe(space)}. Leave normalize_actions "
-            f"on, or use action_distribution='gaussian'."
-        )
-
-
-def _has_other_bounds(space: Space) -> bool:
-    """Whether a Box in a space is not [-1, 1]."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return any(map(_has_other_bounds, parts))
-    return isinstance(space, spaces.Box) and not bool(np.all(space.low == -1) and np.all(space.high == 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
@@ -32,7 +33,7 @@ class SACTrainingSettings(OffPolicyTrainingSettings, total=False):
         initial_alpha: The temperature at the beginning, the weight of the entropy beside the rewards.
         target_entropy: The entropy in nats at which the temperature aims. ``"auto"`` is the negative number of an
             action's dimensions for Box spaces, and 0.98 times the greatest possible entropy for Discrete spaces.
-        actor_lr: The learning rate of the policy, a number or a schedule over sampled env steps.
+        actor_lr: The learning rate of the policy, a number or a schedule over sampled steps.
         critic_lr: The learning rate of the critics.
         alpha_lr: The learning rate of the temperature's logarithm; 0 to keep ``initial_alpha``.
     """
@@ -85,11 +86,17 @@ class SACConfig(OffPolicyConfig):
         return SACLearner
 
     def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``twin_q`` and ``initial_alpha`` to the settings of the default module."""
+        """Adds ``twin_q`` and ``initial_alpha`` to the settings of the default module.
+
+        Raises:
+            ConfigError: If the action distribution is bounded and the space has other bounds.
+        """
         from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule, SACModelConfig
 
         settings = {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
-        return with_model_settings(spec, DefaultSACRLModule, SACModelConfig, settings)
+        completed = with_model_settings(spec, DefaultSACRLModule, SACModelConfig, settings)
+        check_action_bounds(self, completed, DefaultSACRLModule, SACModelConfig.action_distribution)
+        return completed
 
     def validate(self) -> None:
         """Checks in addition that the learning rates are set by their names."""

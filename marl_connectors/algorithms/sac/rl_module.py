@@ -50,9 +50,15 @@ class SACModelConfig(DefaultModelConfig):
 
     @classmethod
     def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
-        """The settings in a model config of any accepted kind."""
+        """The settings in a model config of any accepted kind.
+
+        The default distribution of a DefaultModelConfig stands for the default one of SAC.
+        """
         if isinstance(model_config, DefaultModelConfig) and not isinstance(model_config, cls):
-            return cls(**{**dataclasses.asdict(model_config), "action_distribution": "squashed_gaussian"})
+            given = dataclasses.asdict(model_config)
+            if given["action_distribution"] == DefaultModelConfig.action_distribution:
+                given["action_distribution"] = cls.action_distribution
+            return cls(**given)
         return super().of(model_config)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gymnasium import spaces
 
-from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import Callbacks, PPOConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -207,18 +206,6 @@ def test_overrides_of_a_module_are_named_with_it():
         ConfigError, match=r"PPOConfig.rl_module: algorithm_config_.*, module 'a': clip_param: expected"
     ):
         config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
-
-
-def test_bounded_distributions_need_actions_that_are_stretched():
-    def config_of(low):
-        box = spaces.Box(low, 1.0, (2,))
-        config = small_config(lambda: LifeEnv(spaces_of=dict.fromkeys("abc", (BOX, box))))
-        config.multi_agent(policies="shared").rl_module(model_config={"action_distribution": "beta"})
-        return config.environment(normalize_actions=False)
-
-    with pytest.raises(ConfigError, match=r"PPOConfig: action_distribution='beta' .*normalize_actions=False .*Box"):
-        config_of(0.0).build_algo()
-    config_of(-1.0).build_algo()
 
 
 def test_what_cannot_be_found_again_by_name_has_no_address_in_checkpoints():

@@ -88,6 +88,8 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     before, after = parameters(whole), parameters(resumed)
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert len(whole.replay_buffer) == len(resumed.replay_buffer)
+    found = resumed.train()["replay_buffer"]
+    assert found == {"num_timesteps": len(resumed.replay_buffer), "num_bytes": resumed.replay_buffer.nbytes}
     whole.stop()
     resumed.stop()
 
@@ -218,6 +220,18 @@ def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     inputs = algo.get_module().forward_inference({Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
     greedy = algo.get_module().get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
     assert torch.equal(greedy, algo.get_module().compute_q_values({Columns.OBS: obs}).argmax(-1))
+    algo.stop()
+
+
+@pytest.mark.parametrize(("by", "agents"), [("env_steps", 1), ("agent_steps", 2)])
+def test_the_schedule_of_epsilon_counts_env_steps_or_agent_steps(by, agents):
+    config = small_dqn("marl_envs.match_v0", epsilon=[[0, 1.0], [200, 0.0]])
+    config.environment(env_config={"n_agents": 2, "ep_len": 5}).multi_agent(policies="shared", count_steps_by=by)
+    algo = config.reporting(min_sample_timesteps_per_iteration=60).build_algo()
+    algo.train()
+    at_last = algo.env_runner_group.num_env_steps - config.num_envs  # at the beginning of the last sample
+    assert 0 < at_last < 100
+    assert algo.get_module("default_policy").epsilon.item() == pytest.approx(1 - at_last * agents / 200)
     algo.stop()
 
 

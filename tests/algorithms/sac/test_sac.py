@@ -26,7 +26,10 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.sac.learner import SACLearner
+from marl_connectors.algorithms.sac.rl_module import SACModelConfig
 from marl_connectors.errors import ConfigError, LearnerError, ModuleError
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.distributions import TorchSquashedGaussian
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 AGENTS = ("a", "b", "c")
@@ -389,3 +392,17 @@ def test_a_buffer_with_another_capacity_still_draws_with_equal_probabilities():
     assert (type(buffer).__name__, buffer.capacity) == ("EpisodeReplayBuffer", 70)
     with pytest.raises(ConfigError, match=r"EpisodeReplayBuffer has no setting 'alpha'. Known: type, capacity"):
         small_sac("Pendulum-v1", replay_buffer_config={"alpha": 0.5}).build_algo()
+
+
+@pytest.mark.parametrize("given", [None, {}, DefaultModelConfig(), SACModelConfig()])
+def test_model_configs_of_all_kinds_have_the_default_distribution_of_sac(given):
+    algo = small_sac("Pendulum-v1").rl_module(model_config=given).build_algo()
+    assert algo.get_module().config.action_distribution == "squashed_gaussian"
+    assert algo.get_module().get_train_action_dist_cls() is TorchSquashedGaussian
+    algo.stop()
+
+
+def test_a_distribution_that_sac_does_not_have_is_named():
+    config = small_sac("Pendulum-v1").rl_module(model_config=DefaultModelConfig(action_distribution="beta"))
+    with pytest.raises(ConfigError, match=r"action_distribution.*squashed_gaussian.*'beta'"):
+        config.build_algo()

@@ -1,0 +1,32 @@
+"""simple_spread_v3 with VDN: three agents cover three landmarks, without bumping into one another."""
+
+from __future__ import annotations
+
+from marl_connectors.callbacks import Success
+from marl_connectors.zoo.simple_spread_v3 import landmarks_covered
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+TASK = ZooTask(
+    name="simple_spread_v3/vdn",
+    env="mpe2.simple_spread_v3",
+    summary="Three agents cover three landmarks, without bumping into one another.",
+    needs="mpe2",
+    settings={
+        "algo": "vdn",
+        "policies": "shared",
+        "steps": 1_800_000,
+        "num_envs": 32,
+        "hidden": [128, 128],
+        "activation": "relu",
+        "anneal_lr": True,
+        "env_to_module": ["AgentIdEncoding"],
+        "training": {
+            "lr": 1e-3,
+            "gamma": 0.95,
+            "epsilon": [[0, 1.0], [180_000, 0.05], [1_800_000, 0.02]],
+            "replay_buffer_config": {"type": "TeamReplayBuffer", "capacity": 200_000},
+        },
+    },
+    success=Success("landmarks covered", landmarks_covered),
+    expected=Expected(mean_return=-10.0, std=0.3, num_seeds=3, minutes=15.0, random_return=-26.0),
+)
