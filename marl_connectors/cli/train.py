@@ -357,9 +357,8 @@ class _Training:
         if self.timers:
             print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
         if self.replay:
-            print(
-                f"The replay buffer: {self.replay['num_timesteps']:,} steps, at most {megabytes(self.replay['num_bytes'])}."
-            )
+            steps, size = self.replay["num_timesteps"], self.replay["num_bytes"]
+            print(f"The replay buffer: {steps:,} steps, at most {megabytes(size)}.")
         print(f"\n{_places(folder, self.settings.track, no_video, video)}", flush=True)
         if self.suggests:
             print(f"\n{self._next_commands(folder.path)}", flush=True)
