@@ -5,6 +5,8 @@ from .algorithms.bc.config import BCConfig as BCConfig
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.dqn.config import DQNConfig as DQNConfig
 from .algorithms.dqn.dqn import DQN as DQN
+from .algorithms.dqn.rl_module import DefaultDQNRLModule as DefaultDQNRLModule
+from .algorithms.dqn.rl_module import DQNModelConfig as DQNModelConfig
 from .algorithms.fitting.fit_results import FitResults as FitResults
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
@@ -17,6 +19,7 @@ from .algorithms.maddpg.rl_module import DefaultMADDPGRLModule as DefaultMADDPGR
 from .algorithms.maddpg.rl_module import MADDPGModelConfig as MADDPGModelConfig
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.mappo import MAPPO as MAPPO
+from .algorithms.mappo.rl_module import DefaultMAPPORLModule as DefaultMAPPORLModule
 from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
 from .algorithms.marwil.config import MARWILConfig as MARWILConfig
 from .algorithms.marwil.learner import MARWILLearner as MARWILLearner
@@ -151,6 +154,7 @@ from .offline.minari_data import to_minari as to_minari
 from .offline.parquet import from_parquet as from_parquet
 from .offline.parquet import to_parquet as to_parquet
 from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.joint_replay_buffer import JointReplayBuffer as JointReplayBuffer
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
 )
@@ -166,6 +170,7 @@ from .rl_module.distributions import EpsilonGreedy as EpsilonGreedy
 from .rl_module.distributions import TorchBernoulli as TorchBernoulli
 from .rl_module.distributions import TorchBeta as TorchBeta
 from .rl_module.distributions import TorchCategorical as TorchCategorical
+from .rl_module.distributions import TorchClippedGaussian as TorchClippedGaussian
 from .rl_module.distributions import TorchDiagGaussian as TorchDiagGaussian
 from .rl_module.distributions import TorchMultiCategorical as TorchMultiCategorical
 from .rl_module.distributions import TorchMultiDistribution as TorchMultiDistribution

@@ -144,7 +144,9 @@ def _load(source: Path) -> dict[Any, Any]:
             _damaged(source, f"{TENSORS_FILE} is not what was written (its SHA-256 differs; {len(tensor_bytes)} bytes)")
         )
     try:
-        tensors = {key: np.array(array) for key, array in safetensors.numpy.load(tensor_bytes).items()}
+        read_only = safetensors.numpy.load(tensor_bytes)
+        del tensor_bytes  # a replay buffer may be large, so there are never more than two copies of it
+        tensors = {key: np.array(read_only.pop(key)) for key in list(read_only)}
         if any(array.dtype.kind not in _KINDS for array in tensors.values()):
             raise ValueError("it contains arrays of a type that is never written")
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import marl_connectors
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
@@ -145,6 +146,24 @@ def test_the_table_of_results_has_every_key():
     lifetime = {key for key in found if key.endswith("_lifetime")}
     assert evaluation == {key for key in found - lifetime if key.startswith("env_runners/")}
     assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize("name", ["DQN", "VDN", "QMIX", "SAC", "MADDPG", "MATD3", "BC", "MARWIL"])
+def test_the_table_of_loss_statistics_has_those_of_each_algorithm(name, tmp_path):
+    rows = text(ROOT / "docs/results.md").partition("<!-- loss statistics -->")[2].partition("\n\n")[0].splitlines()[3:]
+    cells = [row.split(" | ") for row in rows]
+    listed = {
+        key for keys, algorithms, _ in cells if name in algorithms.split(", ") for key in re.findall("`(.+?)`", keys)
+    }
+    config = getattr(marl_connectors, f"{name}Config")().environment("marl_envs.match_v0", env_config={"n_agents": 2})
+    config.multi_agent(policies="independent").rl_module(model_config={"fcnet_hiddens": [4]})
+    if hasattr(config, "replay_buffer_config"):
+        config.training(num_steps_sampled_before_learning_starts=20).reporting(min_sample_timesteps_per_iteration=200)
+    else:
+        match_config().build_algo().record(tmp_path / "data", num_episodes=4)
+        config.offline_data(input_=str(tmp_path / "data")).training(train_batch_size_per_learner=20)
+    found = set(config.build_algo().train()["learners"]["agent_0"])
+    assert found - {key.rpartition("/")[2] for key in keys_in_table("results")} == listed
 
 
 def test_the_table_of_results_with_remote_env_runners_has_every_key(monkeypatch):

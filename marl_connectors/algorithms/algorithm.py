@@ -201,7 +201,7 @@ class Algorithm:
 
     def _so_far(self) -> str:
         iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
-        return f"{iterations}, {self.env_runner_group.num_agent_steps:,} agent steps"
+        return f"{iterations}, {self._lifetime_steps()[1]:,} agent steps"
 
     def __enter__(self) -> Self:
         return self
@@ -299,20 +299,21 @@ class Algorithm:
         if config.num_env_workers == "auto" and not is_long:
             config = config.copy()
             config.num_env_workers = 0
-        runner = build.build_env_runner(
-            config,
-            self._setup,
-            self.rl_module,
-            self._env_to_module,
-            seed=seed,
-            num_envs=num_envs,
-            explore=config.explore,
-            rollout_fragment_length=1 if render_mode else self._fragment_length(),
-            lookback=self._lookback(),
-            state_space=self._state_space() if for_training else None,
-            render_mode=render_mode,
-            first_render_mode=first_render_mode,
-            warned_of_bounds=self._warned_of_bounds,
+        runner = EnvRunner(
+            parts=build.build_env_runner_parts(
+                config,
+                self._setup,
+                self.rl_module,
+                self._env_to_module,
+                seed=seed,
+                num_envs=num_envs,
+                rollout_fragment_length=1 if render_mode else self._fragment_length(),
+                lookback=self._lookback(),
+                state_space=self._state_space() if for_training else None,
+                render_mode=render_mode,
+                first_render_mode=first_render_mode,
+                warned_of_bounds=self._warned_of_bounds,
+            )
         )
         if build.has_state_pieces(self._env_to_module):  # maybe of modules that were removed
             build.add_state_pieces_to_runner(config, runner)

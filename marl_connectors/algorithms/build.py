@@ -36,15 +36,17 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
+from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec, naming_module
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
@@ -170,7 +172,7 @@ def build_modules(
     specs = _specs_of_config(config, setup, env_to_module) if rl_module_specs is None else rl_module_specs
     built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
-        with torch_stream(seed, "module", module_id):
+        with torch_stream(seed, "module", module_id), naming_module(module_id, specs):
             built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
@@ -441,7 +443,7 @@ def lookback_of_run(config: AlgorithmConfig, env_to_module: EnvToModulePipeline,
     return max(config.episode_lookback_horizon, *needed)
 
 
-def build_env_runner(
+def build_env_runner_parts(
     config: AlgorithmConfig,
     setup: EnvSpec,
     modules: MultiRLModule,
@@ -449,54 +451,52 @@ def build_env_runner(
     *,
     seed: int,
     num_envs: int,
-    explore: bool,
-    rollout_fragment_length: int,
     lookback: int,
-    state_space: Space | None,
+    rollout_fragment_length: int,
+    state_space: Space | None = None,
+    first_env_number: int = 0,
     render_mode: str | None = None,
     first_render_mode: str | None = None,
     warned_of_bounds: dict[Any, set[int]] | None = None,
-    first_env_number: int = 0,
     merges_connector_states: bool = True,
-) -> EnvRunner:
-    """Builds a runner with its own sub-environments. The arguments are described at ``EnvRunner``."""
+) -> EnvRunnerParts:
+    """Builds the parts of a runner, with its own sub-environments.
+
+    See ``EnvRunnerParts`` and ``make_vector_env`` for the arguments.
+    """
     make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
-    return EnvRunner(
-        make_env,
-        num_envs=num_envs,
-        seed=seed,
+    return EnvRunnerParts(
         rl_module=modules,
         env_to_module=env_to_module,
-        explore=explore,
+        module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
+        agent_spaces=setup.agent_spaces,
+        policy_mapping_fn=config.policy_mapping_fn,
+        single_agent=setup.single_agent,
+        config=config,
+        explore=config.explore,
         lookback=lookback,
         rollout_fragment_length=rollout_fragment_length,
+        complete_episodes=config.batch_mode == "complete_episodes",
+        check_spaces=not config.disable_env_checking,
         warned_of_bounds=warned_of_bounds,
-        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
-        restarts=_env_restarts(config, make_env),
-        state_space=state_space,
-        first_env_number=first_env_number,
+        callbacks=config.make_callbacks(),
+        env_config=config.env_config,
         merges_connector_states=merges_connector_states,
-        **_settings_of_env_runner(config, setup, modules),
+        vector_env=make_vector_env(
+            make_env,
+            num_envs=num_envs,
+            seed=seed,
+            num_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
+            timeout_s=config.sample_timeout_s,
+            restarts=_env_restarts(config, make_env),
+            state_space=state_space,
+            first_number=first_env_number,
+        ),
     )
 
 
-def _settings_of_env_runner(config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule) -> dict[str, Any]:
-    return {
-        "config": config,
-        "single_agent": setup.single_agent,
-        "agent_spaces": setup.agent_spaces,
-        "policy_mapping_fn": config.policy_mapping_fn,
-        "module_to_env": build_module_to_env(config, setup, stateful=modules.is_stateful()),
-        "complete_episodes": config.batch_mode == "complete_episodes",
-        "check_spaces": not config.disable_env_checking,
-        "callbacks": config.make_callbacks(),
-        "env_config": config.env_config,
-        "sample_timeout_s": config.sample_timeout_s,
-    }
-
-
-def arguments_of_env_runner(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the arguments of an EnvRunner with modules and pipelines of its own, for ``EnvRunner(config=...)``.
+def own_env_runner_parts(config: AlgorithmConfig) -> EnvRunnerParts:
+    """Returns the parts of an EnvRunner with modules and pipelines of its own, for ``EnvRunner(config=...)``.
 
     Raises:
         MarlConnectorsError: If a setting, the environment or the mapping function does not work.
@@ -510,20 +510,16 @@ def arguments_of_env_runner(config: AlgorithmConfig) -> dict[str, Any]:
     env_to_module, _ = build_env_to_module(config, setup)
     modules = build_modules(config, setup, env_to_module, seed)
     close_env(setup.sample_env, setup.name)
-    num_envs = config.num_envs_per_env_runner
-    return {
-        "make_env": setup.factory,
-        "num_envs": num_envs,
-        "seed": seed,
-        "rl_module": modules,
-        "env_to_module": env_to_module,
-        "explore": config.explore,
-        "lookback": max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
-        "rollout_fragment_length": fragment_length(config, setup),
-        "num_env_workers": num_env_workers(config, setup, num_envs),
-        "restarts": _env_restarts(config, setup.factory),
-        **_settings_of_env_runner(config, setup, modules),
-    }
+    return build_env_runner_parts(
+        config,
+        setup,
+        modules,
+        env_to_module,
+        seed=seed,
+        num_envs=config.num_envs_per_env_runner,
+        lookback=max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
+        rollout_fragment_length=fragment_length(config, setup),
+    )
 
 
 def fragment_length(config: AlgorithmConfig, setup: EnvSpec) -> int:

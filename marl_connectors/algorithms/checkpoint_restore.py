@@ -11,12 +11,18 @@ from gymnasium import Space
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config.state import config_from_state, from_state, spec_fields, to_state
+from marl_connectors.algorithms.config.state import (
+    config_class_of,
+    config_from_state,
+    from_state,
+    spec_fields,
+    to_state,
+)
 from marl_connectors.checkpoints import find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
-from marl_connectors.names import Names, brief
+from marl_connectors.names import LIBRARY, Names, brief
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.rl_module.states import check_state_out
@@ -159,6 +165,7 @@ def restored_config(
         if not names.trusted:  # its author does not choose which files are read and written
             restored.change(**{name: value for name, value in FILES.items() if name not in given})
     else:
+        _check_class(state, config, names)
         restored = config.copy()
         for name in state["changed_settings"]:
             if name not in given and name not in skip:
@@ -168,6 +175,18 @@ def restored_config(
             restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
+
+
+def _check_class(state: Mapping[str, Any], config: AlgorithmConfig, names: Names) -> None:
+    """Checks that a user's config is of the algorithm of the checkpoint, if this library has it."""
+    saved = state["config"]["class"]
+    if not isinstance(saved, str) or saved.partition(":")[0].partition(".")[0] not in LIBRARY:
+        return
+    there, here = config_class_of(state["config"], names), type(config)
+    if not issubclass(there, here) and not issubclass(here, there):
+        raise CheckpointError(
+            f"checkpoint: its run has a {there.__name__}, but config is a {here.__name__}. Pass the config of that run."
+        )
 
 
 def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None:

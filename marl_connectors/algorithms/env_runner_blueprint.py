@@ -92,19 +92,20 @@ class RunBlueprint:
         modules = build.build_modules(config, setup, env_to_module, self.seed, self.rl_module_specs)
         if not for_training:
             build.stop_counting(env_to_module)
-        runner = build.build_env_runner(
-            config,
-            setup,
-            modules,
-            env_to_module,
-            seed=seed,
-            num_envs=num_envs,
-            explore=config.explore,
-            rollout_fragment_length=self.rollout_fragment_length,
-            lookback=self.lookback,
-            state_space=self.state_space if for_training else None,
-            first_env_number=first_env_number,
-            merges_connector_states=not merges_states(self.config),
+        runner = EnvRunner(
+            parts=build.build_env_runner_parts(
+                config,
+                setup,
+                modules,
+                env_to_module,
+                seed=seed,
+                num_envs=num_envs,
+                rollout_fragment_length=self.rollout_fragment_length,
+                lookback=self.lookback,
+                state_space=self.state_space if for_training else None,
+                first_env_number=first_env_number,
+                merges_connector_states=not merges_states(self.config),
+            )
         )
         self._add_state_pieces(runner)
         return runner

@@ -458,7 +458,10 @@ def in_this_process(config: Any) -> Any:
     return local.resources(ray_address=None)
 
 
-_FOR_GOOD = ("critic_obs", "use_critic", "dueling", "replay_buffer_config", "learner_class", "learner_connector")
+_FOR_GOOD = (
+    *("critic_obs", "use_critic", "dueling", "twin_q", "mixer", "mixing_embed_dim", "mixer_state"),
+    *("replay_buffer_config", "learner_class", "learner_connector"),
+)
 """Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
 _CHANGEABLE = (
     "disable_env_checking",

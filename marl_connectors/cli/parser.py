@@ -451,7 +451,12 @@ COMMANDS: Final = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with errors of one line."""
+    """An ArgumentParser with errors of one line, which name the closest known word."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse has no public place for this before Python 3.14
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {did_you_mean(value, action.choices)}")
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."

@@ -320,6 +320,10 @@ class _Sweep:
             print(table(["trial", "state", "value", "agent steps", *self.search], rows))
             if len(results) > _ROWS:
                 print(f"  and {len(results) - _ROWS} more in {self.path / SWEEP}")
+        if len(finished) > 1 and len({result["value"] for result in finished}) == 1:
+            print(
+                "All complete trials have the same value, so their order says nothing. Start a sweep with more --steps."
+            )
         commands = []
         if finished:
             with run_folder.writing(self.path / PICTURE):
@@ -433,13 +437,14 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
     check_metric(metric, (), config, "--metric")
     same = Counter(name.rpartition(".")[2] for name in search)
+    too_short: dict[str, None] = {}
     for name, space in search.items():
         if same[name.rpartition(".")[2]] > 1:
             raise ConfigError(f"--search: {name!r} is searched twice, with and without its section. Leave one out.")
         for value in space.ends():
             tried = new_settings(with_values(options, {name: value}))
             train.check_extras(tried)
-            tried.make_config()
+            too_short |= dict.fromkeys(_without_learning(tried.steps, tried.make_config(), metric))
     numbered = "out" not in given
     default = settings.default_folder_name().removesuffix(f"-seed{settings.seed}")
     path = Path(given.get("out", f"runs/{default}-sweep"))
@@ -447,8 +452,22 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     with run_folder.writing(path):
         path = run_folder.make_folder(path, numbered)
     trials = given.get("trials", NUM_TRIALS)
+    for warning in too_short:
+        print(f"marl-connectors: warning: {warning}", file=sys.stderr, flush=True)
     print(f"Searching {', '.join(search)} in {trials} trials, {parallel} at a time, in {path}", flush=True)
     return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"), config)
+
+
+def _without_learning(steps: int, config: Any, metric: str) -> Iterator[str]:
+    """Yields a warning if a trial ends before its metric can show what it has learned."""
+    batch = config.total_train_batch_size
+    updates_while_sampling = hasattr(config, "min_sample_timesteps_per_iteration")
+    if steps <= batch and not updates_while_sampling and metric.removeprefix(LOWEST).startswith("env_runners/"):
+        yield (
+            f"sweep: a trial of --steps {steps} has one iteration, because a train batch has {batch:,} steps. "
+            f"{metric.removeprefix(LOWEST)} is measured before the update, so it does not depend on what is learned. "
+            f"Use more --steps, or smaller batches: --set train_batch_size_per_learner=N."
+        )
 
 
 def _resumed(given: Mapping[str, Any]) -> _Sweep:

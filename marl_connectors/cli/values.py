@@ -6,6 +6,7 @@ import argparse
 import ast
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 """The names of the trackers in ``marl_connectors.callbacks``."""
 VIDEO_FORMATS = ("gif", "mp4", "none")
 """The formats of videos."""
+_EXPONENTS = {"k": 3, "m": 6, "g": 9, "b": 9}
+"""The powers of ten that units of numbers stand for."""
 
 
 def require_extras(*modules: str) -> None:
@@ -100,23 +103,32 @@ def opponent(text: str) -> str | None:
     return "random" + text[len("random") :]
 
 
-def whole_number(text: str) -> int:
+def whole_number(text: str, at_least: int = 0) -> int:
     """Reads a non-negative whole number, also written ``1e6`` or ``1_000_000``."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (number >= 0 and number.is_integer()):
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, but got {text!r}")
+    if not (number >= at_least and number.is_integer()):
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {at_least}, but got {text!r}{_without_unit(text)}"
+        )
     return int(text) if text.replace("_", "").isdigit() else int(number)
+
+
+def _without_unit(text: str) -> str:
+    """Returns a question with the number that was meant by a unit.
+
+    >>> _without_unit("1.5M"), _without_unit("many")
+    (". Did you mean '1.5e6'?", '')
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGbB])", text)
+    return f". Did you mean '{found[1]}e{_EXPONENTS[found[2].lower()]}'?" if found else ""
 
 
 def count(text: str) -> int:
     """Reads a whole number of at least 1."""
-    number = whole_number(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("expected a whole number of at least 1, but got '0'")
-    return number
+    return whole_number(text, at_least=1)
 
 
 def seed_list(text: str) -> list[int]:

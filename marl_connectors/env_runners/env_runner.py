@@ -10,13 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 
-from marl_connectors.callbacks import CallbackCalls
-from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
-from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
@@ -31,32 +27,26 @@ from marl_connectors.env_runners.done_episodes import (
     missing,
     shares,
 )
-from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
+from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts, PolicyMappingFn
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.finished_episodes import FinishedEpisodes
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.env_runners.state_shares import finished_places, uncredited_rewards
 from marl_connectors.environments.vector.action_history import HISTORY_BYTES
-from marl_connectors.environments.vector.env_failures import EnvRestarts, FailureCounts
+from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
-from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, listed
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.names import import_attribute
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID
 
 _LOG = logging.getLogger(__name__)
-PolicyMappingFn = Callable[..., ModuleID]
 _NOISE_STEPS = 2**20
 """The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
-
-
-_OF_CONFIG: Any = object()
-"""Stands for arguments that follow from ``config``."""
 
 
 class EnvRunner:
@@ -83,149 +73,60 @@ class EnvRunner:
         places: For each episode of the newest sample, its sub-environment and when it ended, for ``merged_order``.
     """
 
-    config: Any = None
-
-    def __init__(
-        self,
-        make_env: Callable[[], Any] = _OF_CONFIG,
-        *,
-        config: Any = None,
-        num_envs: int = _OF_CONFIG,
-        seed: int = _OF_CONFIG,
-        single_agent: bool = _OF_CONFIG,
-        agent_spaces: Callable[[AgentID], tuple[Space, Space]] = _OF_CONFIG,
-        policy_mapping_fn: PolicyMappingFn = _OF_CONFIG,
-        rl_module: MultiRLModule = _OF_CONFIG,
-        env_to_module: EnvToModulePipeline = _OF_CONFIG,
-        module_to_env: ModuleToEnvPipeline = _OF_CONFIG,
-        explore: bool = True,
-        lookback: int = 1,
-        rollout_fragment_length: int = 64,
-        complete_episodes: bool = False,
-        check_spaces: bool = True,
-        warned_of_bounds: dict[Any, set[int]] | None = None,
-        callbacks: CallbackCalls | None = None,
-        env_config: dict[str, Any] | None = None,
-        num_env_workers: int = 0,
-        sample_timeout_s: float | None = 60.0,
-        restarts: EnvRestarts | None = None,
-        state_space: Space | None = None,
-        first_env_number: int = 0,
-        merges_connector_states: bool = True,
-    ):
-        """Creates the sub-environments. They are not reset before the first ``sample``.
-
-        ``EnvRunner(config=...)`` makes a runner that needs no algorithm, with modules and pipelines of its own. All
-        other arguments are parts of a run.
+    def __init__(self, *, config: Any = None, parts: EnvRunnerParts | None = None):
+        """Makes the runner. Its sub-environments are not reset before the first ``sample``.
 
         Args:
-            make_env: Returns one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
-                worker processes, the function must be picklable. A function for natively batched environments gets
-                the number of sub-environments as its argument.
-            config: The settings, an AlgorithmConfig. All other arguments follow from them if there is no ``make_env``.
-            num_envs: The number of sub-environments.
-            seed: The run's seed. It determines all random numbers of the runner.
-            single_agent: Whether ``sample`` returns SingleAgentEpisodes.
-            agent_spaces: Returns an agent's observation space and action space.
-            policy_mapping_fn: The function ``fn(agent_id, episode)`` that returns the id of the module that chooses an
-                agent's actions in an episode.
-            rl_module: The modules.
-            env_to_module: The pipeline that turns observations into a forward batch.
-            module_to_env: The pipeline that turns module outputs into actions.
-            explore: Whether ``sample`` explores by default.
-            lookback: The number of earlier steps that a chunk of an episode keeps.
-            rollout_fragment_length: The default length of a sample, in env steps of each sub-environment.
-            complete_episodes: Whether ``sample`` returns one episode of each sub-environment by default.
-            check_spaces: Whether to check that observations are in their space.
-            warned_of_bounds: The components of observations for which the run was already warned that they leave their
-                bounds. The runner adds to it. None if there are none.
-            callbacks: The callbacks to call on the runner's events.
-            env_config: The environment config that callbacks get.
-            num_env_workers: The number of worker processes that the sub-environments are distributed over. 0 to step
-                them in this process.
-            sample_timeout_s: How many seconds a worker process may take for a step or a reset of its sub-environments
-                before it counts as hung. None for no limit. An environment that hangs in this process cannot be
-                interrupted.
-            restarts: How to continue after failures of environments and worker processes. None to raise an EnvError.
-            state_space: The space of the environments' ``state()``, to record the state with each observation. None
-                to record no state.
-            first_env_number: The number of the first sub-environment among all sub-environments of the run, if other
-                runners step others. What a sub-environment plays depends on its number, and not on the runner.
-            merges_connector_states: Whether ``sample`` ends with merging what the connector pieces have learned in it
-                into what they apply. False if the caller merges the states of several runners:
-                ``merge_connector_states``, then ``set_connector_states`` of each runner.
+            config: The settings, an AlgorithmConfig. ``EnvRunner(config=...)`` needs no algorithm: it makes
+                sub-environments, modules and pipelines of its own.
+            parts: What the runner is made of, if there is no ``config``.
         """
-        if make_env is _OF_CONFIG:
-            if config is None:
-                raise ConfigError("EnvRunner: expected config=..., but got nothing. Pass an AlgorithmConfig.")
-            self.__init__(**_arguments_of(config))
-            return
-        self.config = config
-        self.vector_env = make_vector_env(
-            make_env,
-            num_envs=num_envs,
-            seed=seed,
-            num_workers=num_env_workers,
-            timeout_s=sample_timeout_s,
-            restarts=restarts,
-            state_space=state_space,
-            first_number=first_env_number,
-        )
-        self._env_numbers = np.array([sub_env.number for sub_env in self.vector_env.sub_envs])
-        self._turn_based = self.vector_env.turn_based
-        self.rl_module = rl_module
-        self.env_to_module = env_to_module
-        self.module_to_env = module_to_env
-        self.lookback = lookback
+        if parts is None:
+            parts = _parts_of(config)
+        self.config = parts.config
+        self.vector_env = vector_env = parts.vector_env
+        self.rl_module = parts.rl_module
+        self.env_to_module = parts.env_to_module
+        self.module_to_env = parts.module_to_env
+        self.lookback = parts.lookback
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.times = SamplingTimes()
         self.num_env_steps = 0
         self.num_agent_steps = 0
-        self._seed = seed
-        self._check_spaces = check_spaces
-        self._out_of_bounds = OutOfBounds(warned_of_bounds)
-        self._noise = ActionNoise(seed)
+        self.explore = parts.explore
+        self.rollout_fragment_length = parts.rollout_fragment_length
+        self.complete_episodes = parts.complete_episodes
+        self.places: list[SamplePlace] = []
+        self.callbacks = parts.callbacks
+        self.callback_metrics = MetricsLogger()
+        self.in_evaluation = False
+        self._env_numbers = np.array([sub_env.number for sub_env in vector_env.sub_envs])
+        self._turn_based = vector_env.turn_based
+        self._seed = vector_env.seed
+        self._check_spaces = parts.check_spaces
+        self._out_of_bounds = OutOfBounds(parts.warned_of_bounds)
+        self._noise = ActionNoise(self._seed)
         self._episodes = EpisodeTracker(
-            self.vector_env,
-            agent_spaces,
-            policy_mapping_fn,
-            rl_module,
-            single_agent=single_agent,
-            lookback=lookback,
-            action_spaces=env_to_module.action_space,
+            vector_env,
+            parts.agent_spaces,
+            parts.policy_mapping_fn,
+            self.rl_module,
+            single_agent=parts.single_agent,
+            lookback=self.lookback,
+            action_spaces=self.env_to_module.action_space,
         )
         self._fragment = Fragment()
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._merges_connector_states = merges_connector_states
+        self._merges_connector_states = parts.merges_connector_states
+        self._single_agent = single_agent = parts.single_agent
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes, single_agent=single_agent)
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
         self._continues_episodes = False  # whether the next sample continues the episodes of this one
-        self._begin(explore)
-        self.explore = explore
-        self.rollout_fragment_length = rollout_fragment_length
-        self.complete_episodes = complete_episodes
-        self.places: list[SamplePlace] = []
-        self._finished: list[EpisodeSummary] = []
-        # Of each finished episode: the sample (counted from the last take_finished), the vector step, the env_index.
-        self._finished_at: list[tuple[int, int, int]] = []
-        self._num_samples = 0
-        self._uncredited_rewards = [0.0] * num_envs
-        self.callbacks = callbacks or CallbackCalls()
-        self.callback_metrics = MetricsLogger()
-        self.in_evaluation = False
-        self._env_config = env_config or {}
-        self._single_agent = single_agent
-        if self.callbacks.wants(*EPISODE_CALLBACKS):
-            self.vector_env.resets_late = True
-            self._episodes.callbacks = EpisodeCallbacks(
-                self.callbacks,
-                self._arguments_of_callbacks,
-                sub_envs=self.vector_env.sub_envs,
-                ongoing=self._episodes.ongoing,
-                make_episode=self._episodes.empty_episode,
-                sync=self._episodes.sync,
-            )
+        self._finished = FinishedEpisodes(vector_env.num_envs)
+        self._env_config = parts.env_config
+        self._begin(self.explore)
+        self._episodes.set_callbacks(self.callbacks, self._arguments_of_callbacks)
         self._call_environment_created(None)
 
     @property
@@ -322,7 +223,7 @@ class EnvRunner:
         self._begin(explore)
         self._fragment = self._shared_data[FRAGMENT] = Fragment()
         self.places = []
-        self._num_samples += 1
+        self._finished.begin_sample()
         self._episodes.vector_step = 0
         sub_envs = len(self.vector_env.sub_envs)
         callbacks = self._episodes.callbacks
@@ -333,20 +234,7 @@ class EnvRunner:
         if not self._continues_episodes or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
-            wanted = num_episodes
-
-            def must_stop() -> bool:
-                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted)))
-
-            num_done = -1
-            while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
-                if must_stop():
-                    done = first_rounds(self._episodes.done, sub_envs)
-                    break
-                if num_done != (num_done := len(self._episodes.done)):
-                    self._note_finished(wanted)
-                self._take_step(random_actions)
-            self._note_finished(wanted)
+            done = self._play_episodes(num_episodes, random_actions, is_enough)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
@@ -355,8 +243,7 @@ class EnvRunner:
         self._look_ahead()
         self._complete_fragment()
         self._episodes.take_done()
-        self._finished += [entry.summary for entry in done]
-        self._finished_at += [(self._num_samples - 1, entry.vector_step, entry.env_index) for entry in done]
+        self._finished.add(done)
         found: list[tuple[int, int | None, Episode]] = [(own.env_index, own.vector_step, own.episode) for own in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
@@ -371,11 +258,29 @@ class EnvRunner:
         episodes = [episode for *_, episode in found]
         self.places = [SamplePlace(int(self._env_numbers[index]), vector_step) for index, vector_step, _ in found]
         for env_index, _, episode in found:
-            self._uncredited_rewards[env_index] += episode.uncredited_reward
+            self._finished.add_uncredited_reward(env_index, episode.uncredited_reward)
         if self._merges_connector_states:
             self._merge_own_connector_states()
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
+
+    def _play_episodes(
+        self, wanted: int, random_actions: bool, is_enough: Callable[[int], bool] | None
+    ) -> Sequence[DoneEpisode]:
+        """Steps all sub-environments until they have finished their shares of ``wanted`` episodes, which it returns.
+
+        If ``is_enough`` ends this early, there are fewer.
+        """
+        sub_envs, num_done = len(self.vector_env.sub_envs), -1
+        while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
+            if is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted))):
+                done = first_rounds(self._episodes.done, sub_envs)
+                break
+            if num_done != (num_done := len(self._episodes.done)):
+                self._note_finished(wanted)
+            self._take_step(random_actions)
+        self._note_finished(wanted)
+        return done
 
     def _steps_so_far(self) -> tuple[int, int, int, dict[str, Any]]:
         """Returns the step of the noise, the numbers of env steps and agent steps, and the untaken counts."""
@@ -612,9 +517,7 @@ class EnvRunner:
 
     def take_finished(self) -> list[EpisodeSummary]:
         """Returns the returns and lengths of the episodes that ended since the last call."""
-        finished, self._finished = self._finished, []
-        self._finished_at, self._num_samples = [], 0
-        return finished
+        return self._finished.take_summaries()
 
     def take_uncredited_reward(self) -> float:
         """Returns the sum of the uncredited rewards in the samples since the last call.
@@ -622,8 +525,7 @@ class EnvRunner:
         An uncredited reward belongs to no action in the same chunk, so it is in no train batch. The agent got it before
         its first action, or for an action of an earlier chunk in which the agent ended.
         """
-        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * len(self.vector_env.sub_envs)
-        return sum(uncredited)
+        return self._finished.take_uncredited_reward()
 
     def take_failure_counts(self) -> dict[str, int]:
         """Returns the counts of failures since the last call.
@@ -753,10 +655,7 @@ class EnvRunner:
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._episodes.lanes.counts.get_state(),
-            "finished": [summary.get_state() for summary in self._finished],
-            "finished_at": [list(place) for place in self._finished_at],
-            "num_samples": self._num_samples,
-            "uncredited_reward": list(self._uncredited_rewards),
+            **self._finished.get_state(),
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
@@ -797,10 +696,7 @@ class EnvRunner:
         self.module_to_env.set_state(state["module_to_env"])
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
-        self._finished = [EpisodeSummary.from_state(summary) for summary in state["finished"]]
-        self._finished_at = finished_places(state)
-        self._num_samples = state.get("num_samples", 1)
-        self._uncredited_rewards = uncredited_rewards(state)
+        self._finished.set_state(state)
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0
         self._episodes.lanes.settle_counts()
@@ -828,9 +724,11 @@ class EnvRunner:
             )
 
 
-def _arguments_of(config: Any) -> dict[str, Any]:
+def _parts_of(config: Any) -> EnvRunnerParts:
+    if config is None:
+        raise ConfigError("EnvRunner: expected config=..., but got nothing. Pass an AlgorithmConfig.")
     # Configs are built on env runners, so what makes the parts of a run is found by name.
-    name = "marl_connectors.algorithms.build:arguments_of_env_runner"
+    name = "marl_connectors.algorithms.build:own_env_runner_parts"
     return import_attribute(name, who="EnvRunner", error=ConfigError)(config)
 
 

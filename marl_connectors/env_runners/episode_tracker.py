@@ -10,11 +10,12 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
-from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
+from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.forward_batch_state import storable
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
 from marl_connectors.env_runners.lane_table import EnvLanes, LaneTable
@@ -101,6 +102,24 @@ class EpisodeTracker:
         # By env_index, if agents ended in the newest step: the episode, and these agents' episodes (None for all).
         self._ended: dict[int, tuple[Episode, list[SingleAgentEpisode] | None]] = {}
         self._observed: list[Tree] | None = None  # by group, in the order of its lanes; used if pieces change them
+
+    def set_callbacks(self, calls: CallbackCalls, arguments: Callable[[], Mapping[str, Any]]) -> None:
+        """Sets the callbacks. If none of them concerns episodes, steps cost nothing more.
+
+        Args:
+            calls: The callbacks.
+            arguments: Returns the arguments of every callback in addition to the episode and the ``env_index``.
+        """
+        if calls.wants(*EPISODE_CALLBACKS):
+            self._vector_env.resets_late = True
+            self.callbacks = EpisodeCallbacks(
+                calls,
+                arguments,
+                sub_envs=self._vector_env.sub_envs,
+                ongoing=self.ongoing,
+                make_episode=self.empty_episode,
+                sync=self.sync,
+            )
 
     # Episodes.
 

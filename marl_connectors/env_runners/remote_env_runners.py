@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -40,18 +41,6 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
-_CHANGED_BY_SAMPLES = (
-    "num_env_steps",
-    "num_agent_steps",
-    "_kept",
-    "_next_states",
-    "_restarts_episodes",
-    "_begins_iteration",
-    "_counts",
-    "_finished",
-    "_uncredited_rewards",
-)
-"""The attributes of RemoteEnvRunners that samples change."""
 
 
 class _Kept(NamedTuple):
@@ -66,16 +55,51 @@ class _Kept(NamedTuple):
     blueprint: tuple[int, list[Any]]
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What samples change, besides the pipelines and the loggers of this process.
+
+    Attributes:
+        uncredited_rewards: The uncredited rewards of each sub-environment since the last ``take_counts``.
+        num_env_steps: The number of steps of all sub-environments so far.
+        num_agent_steps: The number of actions of all agents so far.
+        kept: The last known states of the env runners that have answered a call.
+        next_states: The connector states that the env runners do not have yet.
+        restarts_episodes: Whether the next sample begins new episodes.
+        begins_iteration: Whether the metrics of the former iteration have been reported.
+        counts: The counts of the samples since the last ``take_counts``.
+        finished: The episodes that ended since the last ``take_finished``.
+    """
+
+    uncredited_rewards: list[float]
+    num_env_steps: int = 0
+    num_agent_steps: int = 0
+    kept: dict[int, _Kept] = field(default_factory=dict)
+    next_states: dict[str, Any] | None = None
+    restarts_episodes: bool = False
+    begins_iteration: bool = False
+    counts: list[dict[str, Any]] = field(default_factory=list)
+    finished: list[EpisodeSummary] = field(default_factory=list)
+
+    def env_runners_follow(self) -> None:
+        """Notes that the env runners have all that they are to get with the next sample."""
+        self.next_states, self.restarts_episodes, self.begins_iteration = None, False, False
+
+    def copy(self) -> _Progress:
+        """Returns the progress so far, which further samples do not change."""
+        return _Progress(**{each.name: copy.copy(getattr(self, each.name)) for each in fields(self)})
+
+
 class _Before(NamedTuple):
     """The state of RemoteEnvRunners before a sample.
 
     Attributes:
-        attributes: The attributes that samples change, copied.
+        progress: What samples change, copied.
         pieces: The states of the pipelines of this process.
         loggers: The states of the loggers.
     """
 
-    attributes: dict[str, Any]
+    progress: _Progress
     pieces: dict[str, Any]
     loggers: dict[str, Any]
 
@@ -148,8 +172,6 @@ class RemoteEnvRunners:
         self.lookback = lookback
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
-        self.num_env_steps = 0
-        self.num_agent_steps = 0
         self.seconds: dict[int, float] = {}
         self.rates: dict[int, float] = {}
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
@@ -157,16 +179,11 @@ class RemoteEnvRunners:
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
         self._fetches_episodes = fetches_episodes
+        self._progress = _Progress([0.0] * sum(num_envs))
         self._before_batch: _Before | None = None
-        self._kept: dict[int, _Kept] = {}  # of the env runners that have answered a call
         self._weights = Weights(-1, [None])
-        self._next_states: dict[str, Any] | None = None  # connector states that the env runners do not have yet
-        self._restarts_episodes = self._begins_iteration = False
         self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
-        self._counts: list[dict[str, Any]] = []
-        self._finished: list[EpisodeSummary] = []
         self._times = SamplingTimes()
-        self._uncredited_rewards = [0.0] * sum(num_envs)
         self._pool = ActorPool(
             cluster,
             len(num_envs),
@@ -176,6 +193,16 @@ class RemoteEnvRunners:
             begin=self._arguments_of,
             fetches_payloads=fetches_episodes,
         )
+
+    @property
+    def num_env_steps(self) -> int:
+        """The number of steps of all sub-environments so far."""
+        return self._progress.num_env_steps
+
+    @property
+    def num_agent_steps(self) -> int:
+        """The number of actions of all agents so far."""
+        return self._progress.num_agent_steps
 
     def _name_of(self, index: int) -> str:
         if self._for_evaluation:
@@ -187,7 +214,7 @@ class RemoteEnvRunners:
     def _arguments_of(self, index: int) -> tuple[Any, ...]:
         begin, end = self._bounds[index]
         number = 0 if self._for_evaluation else end - begin
-        kept = self._kept.get(index)
+        kept = self._progress.kept.get(index)
         if kept is None:
             return pickled(HostedEnvRunner), (self._newest_blueprint, begin, number, None)
         why = kept.saved.why_not_saved or kept.saved.why_not_kept
@@ -234,7 +261,7 @@ class RemoteEnvRunners:
 
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes with the next sample."""
-        self._restarts_episodes = True
+        self._progress.restarts_episodes = True
 
     # Batches whose episodes stay in other processes. They can be lost with a node, until learners have fetched them.
 
@@ -252,15 +279,14 @@ class RemoteEnvRunners:
     def _now(self) -> _Before:
         """Returns what samples change, as it is now."""
         return _Before(
-            {name: copy.copy(getattr(self, name)) for name in _CHANGED_BY_SAMPLES},
+            self._progress.copy(),
             self.get_connector_states(),
             {name: logger.get_state() for name, logger in self._loggers()},
         )
 
     def _go_back(self, before: _Before) -> None:
         """Restores what ``_now`` returned. The actors have to be replaced to follow."""
-        for name, value in before.attributes.items():
-            setattr(self, name, copy.copy(value))
+        self._progress = before.progress.copy()
         self.env_to_module.set_state(before.pieces["env_to_module"])
         self.module_to_env.set_state(before.pieces["module_to_env"])
         for name, logger in self._loggers():
@@ -313,10 +339,10 @@ class RemoteEnvRunners:
         except ActorLost:
             raise
         except Exception:  # if the env runners went back, the same error would come again
-            self._has_failed = self._restarts_episodes = True
+            self._has_failed = self._progress.restarts_episodes = True
             raise
         replies = dict(sorted(replies.items()))
-        self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self._progress.env_runners_follow()
         rounds = [[own[number] for own in replies.values()] for number in range(times)]
         for found in rounds:
             self._note([reply.value for reply in found])
@@ -340,7 +366,7 @@ class RemoteEnvRunners:
                 num_timesteps = total * self.rollout_fragment_length
         steps = None if num_timesteps is None else math.ceil(num_timesteps / total)
         quotas = None if num_episodes is None else shares(total, num_episodes)
-        states = self._next_states
+        states = self._progress.next_states
         if states is not None:  # with the pieces that the pipelines have now
             states = {**self.get_connector_states(), "before_batch": states["before_batch"]}
         found = {}
@@ -356,24 +382,24 @@ class RemoteEnvRunners:
             first = SampleRequest(
                 **size,
                 connector_states=states,
-                restarts_episodes=self._restarts_episodes,
-                begins_iteration=self._begins_iteration,
+                restarts_episodes=self._progress.restarts_episodes,
+                begins_iteration=self._progress.begins_iteration,
             )
             found[index] = [first, *[SampleRequest(**size)] * (times - 1)]
         return found
 
     def _keep(self, index: int, saved: SavedState) -> None:
         """Keeps the state that a replacement continues from."""
-        self._kept[index] = _Kept(saved, self._newest_blueprint)
+        self._progress.kept[index] = _Kept(saved, self._newest_blueprint)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
         """Lets all env runners go back to the states before calls that fail."""
-        before = dict(self._kept)
+        before = dict(self._progress.kept)
         try:
             yield
         except BaseException:
-            self._kept = before
+            self._progress.kept = before
             self._pool.restart_later()
             raise
 
@@ -383,19 +409,19 @@ class RemoteEnvRunners:
             index
             for index in range(len(self.num_envs))
             if index not in self._pool.lost
-            if self._restarts_episodes or self._version_of(index) != self._blueprint_version
+            if self._progress.restarts_episodes or self._version_of(index) != self._blueprint_version
         ]
         if outdated:
-            call = Call("get_state", (self._newest_blueprint, self._restarts_episodes))
+            call = Call("get_state", (self._newest_blueprint, self._progress.restarts_episodes))
             with self._undone_on_error():
                 self._pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
         if self._has_failed:
-            self.num_env_steps = sum(kept.saved.num_env_steps for kept in self._kept.values())
-            self.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._kept.values())
-        self._restarts_episodes = self._has_failed = False
+            self._progress.num_env_steps = sum(kept.saved.num_env_steps for kept in self._progress.kept.values())
+            self._progress.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._progress.kept.values())
+        self._progress.restarts_episodes = self._has_failed = False
 
     def _version_of(self, index: int) -> int | None:
-        return self._kept[index].blueprint[0] if index in self._kept else None
+        return self._progress.kept[index].blueprint[0] if index in self._progress.kept else None
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
@@ -404,15 +430,15 @@ class RemoteEnvRunners:
     def _note(self, replies: Sequence[SampleReply]) -> None:
         """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
         for reply in replies:
-            self.num_env_steps += reply.num_env_steps
-            self.num_agent_steps += reply.num_agent_steps
+            self._progress.num_env_steps += reply.num_env_steps
+            self._progress.num_agent_steps += reply.num_agent_steps
         finished = [iter(reply.finished) for reply in replies]
         for runner, place in merged_order([reply.places for reply in replies]):
             number, vector_step = replies[runner].places[place]
-            self._uncredited_rewards[number] += replies[runner].uncredited[place]
+            self._progress.uncredited_rewards[number] += replies[runner].uncredited[place]
             if vector_step is not None:
-                self._finished.append(next(finished[runner]))
-        self._counts += [reply.counts for reply in replies]
+                self._progress.finished.append(next(finished[runner]))
+        self._progress.counts += [reply.counts for reply in replies]
 
     def _note_times(self, times: Sequence[SamplingTimes], num_runners: int, seconds: float) -> None:
         """Adds the mean durations of the env runners, and the duration in this process."""
@@ -435,9 +461,9 @@ class RemoteEnvRunners:
         for name, pipeline in (("env_to_module", self.env_to_module), ("module_to_env", self.module_to_env)):
             pipeline.set_state(pipeline.merge_states([state[name] for state in states]))
         before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
-        self._next_states = known_states(self.get_connector_states())
-        if before and self._next_states is not None:
-            self._next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
+        self._progress.next_states = known_states(self.get_connector_states())
+        if before and self._progress.next_states is not None:
+            self._progress.next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each env runner, in its process, and returns what it returns.
@@ -525,14 +551,14 @@ class RemoteEnvRunners:
 
     def take_finished(self) -> list[EpisodeSummary]:
         """Returns the returns and lengths of the episodes that ended since the last call."""
-        finished, self._finished = self._finished, []
+        finished, self._progress.finished = self._progress.finished, []
         return finished
 
     def take_counts(self) -> dict[str, Any]:
         """Returns the counts since the last call, of all env runners together."""
-        counts, self._counts = self._counts, []
-        uncredited, self._uncredited_rewards = self._uncredited_rewards, [0.0] * sum(self.num_envs)
-        self._begins_iteration = True
+        counts, self._progress.counts = self._progress.counts, []
+        uncredited, self._progress.uncredited_rewards = self._progress.uncredited_rewards, [0.0] * sum(self.num_envs)
+        self._progress.begins_iteration = True
         return {**summed(counts), "uncredited_reward": sum(uncredited)}
 
     def take_times(self) -> SamplingTimes:
@@ -548,9 +574,9 @@ class RemoteEnvRunners:
         if self._pool.lost:
             lost = ", ".join(map(self._name_of, sorted(self._pool.lost)))
             return f"the run continues without {lost}, which was lost with its ongoing episodes"
-        if self._restarts_episodes:
+        if self._progress.restarts_episodes:
             return ""
-        return next((why for kept in self._kept.values() if (why := kept.saved.why_not_kept)), "")
+        return next((why for kept in self._progress.kept.values() if (why := kept.saved.why_not_kept)), "")
 
     # For checkpoints.
 
@@ -561,7 +587,7 @@ class RemoteEnvRunners:
             EpisodeError: If custom data of an episode cannot be saved.
         """
         self._refresh()
-        kept = [self._kept[index].saved for index in range(len(self.num_envs))]
+        kept = [self._progress.kept[index].saved for index in range(len(self.num_envs))]
         why_not_saved = next((own.why_not_saved for own in kept if own.why_not_saved), "")
         if why_not_saved:
             raise EpisodeError(why_not_saved)
@@ -588,8 +614,8 @@ class RemoteEnvRunners:
         """
         own = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
         known = [state["before_batch"] for state in states if state["before_batch"] is not None]
-        if self._next_states is not None and self._next_states["before_batch"] is not None:
-            known = [self._next_states["before_batch"]]
+        if self._progress.next_states is not None and self._progress.next_states["before_batch"] is not None:
+            known = [self._progress.next_states["before_batch"]]
         found = []
         for state in states:
             before = state["before_batch"]
@@ -608,13 +634,13 @@ class RemoteEnvRunners:
             self._pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
             for index in self._pool.lost:
                 self._keep(index, SavedState(parts[index], "", "", 0, 0))
-        self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
+        self._progress.num_env_steps, self._progress.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
         for name, logger in self.metrics.items():
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
-        self._next_states, self._restarts_episodes, self._begins_iteration = None, False, False
+        self._progress.env_runners_follow()
         self._has_failed = False
         self.take_counts()
         self.take_finished()

@@ -27,6 +27,8 @@ from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, d
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
+_WITHOUT_STATE = "Otherwise use critic_obs='joint_observations' (MAPPO) or mixer_state='joint_observations' (QMIX)."
+
 
 class EnvDescription(Protocol):
     """The properties of an environment that pipelines and action masks need.
@@ -153,8 +155,8 @@ class EnvSpec:
         if self.is_batched or self.single_agent:
             what = "is natively batched" if self.is_batched else "has a single agent"
             raise ConfigError(
-                f"{self.name}: a critic is to see the environment's state(), which PettingZoo environments have, but "
-                f"this one {what}. Use critic_obs='joint_observations'."
+                f"{self.name}: the environment's state() is to be used, which PettingZoo environments have, but this "
+                f"one {what}. {_WITHOUT_STATE}"
             )
         return state_space_of(self.sample_env, self.name)
 
@@ -280,8 +282,7 @@ def state_space_of(env: Any, name: str) -> Space:
     if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
         found = "no state_space" if space is None else f"state_space={space!r}"
         raise ConfigError(
-            f"{name}: a critic is to see the environment's state(), but it has {found}. Let the environment have "
-            f"state() and state_space, as PettingZoo's ParallelEnv and AECEnv describe them, or use "
-            f"critic_obs='joint_observations'."
+            f"{name}: the environment's state() is to be used, but it has {found}. Let the environment have state() "
+            f"and state_space, as PettingZoo's ParallelEnv and AECEnv describe them. {_WITHOUT_STATE}"
         )
     return space

@@ -26,13 +26,14 @@ def value_at(schedule: Schedule, t: float) -> float:
     return float(np.interp(t, times, values))
 
 
-def schedule(min: float | None = None) -> Validator:
+def schedule(min: float | None = None, max: float | None = None) -> Validator:
     """A number, or a list of ``[t, value]`` pairs whose times start at 0 and increase.
 
     Args:
         min: The least value.
+        max: The largest value, which needs a ``min``.
     """
-    time, value = number(min=0), number(min)
+    time, value = number(min=0), number(min) if max is None else number(min, max=max)
 
     def keep(given: Any) -> Schedule:
         if isinstance(given, np.ndarray):
@@ -49,7 +50,7 @@ def schedule(min: float | None = None) -> Validator:
             raise Unfit
         return points
 
-    bound = "" if min is None else f" and values from {min:g}"
+    bound = "" if min is None else f" and values from {min:g}{'' if max is None else f' to {max:g}'}"
     expected = f"a schedule [[0, value], [t, value], ...] with increasing times{bound}"
     point = {"type": "array", "prefixItems": [time.schema, value.schema], "minItems": 2, "maxItems": 2}
     schema = any_of(value.schema, {"type": "array", "items": point, "minItems": 1})

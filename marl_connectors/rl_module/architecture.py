@@ -94,13 +94,19 @@ def overrides_methods_of(module: nn.Module, base: type, unrelated: frozenset[str
         base: The class.
         unrelated: Methods that may be overridden.
     """
+    return class_overrides_methods_of(type(module), base, unrelated) or has_own_methods(module)
+
+
+def class_overrides_methods_of(cls: type, base: type, unrelated: frozenset[str]) -> bool:
+    """Whether a class, or a class between it and ``base``, overrides a method of ``base``.
+
+    Args:
+        cls: A subclass of ``base``, or ``base``.
+        base: The class.
+        unrelated: Methods that may be overridden.
+    """
     known = _methods_without(base, unrelated)
-    for cls in type(module).__mro__:
-        if cls is base:
-            return has_own_methods(module)
-        if not known.isdisjoint(vars(cls)):
-            return True
-    return True
+    return any(not known.isdisjoint(vars(each)) for each in cls.__mro__[: cls.__mro__.index(base)])
 
 
 def has_own_methods(thing: Any) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -83,7 +84,9 @@ class MultiRLModule(nn.Module, Checkpointable):
     def setup(self) -> None:
         """Builds the modules from ``rl_module_specs``. An override that adds shared layers calls this one too."""
         for module_id, spec in self.rl_module_specs.items():
-            self.add_module(module_id, spec.build())
+            with naming_module(module_id, self.rl_module_specs):
+                module = spec.build()
+            self.add_module(module_id, module)
 
     def as_multi_rl_module(self) -> MultiRLModule:
         """Returns this object, which is a MultiRLModule already."""
@@ -402,6 +405,17 @@ class MultiRLModule(nn.Module, Checkpointable):
         with torch.no_grad():
             for name, value in state.items():
                 rest[name].copy_(torch.as_tensor(value))
+
+
+@contextmanager
+def naming_module(module_id: ModuleID, modules: Collection[ModuleID]) -> Iterator[None]:
+    """Names the module in errors of its class, if there are several modules."""
+    try:
+        yield
+    except ModuleError as error:
+        if len(modules) == 1:
+            raise
+        raise ModuleError(f"module {module_id!r}: {error}") from error
 
 
 @cache

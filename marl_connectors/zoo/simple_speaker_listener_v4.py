@@ -30,16 +30,15 @@ TASK = ZooTask(
         "num_envs": 64,
         "hidden": [128, 128],
         "activation": "relu",
-        "anneal_lr": True,
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": 1e-3,
+            "lr": [[0, 1e-3], [1_000_000, 0.0]],  # it falls to half
             "gamma": 0.95,
             "train_batch_size_per_learner": 3200,
             "minibatch_size": 400,
             "num_epochs": 10,
             # With less at first, one seed of three came to understand only 60 % of the messages.
-            "entropy_coeff": [[0, 0.1], [400_000, 0.01], [500_000, 0.0]],
+            "entropy_coeff": [[0, 0.1], [400_000, 0.01], [1_000_000, 0.0]],
         },
     },
     success=Success("messages understood", message_understood),

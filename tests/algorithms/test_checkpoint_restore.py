@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import small_config
+from marl_connectors import DQNConfig, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.checkpoint_restore import algorithm_state, check_num_envs, check_stays_here
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
@@ -53,6 +54,16 @@ def test_a_seed_that_was_drawn_is_kept(tmp_path):
     algo = match_config().debugging(seed=None).build_algo()
     loaded = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"))
     assert loaded.config.seed == loaded.seed == algo.seed
+
+
+@pytest.mark.parametrize("load", [Algorithm.from_checkpoint, load_policy])
+def test_a_config_of_another_algorithm_is_named(saved, load):
+    config = DQNConfig().environment(match_v0.parallel_env)
+    with pytest.raises(
+        CheckpointError, match=r"its run has a PPOConfig, but config is a DQNConfig. Pass the config of"
+    ):
+        load(saved, config=config)
+    load(saved, config=type("Mine", (type(match_config()),), {})().update_from_dict(match_config().to_dict()))
 
 
 def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):

@@ -14,7 +14,7 @@ from marl_connectors.cli import run_processes, sweep
 from marl_connectors.cli.sweep import with_values
 
 SWEEP = Path("s")
-START = ["sweep", "fake_env", "--steps", "2000", "--out", "s", "--search"]
+START = ["sweep", "fake_env", "--steps", "2000", "--set", "train_batch_size_per_learner=100", "--out", "s", "--search"]
 
 
 @pytest.fixture
@@ -67,6 +67,27 @@ def test_every_trial_is_a_run_and_the_best_is_first(command, behaviour):
     assert table.splitlines()[2].split()[:2] == [best, "complete"]
     assert f"marl-connectors train --config s/{best}/config.json --seeds 1-3" in command.out
     assert (SWEEP / "sweep.png").read_bytes().startswith(b"\x89PNG") and (SWEEP / "study.db").exists()
+
+
+def test_trials_of_one_iteration_are_warned_of_and_equal_values_are_not_called_an_order(command, behaviour):
+    one = ["lr=0.1,0.5", "--trials", "2", "--set", "train_batch_size_per_learner=100"]
+    assert command(*START, *one, "--steps", "100", "--metric", "env_runners/num_episodes") == 0
+    assert command.err.count("\n") == 1
+    assert (
+        "warning: sweep: a trial of --steps 100 has one iteration, because a train batch has 100 steps." in command.err
+    )
+    assert "All complete trials have the same value, so their order says nothing." in command.out
+    assert command(*START[:-3], "--out", "t", "--search", *one, "--steps", "101") == 0
+    assert command.err == "" and "the same value" not in command.out
+
+
+def test_a_searched_batch_size_and_another_metric_decide_about_the_warning(command, behaviour):
+    sizes = ["train_batch_size_per_learner=100,200,300", "--trials", "1", "--steps", "200", "--set", "lr=0.1"]
+    assert command(*START, *sizes) == 0
+    assert [f"has {size} steps" in command.err for size in (100, 200, 300)] == [False, True, True]
+    evaluated = [*sizes, "--set", "evaluation_interval=1", "--metric", "evaluation/episode_return_mean"]
+    assert command(*START[:-3], "--out", "t", "--search", *evaluated) in (0, 2)
+    assert "one iteration" not in command.err
 
 
 def test_a_sweep_continues_with_more_trials_and_several_at_a_time(command, behaviour):

@@ -182,11 +182,13 @@ GAME = "train marl_envs.last_stone_v0 "
 RUN = f"{TINY} --out new"
 MISTAKES = [
     # Typing.
-    Mistake("trian CartPole-v1", ("invalid choice: 'trian'", "train")),
+    Mistake("trian CartPole-v1", ("invalid choice: 'trian'. Did you mean 'train'?",)),
     Mistake("train", ("expected an environment, --config FILE or --resume RUN. Try: marl-connectors train ",)),
     Mistake("train CartPole-v1 --stepps 5", ("unknown argument '--stepps'. Did you mean '--steps'?",)),
     Mistake("train CartPole-v1 extra", ("unknown argument 'extra'. An environment or checkpoint is one word",)),
     Mistake("train CartPole-v1 --steps many", ("argument --steps: expected a whole number", "'many'")),
+    Mistake("train CartPole-v1 --steps 1k", ("argument --steps: expected a whole number", "'1k'. Did you mean '1e3'?")),
+    Mistake("train CartPole-v1 --algo pppo", ("argument --algo: invalid choice: 'pppo'. Did you mean 'ppo'?",)),
     Mistake("train CartPole-v1 --steps 0", ("argument --steps: expected a whole number of at least 1",)),
     Mistake("train CartPole-v1 --hidden 64,x", ("argument --hidden: expected a whole number", "'x'")),
     Mistake("train CartPole-v1 --env-config N", ("argument --env-config: expected KEY=VALUE, but got 'N'",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, load_policy
+from marl_connectors import BCConfig, ColumnConnector, MAPPOConfig, PPOConfig, load_policy
 
 
 def match(**settings):
@@ -39,13 +39,14 @@ def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
         quiet = {"progress": False}
         results = algo.fit(num_iterations=1, checkpoint_folder=tmp_path / "<i>", **quiet)
         html = algo._repr_html_()
-        policy = load_policy(results.checkpoint)._repr_html_()
+        loaded = load_policy(results.checkpoint)
+        policy = loaded._repr_html_()
         shown = results._repr_html_()
         assert repr(results).startswith(
             "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
         )
-    for text in (html, policy):
-        size = sum(parameter.numel() for parameter in algo.rl_module["agent_0"].parameters())
+    for text, modules in ((html, algo.rl_module), (policy, loaded.rl_module)):
+        size = sum(parameter.numel() for parameter in modules["agent_0"].parameters())
         assert f"DefaultPPORLModule, {size:,} parameters" in text and "2 agents (agent_0, agent_1)" in text
     assert "match_v0" in html and "1 iteration, 40 agent steps" in html
     assert "the most likely ones" in policy
@@ -58,6 +59,16 @@ def test_explanations_are_tables_also_all_of_them_together():
     assert str(explained) == "\n\n".join(str(each) for each in explained.values())
     assert explained._repr_html_().count("<pre") == 1 and "NumpyToTensor" in explained._repr_html_()
     assert "AddObservations" in explained["learner"]._repr_html_()
+
+
+def test_an_algorithm_that_reads_episodes_counts_their_steps(tmp_path):
+    with match().build_algo() as expert:
+        expert.record(tmp_path / "data", num_episodes=8)
+    config = BCConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 5})
+    config.offline_data(input_=str(tmp_path / "data")).training(train_batch_size_per_learner=20)
+    with config.build_algo() as algo:
+        algo.train()
+        assert repr(algo) == "<BC on match_v0: 1 module (default_policy), 1 iteration, 40 agent steps>"
 
 
 def test_an_algorithm_and_its_parts_print_what_they_are_and_how_far():

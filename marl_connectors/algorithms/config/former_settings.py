@@ -13,13 +13,17 @@ _TOLERANCE = ".fault_tolerance(num_consecutive_env_failures_tolerance=...)"
 
 RENAMED: Final[dict[str, str]] = {
     "algorithm_config_overrides_per_module": ".rl_module(algorithm_config_overrides_per_module=...)",
+    "buffer_size": ".training(replay_buffer_config={'capacity': ...})",
     "entropy_coeff_schedule": ".training(entropy_coeff=[[env_step, value], ...])",
     "evaluation_num_workers": ".evaluation(evaluation_num_env_runners=...)",
     "evaluation_sample_timeout_s": ".env_runners(sample_timeout_s=...)",
     "explore": ".env_runners(explore=...)",
     "exploration_config": ".env_runners(explore=...)",
+    "hiddens": ".rl_module(model_config={'head_fcnet_hiddens': ...})",
     "ignore_worker_failures": ".fault_tolerance(ignore_env_runner_failures=...)",
     "lambda": ".training(lambda_=...)",
+    "learning_rate": ".training(lr=...)",
+    "learning_starts": ".training(num_steps_sampled_before_learning_starts=...)",
     "lr_schedule": ".training(lr=[[env_step, value], ...])",
     "max_num_worker_restarts": ".fault_tolerance(max_num_env_runner_restarts=...)",
     "model": ".rl_module(model_config=...), with a dict or DefaultModelConfig(...)",
@@ -36,8 +40,14 @@ RENAMED: Final[dict[str, str]] = {
     "num_sgd_iter": ".training(num_epochs=...)",
     "num_workers": _NUM_RUNNERS,
     "observation_filter": ".env_runners(env_to_module_connector=lambda env: MeanStdFilter())",
+    "optimization": ".training(actor_lr=..., critic_lr=..., alpha_lr=...)",
+    "optimization_config": ".training(actor_lr=..., critic_lr=..., alpha_lr=...)",
     "optimizer": "a Learner with configure_optimizers_for_module, and .learners(learner_class=...)",
+    "policy_model_config": ".rl_module(model_config=...)",
     "preprocessor_pref": ".env_runners(env_to_module_connector=...), with pieces such as FlattenObservations",
+    "prioritized_replay_alpha": ".training(replay_buffer_config={'alpha': ...})",
+    "prioritized_replay_beta": ".training(replay_buffer_config={'beta': ...})",
+    "q_model_config": ".rl_module(model_config=...)",
     "recreate_failed_env_runners": _RESTART,
     "recreate_failed_workers": _RESTART,
     "remote_worker_envs": ".env_runners(num_env_workers=...)",
@@ -52,6 +62,8 @@ RENAMED: Final[dict[str, str]] = {
 _ONE_BATCH = "An iteration has one train batch, so leave it out."
 
 _FILES = "Episodes are in local files, so leave it out."
+_NO_NOISE = "There are no noisy networks, so leave it out; epsilon says how DQN explores."
+_ONE_VALUE = "There are no distributional Q-networks, so leave it out."
 _PLAIN_COLUMNS = "Columns are not compressed, so leave it out."
 _READER = "EpisodeReader reads the files without Ray Data, so leave it out."
 _RECORDED = "Actions are recorded as modules return them, so leave it out."
@@ -84,6 +96,8 @@ NOT_HERE: Final[dict[str, str]] = {
     "map_batches_kwargs": _READER,
     "materialize_data": _READER,
     "materialize_mapped_data": _READER,
+    "noisy": _NO_NOISE,
+    "num_atoms": _ONE_VALUE,
     "observation_fn": "Use an env-to-module connector piece instead.",
     "offline_sampling": "A run with input_ reads recorded episodes, and one without it samples. Leave it out.",
     "output_compress_columns": _PLAIN_COLUMNS,
@@ -99,7 +113,10 @@ NOT_HERE: Final[dict[str, str]] = {
     "prelearner_buffer_kwargs": _READER,
     "prelearner_class": "The learner pipeline prepares train batches, so leave it out.",
     "prelearner_module_synch_period": "The learner pipeline prepares train batches, so leave it out.",
+    "sigma0": _NO_NOISE,
     "shuffle_buffer_size": "input_order='shuffled' shuffles all episodes, so leave it out.",
+    "v_max": _ONE_VALUE,
+    "v_min": _ONE_VALUE,
     "validate_env_runners_after_construction": "Env runners are always checked, so leave it out.",
 }
 """Settings of RLlib that do not exist here, and what to do."""

@@ -63,6 +63,15 @@ def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
     }
 
 
+def config_class_of(state: Mapping[str, Any], names: Names) -> type[AlgorithmConfig]:
+    """Returns the class of the config that ``config_to_state`` described.
+
+    Raises:
+        CheckpointError: If it cannot be imported, or is none of a config.
+    """
+    return names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")
+
+
 def config_from_state(
     state: Mapping[str, Any], *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
 ) -> AlgorithmConfig:
@@ -81,7 +90,7 @@ def config_from_state(
     names = names or Names()
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
-    config: AlgorithmConfig = names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")()
+    config = config_class_of(state, names)()
     config.action_mask_key = None  # the default for checkpoints that are older than the setting
     known = config.to_dict()
     for name, value in state["settings"].items():

@@ -48,7 +48,7 @@ class DQNConfig(OffPolicyConfig):
     lr = 5e-4
     train_batch_size_per_learner = 32
     grad_clip = 40.0
-    epsilon: Annotated[Schedule, schedule(min=0)] = [[0, 1.0], [10_000, 0.05]]  # copied before use
+    epsilon: Annotated[Schedule, schedule(min=0, max=1)] = [[0, 1.0], [10_000, 0.05]]  # copied before use
     double_q: Switch = True
     dueling: Switch = True
     td_error_loss_fn: Annotated[str, one_of("huber", "mse")] = "huber"

@@ -47,6 +47,9 @@ class TDErrors(NamedTuple):
 class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
+    expected = ("compute_q_values", "forward_target")
+    expected_class = "DefaultDQNRLModule"
+
     def explore_as_of(self, timestep: int) -> None:
         """Sets the epsilon of all modules to that of ``timestep`` sampled steps."""
         for module_id, module in self.module.items():

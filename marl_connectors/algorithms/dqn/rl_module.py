@@ -60,7 +60,7 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
             raise ModuleError(
                 f"{type(self).__name__}: expected an observation space and a Discrete action space, but the action "
                 f"space is {what}. DQN chooses among single actions: flatten the action space in a wrapper of the "
-                f"environment, or use PPO."
+                f"environment, or use SAC or PPO."
             )
         self.epsilon = nn.Parameter(torch.ones(1), requires_grad=False)
         self.encoder = Encoder(self.observation_space, config)

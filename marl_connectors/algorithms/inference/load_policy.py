@@ -32,7 +32,10 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
 from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
+from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
+from marl_connectors.rl_module.architecture import class_overrides_methods_of
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import torch_stream
 from marl_connectors.spaces import describe
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
@@ -190,10 +193,43 @@ def _build_pipelines(
 def _build_modules(saved: _Saved, is_users: bool) -> MultiRLModule:
     """Builds the modules with their parameters. Errors in modules of a user's config stay as they are."""
     with nullcontext() if is_users else taking_over("modules"), torch_stream(0, "policy"):
-        modules = saved.spec.build()
+        modules = _for_acting(saved.spec).build()
     with taking_over("modules"):
-        modules.set_state(saved.parameters)
+        read = {
+            own: _read_by(module, saved.parameters[own]) for own, module in modules.items() if own in saved.parameters
+        }
+        modules.set_state({**saved.parameters, **read})
     return modules
+
+
+def _for_acting(multi: MultiRLModuleSpec) -> MultiRLModuleSpec:
+    """Returns the spec without what acting does not need, for the modules whose classes say what that is."""
+    if multi.multi_rl_module_class is not MultiRLModule:
+        return multi  # its forward passes may call anything
+    specs = {
+        own: dataclasses.replace(spec, inference_only=True) if _says_what_acts(spec.module_class) else spec
+        for own, spec in multi.rl_module_specs.items()  # type: ignore[union-attr]
+    }
+    return dataclasses.replace(multi, rl_module_specs=specs)
+
+
+def _says_what_acts(cls: type | None) -> bool:
+    """Whether ``get_non_inference_attributes`` applies: no subclass of the class that defines it changes anything."""
+    if cls is None or not issubclass(cls, InferenceOnlyAPI):
+        return False
+    says = next(each for each in cls.__mro__ if "get_non_inference_attributes" in vars(each))
+    return not class_overrides_methods_of(cls, says, frozenset())
+
+
+def _read_by(module: RLModule, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the parameters of a checkpoint without those of layers that a module for acting does not have."""
+    if not isinstance(module, InferenceOnlyAPI) or not module.inference_only:
+        return parameters
+    left_out = module.get_non_inference_attributes()
+    if isinstance(module, TargetNetworkAPI):  # which are not made for acting, whether or not they are named
+        left_out = [*left_out, *(name for name in parameters if not hasattr(module, name.partition(".")[0]))]
+    paths = tuple(f"{path}." for path in left_out)
+    return {name: value for name, value in parameters.items() if not f"{name}.".startswith(paths)}
 
 
 def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
 
     stackable = True
     acting_layers = DefaultPPORLModule.acting_layers
+    get_non_inference_attributes = DefaultPPORLModule.get_non_inference_attributes
 
     def setup(self) -> None:
         """Builds the policy, and the critic unless the module is for acting only."""

@@ -32,7 +32,8 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
             state is computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.
         replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"``, and the
-            arguments of that class, such as ``capacity``.
+            arguments of that class, such as ``capacity``. Those that are left out are the algorithm's defaults, or with
+            another ``type`` those of the class.
     """
 
     n_step: int

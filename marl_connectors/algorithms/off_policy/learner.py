@@ -21,6 +21,7 @@ from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.updates import has_self_supervised_loss
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
@@ -40,11 +41,20 @@ class OffPolicyLearner(Learner):
         last_target_update: The number of steps sampled when the target networks were last updated.
     """
 
+    expected: tuple[str, ...] = ()
+    """The attributes that the loss needs of the modules."""
+    expected_class = "RLModule"
+    """The name of the default module's class, which has these attributes."""
     reads_action_masks = False
     """Whether the loss reads the action masks of the steps, in addition to those of the next steps."""
 
     def build(self) -> None:
-        """Puts the piece for n-step returns into the pipeline."""
+        """Puts the piece for n-step returns into the pipeline.
+
+        Raises:
+            LearnerError: If a module lacks what the loss needs.
+        """
+        self._check_modules()
         self.td_errors: dict[ModuleID, np.ndarray] = {}
         self._errors: dict[ModuleID, Tensor] = {}
         self._num_draws: Counter[ModuleID] = Counter()
@@ -57,6 +67,16 @@ class OffPolicyLearner(Learner):
                 self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
         super().build()
         self.explore_as_of(0)
+
+    def _check_modules(self) -> None:
+        for module_id, module in self.module.items():
+            missing = [name for name in self.expected if not hasattr(module.unwrapped(), name)]
+            if missing and self.should_module_be_updated(module_id) and not has_self_supervised_loss(module):
+                raise LearnerError(
+                    f"{type(self).__name__}: module {module_id!r} is a {type(module.unwrapped()).__name__} without "
+                    f"{', '.join(missing)}. Make it a subclass of {self.expected_class}, or leave it out of "
+                    f"policies_to_train."
+                )
 
     def pieces_after_columns(self) -> list[ConnectorV2]:
         """Returns the pieces that the learner needs after AddColumnsFromEpisodesToTrainBatch, the last one first."""

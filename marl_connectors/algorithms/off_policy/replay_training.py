@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -88,21 +89,35 @@ class ReplayTraining:
         self.masking = masking
         self.seed = seed
         self.buffer = self._make_buffer()
-        for module_id, module in learner.module.items():
-            if module.is_stateful():
-                self.sequence_len(module_id)
+        stateful = [module_id for module_id, module in learner.module.items() if module.is_stateful()]
+        for module_id in stateful:
+            self.sequence_len(module_id)
+        if config.burn_in_len and not stateful:
+            raise ConfigError(
+                f"burn_in_len={config.burn_in_len} has no effect, because no module has a memory. Leave it out, or "
+                f'give the modules one: DQN, VDN and QMIX accept model_config={{"use_gru": True}}.'
+            )
         self.updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
-        settings = dict(self.config.replay_buffer_config)
-        name = settings.pop("type", self.buffer_classes[-1].__name__)
+        default, settings = type(self.config).replay_buffer_config, dict(self.config.replay_buffer_config)
+        if settings.get("type", default["type"]) == default["type"]:
+            settings = {**default, **settings}
+        name = settings.pop("type")
         if name not in known:
             raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), known)}")
-        try:
-            return known[name](**self.buffer_arguments(), **settings)
-        except TypeError as error:
-            raise ConfigError(f"replay_buffer_config: {name} does not accept these arguments: {error}") from None
+        own = self.buffer_arguments()
+        accepted = [
+            "type",
+            *(argument for argument in inspect.signature(known[name]).parameters if argument not in own),
+        ]
+        for setting in settings:
+            if setting not in accepted:
+                raise ConfigError(
+                    f"replay_buffer_config: {name} has no setting {setting!r}. {did_you_mean(setting, accepted)}"
+                )
+        return known[name](**own, **settings)
 
     def buffer_arguments(self) -> dict[str, Any]:
         """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""

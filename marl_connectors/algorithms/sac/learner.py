@@ -17,7 +17,6 @@ from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import DISCOUNTS, NEXT_ACTION_MASK
-from marl_connectors.errors import LearnerError
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
@@ -26,7 +25,6 @@ from marl_connectors.typing import ModuleID
 
 _AUTO_SHARE = 0.98
 """The share of the greatest entropy of Discrete actions at which the temperature aims (Christodoulou, 2019)."""
-_EXPECTED = ("critics", "compute_q_values", "forward_target", "log_alpha")
 
 
 class Judged(NamedTuple):
@@ -48,19 +46,9 @@ class SACLearner(OffPolicyLearner):
     The three losses have gradients for different parameters, so their sum is computed and differentiated at once.
     """
 
+    expected = ("critics", "compute_q_values", "forward_target", "log_alpha")
+    expected_class = "DefaultSACRLModule"
     reads_action_masks = True
-
-    def build(self) -> None:
-        """Checks that the modules have what the losses need."""
-        for module_id, module in self.module.items():
-            missing = [name for name in _EXPECTED if not hasattr(module.unwrapped(), name)]
-            if missing and self.should_module_be_updated(module_id):
-                raise LearnerError(
-                    f"{type(self).__name__}: module {module_id!r} is a {type(module.unwrapped()).__name__} without "
-                    f"{', '.join(missing)}. Make it a subclass of DefaultSACRLModule, or leave it out of "
-                    f"policies_to_train."
-                )
-        super().build()
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers Adam with learning rates for the critics, the temperature, and all other parameters."""

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from marl_connectors import PPOConfig
+from marl_connectors import DQNConfig, PPOConfig, SACConfig
 from marl_connectors.algorithms.config.former_settings import NOT_HERE, RENAMED, SECTIONS
 from marl_connectors.errors import ConfigError
 
@@ -60,6 +60,21 @@ def test_an_unknown_attribute_is_an_attribute_error_with_a_hint():
     assert not hasattr(PPOConfig(), "anything")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("buffer_size", "Use .training(replay_buffer_config={'capacity': ...})."),
+        ("num_atoms", "There are no distributional Q-networks"),
+        ("noisy", "There are no noisy networks"),
+        ("hiddens", "Use .rl_module(model_config={'head_fcnet_hiddens': ...})."),
+        ("learning_starts", "Use .training(num_steps_sampled_before_learning_starts=...)."),
+    ],
+)
+def test_settings_of_other_replay_algorithms_are_answered(name, hint):
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        DQNConfig().training(**{name: 1})
+
+
 def test_copies_and_pickles_of_configs_work_as_before():
     config = PPOConfig().training(gamma=0.5)
     assert copy.deepcopy(config).gamma == pickle.loads(pickle.dumps(config)).gamma == config.copy().gamma == 0.5
@@ -68,7 +83,8 @@ def test_copies_and_pickles_of_configs_work_as_before():
 @pytest.mark.parametrize("instead", sorted(set(RENAMED.values())))
 def test_what_replaces_a_setting_exists(instead):
     for section, name in re.findall(r"\.(\w+)\((\w+)=", instead):
-        assert name in inspect.signature(getattr(PPOConfig, section)).parameters
+        known = [inspect.signature(getattr(cls, section)).parameters for cls in (PPOConfig, DQNConfig, SACConfig)]
+        assert any(name in parameters for parameters in known)
 
 
 def test_no_setting_of_this_library_is_called_a_former_one():

@@ -12,14 +12,17 @@ from marl_connectors import (
     DQN,
     Algorithm,
     Columns,
+    DefaultPPORLModule,
     DQNConfig,
     EpisodeReader,
     EpisodeReplayBuffer,
     MeanStdFilter,
+    MultiRLModuleSpec,
+    RLModuleSpec,
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
-from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 
@@ -277,12 +280,52 @@ def test_recorded_episodes_fill_the_buffer(tmp_path):
 def test_wrong_settings_are_named():
     with pytest.raises(ConfigError, match=r"no type 'PrioritisedEpisodeReplayBuffer'. Did you mean 'Prioritized"):
         small_dqn("CartPole-v1", replay_buffer_config={"type": "PrioritisedEpisodeReplayBuffer"}).build_algo()
-    with pytest.raises(ConfigError, match=r"does not accept these arguments.*'size'"):
-        small_dqn("CartPole-v1", replay_buffer_config={"size": 3}).build_algo()
+    with pytest.raises(
+        ConfigError, match=r"PrioritizedEpisodeReplayBuffer has no setting 'capcity'. Did you mean 'cap"
+    ):
+        small_dqn("CartPole-v1", replay_buffer_config={"capcity": 3}).build_algo()
+    with pytest.raises(ConfigError, match=r"epsilon: expected a number from 0 to 1, or a schedule"):
+        small_dqn("CartPole-v1", epsilon=1.5)
+    with pytest.raises(ConfigError, match=r"epsilon: expected .*values from 0 to 1, got \[\[0, 1.0\], \[100, 1.2"):
+        small_dqn("CartPole-v1", epsilon=[[0, 1.0], [100, 1.2]])
+    with pytest.raises(ConfigError, match=r"burn_in_len=5 has no effect, because no module has a memory"):
+        small_dqn("CartPole-v1", burn_in_len=5).build_algo()
     with pytest.raises(ConfigError, match=r"num_learners=1, but a replay buffer"):
         small_dqn("CartPole-v1").learners(num_learners=1).build_algo()
     with pytest.raises(ModuleError, match=r"Discrete action space.*Box"):
         small_dqn("Pendulum-v1").build_algo()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "capacity", "alpha"),
+    [
+        ({}, "PrioritizedEpisodeReplayBuffer", 50_000, 0.6),
+        ({"capacity": 300}, "PrioritizedEpisodeReplayBuffer", 300, 0.6),
+        ({"type": "PrioritizedEpisodeReplayBuffer", "alpha": 0.3}, "PrioritizedEpisodeReplayBuffer", 50_000, 0.3),
+        ({"type": "EpisodeReplayBuffer"}, "EpisodeReplayBuffer", 100_000, None),
+    ],
+)
+def test_what_is_left_out_of_the_buffers_settings_is_the_algorithms_default(given, kind, capacity, alpha):
+    buffer = small_dqn("CartPole-v1", replay_buffer_config=given).build_algo().replay_buffer
+    assert (type(buffer).__name__, buffer.capacity, getattr(buffer, "alpha", None)) == (kind, capacity, alpha)
+
+
+def test_a_module_of_another_algorithm_is_refused_unless_it_is_not_trained():
+    config = small_dqn(LifeEnv).multi_agent(policies="a=main,*=other")
+    specs = {"main": RLModuleSpec(), "other": RLModuleSpec(DefaultPPORLModule)}
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+    message = r"DQNLearner: module 'other' is a DefaultPPORLModule without compute_q_values, forward_target. Make it a"
+    with pytest.raises(LearnerError, match=message):
+        config.build_algo()
+    config.multi_agent(policies_to_train=["main"])
+    assert list(config.build_algo().train()["learners"]) == ["main"]
+
+
+def test_of_several_modules_the_one_that_cannot_be_built_is_named():
+    config = small_dqn("mpe2.simple_adversary_v3").multi_agent(policies="adversary*=red,agent*=blue")
+    config.environment(env_config={"continuous_actions": True})
+    with pytest.raises(ModuleError, match=r"^module 'red': DefaultDQNRLModule: .*or use SAC or PPO"):
+        config.build_algo()
 
 
 def test_a_damaged_buffer_is_named(tmp_path):

@@ -74,6 +74,8 @@ def random_qmix(seed, **training):
         "gamma": 0.9,
     }
     model = {**recurrent, "max_seq_len": int(rng.integers(3, 7))} if rng.random() < 0.5 else None
+    if model is None:
+        del given["burn_in_len"]
     config = small_qmix(StatedLife, seed, model_config=model, **(given | training))
     config.environment(env_config={"die": 0.1, "join": 0.2, "max_steps": 6})
     config.multi_agent(policies=str(rng.choice(["shared", "independent", "a=x,*=y"])))

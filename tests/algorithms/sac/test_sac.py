@@ -387,6 +387,13 @@ def test_pendulum_is_learned():
     algo.stop()
 
 
+def test_a_buffer_with_another_capacity_still_draws_with_equal_probabilities():
+    buffer = small_sac("Pendulum-v1", replay_buffer_config={"capacity": 70}).build_algo().replay_buffer
+    assert (type(buffer).__name__, buffer.capacity) == ("EpisodeReplayBuffer", 70)
+    with pytest.raises(ConfigError, match=r"EpisodeReplayBuffer has no setting 'alpha'. Known: type, capacity"):
+        small_sac("Pendulum-v1", replay_buffer_config={"alpha": 0.5}).build_algo()
+
+
 @pytest.mark.parametrize("given", [None, {}, DefaultModelConfig(), SACModelConfig()])
 def test_model_configs_of_all_kinds_have_the_default_distribution_of_sac(given):
     algo = small_sac("Pendulum-v1").rl_module(model_config=given).build_algo()

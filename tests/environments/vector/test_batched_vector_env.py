@@ -79,9 +79,8 @@ def assert_same(runners, calls):
         assert batched == separate
         found += batched
     assert runners[0].num_agent_steps == runners[1].num_agent_steps
-    assert [t.get_state()["agent_ids"] for t in runners[0]._finished] == [
-        t.get_state()["agent_ids"] for t in runners[1]._finished
-    ]
+    finished = [runner.get_state()["finished"] for runner in runners]
+    assert [summary["agent_ids"] for summary in finished[0]] == [summary["agent_ids"] for summary in finished[1]]
     left, right = (runner.get_metrics() for runner in runners)
     assert repr(left) == repr(right)
     return found

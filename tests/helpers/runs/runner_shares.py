@@ -20,19 +20,20 @@ def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRun
 
 
 def _runner_of(algo: Algorithm, num_envs: int, first_env_number: int, is_alone: bool) -> EnvRunner:
-    return build.build_env_runner(
-        algo.config,
-        algo._setup,
-        algo.rl_module,
-        algo._env_to_module,
-        seed=algo.seed,
-        num_envs=num_envs,
-        explore=algo.config.explore,
-        rollout_fragment_length=algo.config.rollout_fragment_length,
-        lookback=algo._lookback(),
-        state_space=algo._state_space(),
-        first_env_number=first_env_number,
-        merges_connector_states=is_alone,
+    return EnvRunner(
+        parts=build.build_env_runner_parts(
+            algo.config,
+            algo._setup,
+            algo.rl_module,
+            algo._env_to_module,
+            seed=algo.seed,
+            num_envs=num_envs,
+            rollout_fragment_length=algo.config.rollout_fragment_length,
+            lookback=algo._lookback(),
+            state_space=algo._state_space(),
+            first_env_number=first_env_number,
+            merges_connector_states=is_alone,
+        )
     )
 
 
