@@ -203,7 +203,7 @@ def updates(bare: Any, algo: Any, repeats: int, rounds: int) -> dict[str, float]
     ratios, shares = [], []
     for _ in range(rounds):
         by_hand = seconds(bare.update, repeats)
-        ours = seconds(algo._update_once, repeats)
+        ours = seconds(algo.replay._update_once, repeats)
         drawn = seconds(lambda: algo.replay_buffer.sample(BATCH), repeats)
         ratios.append(by_hand / ours)
         shares.append(drawn / ours)

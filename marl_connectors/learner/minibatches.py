@@ -117,6 +117,8 @@ class EpochRows:
         self._real = real
         columns = (column for column in group.values() if not isinstance(column, InfoColumn))
         self._device = leaves(next(columns))[0].device
+        size = group.splits[-1]
+        self._is_as_given = len(order) == size and bool((order == np.arange(size)).all())
         self._gathered: dict[str, Any] = {}
 
     @cached_property
@@ -147,6 +149,8 @@ class EpochRows:
         if name == Columns.LOSS_MASK and self._real is not None:  # rows that do not count are in no minibatch
             return self._on_device[1]
         column = self._group[name]
+        if self._is_as_given and not isinstance(column, InfoColumn):  # a copy takes less time than a selection
+            return tree_map(torch.clone, column)
         order = self._order if isinstance(column, InfoColumn) else self._on_device[0]
         return tree_map(lambda leaf: leaf.index_select(0, order), column)
 

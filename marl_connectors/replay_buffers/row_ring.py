@@ -177,6 +177,7 @@ class RowRing:
             without = "these episodes do not have" if name in self.columns else "the episodes before do not have"
             raise self._misfit(f"{without} the column {name!r}")
         columns = {name: rows.get(name) for name in names}
+        columns[Columns.T] = np.asarray(columns[Columns.T], np.int32)  # as env runners count; other episodes may differ
         assert rows.acted is not None
         without = ~rows.acted
         for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
