@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
-from marl_connectors.rl_module.array_layers import is_recorded
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
