@@ -313,16 +313,16 @@ class RowRing:
             offsets: ``[K]`` numbers of rows, from the oldest to the newest; 0 for the row itself.
 
         Returns:
-            ``[N, K]`` positions and ``[N, K]`` bool.
+            ``[K, N]`` positions and ``[K, N]`` bool.
         """
-        lanes = positions % self.num_lanes
-        places = positions // self.num_lanes
+        places, lanes = np.divmod(positions, self.num_lanes)
         written = self.written[lanes]
         age = (written - 1 - places) % self.num_rows  # the number of rows of the lane that are newer
-        wanted = age[:, None] - offsets
-        found = (places[:, None] + offsets) % self.num_rows * self.num_lanes + lanes[:, None]
-        is_kept = (wanted >= 0) & (wanted < np.minimum(written, self.num_rows)[:, None])
-        return found, is_kept & (self.numbers[found] == self.numbers[positions][:, None])
+        offsets = offsets[:, None]
+        wanted = age - offsets
+        found = (places + offsets) % self.num_rows * self.num_lanes + lanes
+        is_kept = (wanted >= 0) & (wanted < np.minimum(written, self.num_rows))
+        return found, is_kept & (self.numbers[found] == self.numbers[positions])
 
     # State.
 

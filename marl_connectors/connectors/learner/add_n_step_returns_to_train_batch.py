@@ -71,8 +71,9 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             return
         if not rows.has(Columns.TERMINATEDS):
             raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
-        gammas = np.array([self.module_settings.get(m, self.gamma) for m in columns.module_ids])
-        gammas = np.repeat(gammas, np.diff(columns.splits))
+        gammas = np.empty(len(rows))
+        for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
+            gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
         total = np.array(rows.get(Columns.REWARDS), np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
         new_obs = rows.get(Columns.OBS, offset=1)
