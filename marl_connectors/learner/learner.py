@@ -458,8 +458,8 @@ class Learner(Checkpointable, ABC):
             loss = self._sum_over_ranks(step, loss, self.ranks)
         assert loss is not None
         norms = self.optimizers.norms(stepping)
-        self._loss_statistics.log_gradient_norms(ids, norms[: len(ids)])
-        if len(stepping) > len(ids):
+        self._loss_statistics.log_gradient_norms(ids, norms[: len(ids)] if step.without_rows else norms)
+        if step.without_rows:
             self._loss_statistics.log_gradient_norms(stepping[len(ids) :], norms[len(ids) :], has_rows=False)
         if not self._check.holds(loss, norms):
             raise self._not_finite_error(batch)

@@ -294,13 +294,14 @@ class RowRing:
     def _draw_positions(self, number: int, generator: np.random.Generator) -> np.ndarray:
         found: list[np.ndarray] = []
         missing = number
-        bounds = np.cumsum(self.kept)
+        kept = self.kept
+        bounds = kept.cumsum()
         share = self.num_steps / int(bounds[-1])
         while missing > 0:
             drawn = generator.integers(bounds[-1], size=int(missing / share * 1.1) + 8)
-            lanes = np.searchsorted(bounds, drawn, side="right")
+            lanes = bounds.searchsorted(drawn, side="right")
             # Which row of a lane a number stands for does not matter, as long as each row has one.
-            positions = (drawn - (bounds - self.kept)[lanes]) * self.num_lanes + lanes
+            positions = (drawn - (bounds - kept)[lanes]) * self.num_lanes + lanes
             found.append(positions[(self.flags[positions] & ACTED) > 0][:missing])
             missing -= len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate(found)

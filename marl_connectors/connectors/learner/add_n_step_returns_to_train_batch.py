@@ -76,7 +76,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
         total = np.array(rows.get(Columns.REWARDS), np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
-        new_obs = rows.get(Columns.OBS, offset=1)
+        new_obs = rows.reach(Columns.OBS, 1)[0]  # every step that was drawn has one
         masks = rows.reach(Columns.ACTION_MASK, 1)[0] if rows.has(Columns.ACTION_MASK) else None
         discounts = gammas.copy()
         for k in range(1, self.n_step):
