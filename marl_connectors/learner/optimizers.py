@@ -254,7 +254,8 @@ class DefaultAdam:
 
     def set_rates(self, rates: Mapping[ModuleID, Mapping[str, float]]) -> None:
         """Sets the learning rates of each module, by name. Parameters whose rate is left out are not stepped."""
-        self._rates, self._steps = dict(rates), {}
+        if rates != self._rates:
+            self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps only these modules; none if ``check`` says that a step was not finite."""
