@@ -215,20 +215,21 @@ class RowRing:
         return Places(np.array(lanes), np.array(starts), np.array(numbers, np.int32))
 
     def _write(self, columns: Mapping[str, Tree], counts: np.ndarray, places: Places, end_flags: np.ndarray) -> None:
-        number_in_chunk = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows, lanes = np.repeat(places.starts, counts) + number_in_chunk, np.repeat(places.lanes, counts)
+        ends = counts.cumsum()
+        lanes, numbers = places.lanes.repeat(counts), places.numbers.repeat(counts)
+        rows = (places.starts - ends + counts).repeat(counts) + np.arange(len(lanes))
         flags = np.full(len(rows), ACTED, np.uint8)
-        ends = np.cumsum(counts) - 1
-        flags[ends] = 0
-        flags[ends - 1] |= end_flags
-        numbers = np.repeat(places.numbers, counts)
-        fresh = np.flatnonzero(rows >= self.written[lanes] - self.num_rows)  # if a lane gets more rows than it keeps
-        if len(fresh) < len(rows):
-            rows, lanes, flags, numbers = rows[fresh], lanes[fresh], flags[fresh], numbers[fresh]
-            columns = {name: take(column, fresh) for name, column in columns.items()}
+        flags[ends - 1] = 0
+        flags[ends - 2] |= end_flags
+        is_kept = rows >= self.written[lanes] - self.num_rows
+        if not is_kept.all():  # a lane gets more rows than it keeps
+            rows, lanes, flags, numbers = rows[is_kept], lanes[is_kept], flags[is_kept], numbers[is_kept]
+            columns = {name: take(column, np.flatnonzero(is_kept)) for name, column in columns.items()}
         positions = self.positions(lanes, rows)
         # Of two chunks of one episode, the second overwrites the row of the first one's last observation.
-        self.num_steps -= int((self.flags[np.unique(positions)] & ACTED).sum())
+        is_one_each = len(set(places.lanes.tolist())) == len(places.lanes)
+        replaced = self.flags[positions if is_one_each else np.unique(positions)]
+        self.num_steps -= int((replaced & ACTED).sum())
         self.flags[positions] = flags
         self.num_steps += int((flags & ACTED).sum())
         self.numbers[positions] = numbers
