@@ -1,9 +1,9 @@
 """Measures replay buffers, DQN and SAC: memory, the cost of drawing by the buffer's size, updates beside a bare loop.
 
 The bare loop does the same work as one update of DQN, written by hand: it draws rows of plain arrays, computes the loss
-of double Q-learning with a target network, and steps Adam. One with priorities also keeps a binary tree of sums. Another
-one does the work of SAC, with three losses and three optimizers. Each runs in turn with ours, a few updates at a time,
-and the median of their ratios is printed.
+of double Q-learning with a target network, and steps Adam. One with priorities also keeps a binary tree of sums, and
+another one does the work of SAC, with three losses and three optimizers. Each runs in turn with ours, and the median of
+their ratios is printed.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def filled(cls: Any, rows: int) -> Any:
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Returns the median CPU time of a call, which other programs on the machine change less than its duration."""
+    """Returns the CPU time of the fastest tenth of calls, to which other programs on the machine add least."""
     found = []
     for _ in range(repeats):
         began = time.process_time()
         function()
         found.append(time.process_time() - began)
-    return float(np.median(found))
+    return float(np.quantile(found, 0.1))
 
 
 def raw_bytes(rows: int) -> int:
@@ -268,12 +268,14 @@ def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {"draw_us": {}, "memory_ratio": {}}
     for cls in (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer):
-        draws = {}
-        for rows in (10_000, 100_000, 1_000_000):
-            buffer = filled(cls, rows)
-            draws[rows] = round(1e6 * seconds(lambda b=buffer: b.sample(BATCH), 1000), 1)
-            ratio = round(buffer.nbytes / raw_bytes(len(buffer)), 3)
-        found["draw_us"][cls.__name__], found["memory_ratio"][cls.__name__] = draws, ratio
+        buffers = {rows: filled(cls, rows) for rows in (10_000, 100_000, 1_000_000)}
+        turns = {rows: [] for rows in buffers}
+        for _ in range(args.rounds):
+            for rows, buffer in buffers.items():
+                turns[rows].append(1e6 * seconds(lambda b=buffer: b.sample(BATCH), args.repeats))
+        found["draw_us"][cls.__name__] = {rows: round(float(np.median(own)), 1) for rows, own in turns.items()}
+        (*_, largest) = buffers.values()
+        found["memory_ratio"][cls.__name__] = round(largest.nbytes / raw_bytes(len(largest)), 3)
     for kind, bare in (("EpisodeReplayBuffer", BareLoop), ("PrioritizedEpisodeReplayBuffer", BarePrioritizedLoop)):
         buffer_config = {"type": kind, "capacity": 100_000}
         dqn = DQNConfig().training(dueling=False, double_q=True, replay_buffer_config=buffer_config)

@@ -44,7 +44,7 @@ from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.rl_module.train_mode import set_train_mode
+from marl_connectors.rl_module.train_mode import is_trainable, set_train_mode
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
@@ -200,7 +200,7 @@ class Learner(Checkpointable, ABC):
         """
         if module_id in self._never_updated or self.module.leaves_out(module_id):
             return False
-        if not any(parameter.requires_grad for parameter in self.module[module_id].parameters()):
+        if not is_trainable(self.module[module_id]):
             return False
         wanted = self.config.policies_to_train
         if wanted is None or not callable(wanted):
