@@ -264,6 +264,9 @@ class Learner(Checkpointable, ABC):
             names: The names of ``K`` terms.
             values: ``[K]`` of one module, or ``[K, M]`` of several, without gradients.
         """
+        if type(self).log_terms is not Learner.log_terms:  # a subclass wants to know all terms
+            self.log_terms(module_ids, dict(zip(names, values.unbind(), strict=True)))
+            return
         self._loss_statistics.log_table(tuple(module_ids), tuple(names), values.view(len(names), len(module_ids)))
 
     def update(

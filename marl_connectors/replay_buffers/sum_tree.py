@@ -62,20 +62,21 @@ class SumTree:
         Args:
             at: ``[N]`` numbers in ``[0, total)``.
         """
-        sums = self._roots.cumsum()
-        nodes = sums.searchsorted(at, side="right")
-        if (nodes == len(sums)).any():  # by rounding, a number is not less than the sum of all roots
+        before = np.zeros(len(self._roots) + 1)  # the sums of the roots before each of them, and of all
+        self._roots.cumsum(out=before[1:])
+        nodes = before[1:].searchsorted(at, side="right")
+        if (nodes == len(self._roots)).any():  # by rounding, a number is not less than the sum of all roots
             nodes = np.minimum(nodes, np.flatnonzero(self._roots)[-1])
-        rest = at - np.where(nodes > 0, sums[nodes - 1], 0.0)
-        rows = np.arange(len(nodes))
+        rest = at - before[nodes]
+        rows, before = np.arange(len(nodes)), np.zeros((len(nodes), _CHILDREN + 1))
         for level in reversed(self._levels):
             weights = level.take(nodes, 0)
-            sums = weights.cumsum(1)
-            exceeds = sums > rest[:, None]
+            weights.cumsum(1, out=before[:, 1:])
+            exceeds = before[:, 1:] > rest[:, None]
             child = exceeds.argmax(1)
             if not exceeds[:, -1].all():  # by rounding, the rest is not less than the sum of all children
                 last = _CHILDREN - 1 - (weights[:, ::-1] > 0).argmax(1)
                 child = np.where(exceeds[:, -1], child, last)
-            rest = rest - np.where(child > 0, sums[rows, child - 1], 0.0)
+            rest = rest - before[rows, child]
             nodes = nodes * _CHILDREN + child
         return nodes
