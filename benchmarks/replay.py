@@ -1,8 +1,9 @@
 """Measures replay buffers, DQN and SAC: memory, the cost of drawing by the buffer's size, updates beside a bare loop.
 
 The bare loop does the same work as one update of DQN, written by hand: it draws rows of plain arrays, computes the loss
-of double Q-learning with a target network, and steps Adam. Another one does the work of SAC, with three losses and
-three optimizers. Each runs in turn with ours, and the ratio of their medians is printed.
+of double Q-learning with a target network, and steps Adam. One with priorities also keeps a binary tree of sums, and
+another one does the work of SAC, with three losses and three optimizers. Each runs in turn with ours, and the median of
+their ratios is printed.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ def filled(cls: Any, rows: int) -> Any:
 
 
 def seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Returns the median CPU time of a call, which other programs on the machine change less than its duration."""
+    """Returns the CPU time of the fastest tenth of calls, to which other programs on the machine add least."""
     found = []
     for _ in range(repeats):
         began = time.process_time()
         function()
         found.append(time.process_time() - began)
-    return float(np.median(found))
+    return float(np.quantile(found, 0.1))
 
 
 def raw_bytes(rows: int) -> int:
@@ -97,17 +98,56 @@ class BareLoop:
 
     def update(self) -> None:
         """Draws a batch and takes one gradient step."""
-        at = self.rng.integers(len(self.obs), size=BATCH)
+        self.step(F.smooth_l1_loss(*self.values(self.rng.integers(len(self.obs), size=BATCH))))
+
+    def values(self, at: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the values of the actions in some rows, and their targets."""
         columns = (self.obs, self.new_obs, self.actions, self.rewards, self.terminated)
         obs, new_obs, actions, rewards, terminated = (torch.from_numpy(column[at]) for column in columns)
         with torch.no_grad():
             best = self.net(new_obs).argmax(-1, keepdim=True)
             targets = rewards + 0.99 * (1 - terminated) * self.target(new_obs).gather(-1, best).squeeze(-1)
-        loss = F.smooth_l1_loss(self.net(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1), targets)
+        return self.net(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1), targets
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Takes a gradient step."""
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 40.0)
         self.optimizer.step()
+
+
+class BarePrioritizedLoop(BareLoop):
+    """The same with proportional priorities, in a binary tree whose nodes are the sums of their children."""
+
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.leaves = 1 << (rows - 1).bit_length()
+        self.tree = np.zeros(2 * self.leaves)
+        self.set_priorities(np.arange(rows), np.ones(rows))
+
+    def set_priorities(self, at: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of some rows."""
+        nodes = at + self.leaves
+        self.tree[nodes] = priorities
+        while nodes[0] > 1:
+            nodes = nodes // 2
+            self.tree[nodes] = self.tree[2 * nodes] + self.tree[2 * nodes + 1]
+
+    def update(self) -> None:
+        """Draws a batch, takes one gradient step, and sets the priorities of the batch."""
+        rest, nodes = self.rng.random(BATCH) * self.tree[1], np.ones(BATCH, np.int64)
+        while nodes[0] < self.leaves:
+            of_left = self.tree[2 * nodes]
+            goes_right = rest >= of_left
+            rest = rest - of_left * goes_right
+            nodes = 2 * nodes + goes_right
+        weights = (len(self.obs) * self.tree[nodes] / self.tree[1]) ** -0.4
+        taken, targets = self.values(nodes - self.leaves)
+        losses = F.smooth_l1_loss(taken, targets, reduction="none")
+        self.step((losses * torch.from_numpy((weights / weights.max()).astype(np.float32))).mean())
+        errors = (taken.detach() - targets).abs().numpy()
+        self.set_priorities(nodes - self.leaves, (errors + 1e-6) ** 0.6)
 
 
 class BareSAC:
@@ -199,41 +239,48 @@ def run_of(config: Any, hidden: int, *, boxes: bool) -> Any:
 
 
 def updates(bare: Any, algo: Any, repeats: int, rounds: int) -> dict[str, float]:
-    """Returns the updates per second as a ratio to a bare loop, and the share of drawing in an update."""
-    ratios, shares = [], []
+    """Returns the updates per second as a ratio to a bare loop, and the shares of drawing and adding in an update.
+
+    One step is added for each update, as in a run with one sub-environment.
+    """
+    ratios, draws, additions = [], [], []
     for _ in range(rounds):
         by_hand = seconds(bare.update, repeats)
-        ours = seconds(algo._update_once, repeats)
-        drawn = seconds(lambda: algo.replay_buffer.sample(BATCH), repeats)
+        ours = seconds(lambda: algo.replay._update_once({}), repeats)
+        samples = iter([algo.env_runner.sample(num_timesteps=1) for _ in range(repeats)])
         ratios.append(by_hand / ours)
-        shares.append(drawn / ours)
+        draws.append(seconds(lambda: algo.replay_buffer.sample(BATCH), repeats) / ours)
+        additions.append(seconds(lambda: algo.replay_buffer.add(next(samples)), repeats) / ours)  # noqa: B023
     algo.stop()
     return {
         "ratio_to_bare_loop": round(float(np.median(ratios)), 2),
-        "share_of_drawing": round(float(np.median(shares)), 3),
+        "share_of_drawing": round(float(np.median(draws)), 3),
+        "share_of_adding": round(float(np.median(additions)), 3),
     }
 
 
 def main() -> None:
     """Measures, prints and saves the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {"draw_us": {}, "memory_ratio": {}}
     for cls in (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer):
-        draws = {}
-        for rows in (10_000, 100_000, 1_000_000):
-            buffer = filled(cls, rows)
-            draws[rows] = round(1e6 * seconds(lambda b=buffer: b.sample(BATCH), args.repeats), 1)
-            ratio = round(buffer.nbytes / raw_bytes(len(buffer)), 3)
-        found["draw_us"][cls.__name__], found["memory_ratio"][cls.__name__] = draws, ratio
-    for kind in ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer"):
+        buffers = {rows: filled(cls, rows) for rows in (10_000, 100_000, 1_000_000)}
+        turns = {rows: [] for rows in buffers}
+        for _ in range(args.rounds):
+            for rows, buffer in buffers.items():
+                turns[rows].append(1e6 * seconds(lambda b=buffer: b.sample(BATCH), args.repeats))
+        found["draw_us"][cls.__name__] = {rows: round(float(np.median(own)), 1) for rows, own in turns.items()}
+        (*_, largest) = buffers.values()
+        found["memory_ratio"][cls.__name__] = round(largest.nbytes / raw_bytes(len(largest)), 3)
+    for kind, bare in (("EpisodeReplayBuffer", BareLoop), ("PrioritizedEpisodeReplayBuffer", BarePrioritizedLoop)):
         buffer_config = {"type": kind, "capacity": 100_000}
         dqn = DQNConfig().training(dueling=False, double_q=True, replay_buffer_config=buffer_config)
         algo = run_of(dqn, HIDDEN, boxes=False)
-        found[f"updates_{kind}"] = updates(BareLoop(100_000), algo, args.repeats, args.rounds)
+        found[f"updates_{kind}"] = updates(bare(100_000), algo, args.repeats, args.rounds)
     for hidden in (HIDDEN, 256):
         algo = run_of(SACConfig(), hidden, boxes=True)
         found[f"updates_SAC_{hidden}"] = updates(BareSAC(100_000, hidden), algo, args.repeats, args.rounds)

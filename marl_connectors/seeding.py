@@ -246,11 +246,16 @@ def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
     """
     import torch
 
-    with _TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
-        number = derived_seed(seed, *name)
-        # Without a GPU in use, torch.manual_seed formats a traceback, in case that one is used later.
-        (torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed)(number)
-        yield
+    generator = torch.default_generator
+    with _TORCH_GENERATOR:
+        before = generator.get_state()
+        try:
+            number = derived_seed(seed, *name)
+            # Without a GPU in use, torch.manual_seed formats a traceback, in case that one is used later.
+            (torch.manual_seed if torch.cuda.is_initialized() else generator.manual_seed)(number)
+            yield
+        finally:
+            generator.set_state(before)
 
 
 @contextmanager

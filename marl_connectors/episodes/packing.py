@@ -69,7 +69,7 @@ def rows_of_episodes(
     runs = [list(run) for _, run in groupby(storages, key=lambda storage: id(storage.rollout))]
     parts, lengths = zip(*[_part(run, last_only, with_lookback) for run in runs], strict=True)
     counts = np.concatenate(lengths)
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     acted = np.ones(int(ends[-1]), bool)
     acted[ends - 1] = False
     module_of = [order[e.module_id or DEFAULT_MODULE_ID] for e in episodes]
@@ -133,12 +133,13 @@ def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookba
     if with_lookback:
         start = first
     counts = last - start + 1
-    number = np.arange(counts.sum())  # of each row, in the order of the batch
+    ends = counts.cumsum()
+    number = np.arange(ends[-1])  # of each row, in the order of the batch
     part = RowPart(
         rollout,
-        positions=np.repeat((start - np.cumsum(counts) + counts) * lanes + lane, counts) + number * lanes,
-        first=np.repeat(first * lanes + lane, counts),
-        last=np.repeat(last * lanes + lane, counts),
+        positions=((start - ends + counts) * lanes + lane).repeat(counts) + number * lanes,
+        first=(first * lanes + lane).repeat(counts),
+        last=(last * lanes + lane).repeat(counts),
     )
     return part, counts
 

@@ -121,9 +121,14 @@ class LossStatistics:
             found = list(terms.values())
             alike = len({term.shape for term in found}) == 1
             values = torch.stack(found if alike else [term.reshape(-1) for term in found])
-        self._logged.append(MinibatchTerms(*self._at, module_ids, tuple(terms), values.view(len(found), number)))
+        self.log_table(module_ids, tuple(terms), values.view(len(found), number))
         total = terms.get(TOTAL_LOSS)
         self._logged_total = None if total is None else (total, total._version)
+
+    def log_table(self, module_ids: tuple[ModuleID, ...], names: tuple[str, ...], values: Tensor) -> None:
+        """Logs terms of the minibatch's losses, ``[K, A]``: a row for each name and a column for each module."""
+        self._logged.append(MinibatchTerms(*self._at, module_ids, names, values))
+        self._logged_total = None
 
     def log_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, has_rows: bool = True) -> None:
         """Logs ``[A]`` norms of the minibatch's gradients."""
@@ -193,7 +198,7 @@ class LossStatistics:
                 alike.setdefault((terms.module_ids, terms.names), []).append(terms.values)
         sums: dict[ModuleID, dict[str, tuple[float, int]]] = {}
         for (module_ids, names), values in alike.items():
-            table = torch.stack(values).double().sum(0).tolist()
+            table = (values[0].double() if len(values) == 1 else torch.stack(values).double().sum(0)).tolist()
             for name, row in zip(names, table, strict=True):
                 for module_id, value in zip(module_ids, row, strict=True):
                     own = sums.setdefault(module_id, {})

@@ -23,7 +23,7 @@ from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.rl_module.stacking import SPARE_ROWS, each_leaf
 from marl_connectors.transfers import all_moved, all_on_host, moved
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
 
@@ -115,8 +115,10 @@ class EpochRows:
         self._group = group
         self._order = torch.from_numpy(order)
         self._real = real
-        columns = (column for column in group.values() if not isinstance(column, InfoColumn))
-        self._device = leaves(next(columns))[0].device
+        first = next(column for column in group.values() if not isinstance(column, InfoColumn))
+        self._device = (first if type(first) is Tensor else leaves(first)[0]).device
+        size = group.splits[-1]
+        self._is_as_given = len(order) == size and bool((order == np.arange(size)).all())
         self._gathered: dict[str, Any] = {}
 
     @cached_property
@@ -147,8 +149,12 @@ class EpochRows:
         if name == Columns.LOSS_MASK and self._real is not None:  # rows that do not count are in no minibatch
             return self._on_device[1]
         column = self._group[name]
-        order = self._order if isinstance(column, InfoColumn) else self._on_device[0]
-        return tree_map(lambda leaf: leaf.index_select(0, order), column)
+        if isinstance(column, InfoColumn):
+            return column.index_select(0, self._order)
+        if self._is_as_given:  # a copy takes less time than a selection
+            return each_leaf(column, torch.clone)
+        order = self._on_device[0]
+        return each_leaf(column, lambda leaf: leaf.index_select(0, order))
 
     def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn | list[InfoColumn]:
         """Returns the info dicts of a minibatch, in a list for each module if there are several."""
@@ -270,7 +276,7 @@ class MiniBatchColumns(Mapping[str, Any]):
         column = self._epoch.column(name)
         if isinstance(column, InfoColumn):
             return self._epoch.infos(column, self._begin, self._end, self._stack)
-        return self._part(column) if type(column) is Tensor else tree_map(self._part, column)
+        return each_leaf(column, self._part)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns a column; ``default`` if there is none. It costs no search for columns with similar names."""
@@ -452,7 +458,7 @@ def _share(module_id: ModuleID, rows: ModuleRows, size: int | None, shuffle: Shu
     order = np.arange(rows.number) if shuffle is None else shuffle(module_id, rows.number)
     lengths = None if rows.lengths is None else rows.lengths[order]
     bounds = _even_bounds(rows.number, size) if lengths is None else _bounds_of_sequences(lengths, size)
-    numbers = np.diff(bounds).tolist()
+    numbers = [end - begin for begin, end in itertools.pairwise(bounds)]
     sizes = numbers if lengths is None else _sums(lengths, bounds)
     if rows.positions is None:
         return _Share(module_id, rows.own[order], bounds, numbers, sizes, sizes, rows.max_len)
@@ -535,7 +541,7 @@ def _epoch(
             rows.
     """
     filled = [_filled_up(own, number) if own else (np.zeros(0, np.int64), None) for number, own in stacks]
-    ends = np.cumsum([len(piece) for piece, _ in filled]).tolist()
+    ends = list(itertools.accumulate(len(piece) for piece, _ in filled))
     first = next((own[0] for _, own in stacks if own), None)
     if group is None or first is None:
         return None, ends

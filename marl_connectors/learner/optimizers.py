@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
@@ -94,7 +93,7 @@ class FlatSegment:
 
 
 class _Step(NamedTuple):
-    """The tensors that are stepped together, in lists of equal length.
+    """The tensors of one dtype and device that are stepped together, in lists of equal length.
 
     Attributes:
         rate: The learning rate.
@@ -137,16 +136,18 @@ class _Step(NamedTuple):
         return found
 
     def take(self, skip: Tensor | None) -> None:
-        """Takes the step, unless ``skip`` is 1."""
+        """Takes the step, unless ``skip`` is 1. ``torch.optim.adam`` would sort the tensors each time."""
+        if not self.values:
+            return
         with torch.no_grad():
-            adam(
+            torch._foreach_add_(self.counts, 1)  # type: ignore[attr-defined]
+            torch._fused_adam_(  # type: ignore[attr-defined]
                 self.values,
                 self.gradients,
                 self.means,
                 self.squares,
                 [],
                 self.counts,
-                fused=True,
                 found_inf=skip,
                 amsgrad=False,
                 beta1=0.9,
@@ -156,6 +157,8 @@ class _Step(NamedTuple):
                 eps=1e-8,
                 maximize=False,
             )
+            if skip is not None:
+                torch._foreach_sub_(self.counts, [skip] * len(self.counts))  # type: ignore[attr-defined]
 
 
 def _neighbours(segments: Sequence[FlatSegment]) -> Iterator[list[FlatSegment]]:
@@ -251,7 +254,8 @@ class DefaultAdam:
 
     def set_rates(self, rates: Mapping[ModuleID, Mapping[str, float]]) -> None:
         """Sets the learning rates of each module, by name. Parameters whose rate is left out are not stepped."""
-        self._rates, self._steps = dict(rates), {}
+        if rates != self._rates:
+            self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps only these modules; none if ``check`` says that a step was not finite."""
@@ -265,7 +269,10 @@ class DefaultAdam:
                 for segment in self._segments.get(m, ())
                 if segment.rate_name in self._rates[m]
             ]
-            steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
+            alike: dict[Any, list[FlatSegment]] = {}
+            for rate, segment in segments:
+                alike.setdefault((rate, segment.values.dtype, segment.values.device), []).append(segment)
+            steps = [_Step.of(rate, own) for (rate, *_), own in alike.items()]
             if all(
                 segment.is_flat for _, segment in segments
             ):  # the gradients of other segments may be missing in the next step

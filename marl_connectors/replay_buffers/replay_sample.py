@@ -12,7 +12,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout, take
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.replay_buffers.row_ring import TERMINATED, TRUNCATED, RowRing
+from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED, RowRing
 from marl_connectors.typing import ModuleID
 
 WEIGHTS = "weights"
@@ -73,17 +73,17 @@ class Segments(Sequence[SingleAgentEpisode]):
             lookback += burn_in
         offsets = np.arange(-lookback, num_steps + ahead)
         sources, same = ring.reach(positions, offsets)
-        acted = same & ((ring.flags[sources] & 1) > 0)
-        counts = acted[:, lookback : lookback + num_steps].sum(1)
-        before = same[:, :lookback].sum(1)
-        after = np.minimum(same[:, lookback:].sum(1) - 1, counts - 1 + ahead)
-        here = np.arange(len(positions)) * len(offsets) + lookback
+        flags, number = ring.flags[sources], np.arange(len(positions))
+        acted = same & ((flags & ACTED) > 0)
+        counts = acted[lookback : lookback + num_steps].sum(0)
+        before = same[:lookback].sum(0)
+        after = np.minimum(same[lookback:].sum(0) - 1, counts - 1 + ahead)
+        here = number * len(offsets) + lookback
         self.first, self.start, self.stop, self.last = here - before, here, here + counts, here + after
-        ends = ring.flags[sources[np.arange(len(positions)), lookback + counts - 1]]
+        ends = flags[lookback + counts - 1, number]
         self.terminated, self.truncated = (ends & TERMINATED) > 0, (ends & TRUNCATED) > 0
-        flat = sources.reshape(-1)
+        flat, flags = sources.T.reshape(-1), flags.T.reshape(-1)
         columns = {name: take(column, flat) for name, column in ring.columns.items()}
-        flags = ring.flags[flat]
         columns[Columns.TERMINATEDS], columns[Columns.TRUNCATEDS] = (flags & TERMINATED) > 0, (flags & TRUNCATED) > 0
         if weights is not None:
             columns[WEIGHTS] = np.repeat(weights.astype(np.float32), len(offsets))

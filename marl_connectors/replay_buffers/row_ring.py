@@ -177,6 +177,7 @@ class RowRing:
             without = "these episodes do not have" if name in self.columns else "the episodes before do not have"
             raise self._misfit(f"{without} the column {name!r}")
         columns = {name: rows.get(name) for name in names}
+        columns[Columns.T] = np.asarray(columns[Columns.T], np.int32)  # as env runners count; other episodes may differ
         assert rows.acted is not None
         without = ~rows.acted
         for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
@@ -214,20 +215,21 @@ class RowRing:
         return Places(np.array(lanes), np.array(starts), np.array(numbers, np.int32))
 
     def _write(self, columns: Mapping[str, Tree], counts: np.ndarray, places: Places, end_flags: np.ndarray) -> None:
-        number_in_chunk = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows, lanes = np.repeat(places.starts, counts) + number_in_chunk, np.repeat(places.lanes, counts)
+        ends = counts.cumsum()
+        lanes, numbers = places.lanes.repeat(counts), places.numbers.repeat(counts)
+        rows = (places.starts - ends + counts).repeat(counts) + np.arange(len(lanes))
         flags = np.full(len(rows), ACTED, np.uint8)
-        ends = np.cumsum(counts) - 1
-        flags[ends] = 0
-        flags[ends - 1] |= end_flags
-        numbers = np.repeat(places.numbers, counts)
-        fresh = np.flatnonzero(rows >= self.written[lanes] - self.num_rows)  # if a lane gets more rows than it keeps
-        if len(fresh) < len(rows):
-            rows, lanes, flags, numbers = rows[fresh], lanes[fresh], flags[fresh], numbers[fresh]
-            columns = {name: take(column, fresh) for name, column in columns.items()}
+        flags[ends - 1] = 0
+        flags[ends - 2] |= end_flags
+        is_kept = rows >= self.written[lanes] - self.num_rows
+        if not is_kept.all():  # a lane gets more rows than it keeps
+            rows, lanes, flags, numbers = rows[is_kept], lanes[is_kept], flags[is_kept], numbers[is_kept]
+            columns = {name: take(column, np.flatnonzero(is_kept)) for name, column in columns.items()}
         positions = self.positions(lanes, rows)
         # Of two chunks of one episode, the second overwrites the row of the first one's last observation.
-        self.num_steps -= int((self.flags[np.unique(positions)] & ACTED).sum())
+        is_one_each = len(set(places.lanes.tolist())) == len(places.lanes)
+        replaced = self.flags[positions if is_one_each else np.unique(positions)]
+        self.num_steps -= int((replaced & ACTED).sum())
         self.flags[positions] = flags
         self.num_steps += int((flags & ACTED).sum())
         self.numbers[positions] = numbers
@@ -293,13 +295,14 @@ class RowRing:
     def _draw_positions(self, number: int, generator: np.random.Generator) -> np.ndarray:
         found: list[np.ndarray] = []
         missing = number
-        bounds = np.cumsum(self.kept)
+        kept = self.kept
+        bounds = kept.cumsum()
         share = self.num_steps / int(bounds[-1])
         while missing > 0:
             drawn = generator.integers(bounds[-1], size=int(missing / share * 1.1) + 8)
-            lanes = np.searchsorted(bounds, drawn, side="right")
+            lanes = bounds.searchsorted(drawn, side="right")
             # Which row of a lane a number stands for does not matter, as long as each row has one.
-            positions = (drawn - (bounds - self.kept)[lanes]) * self.num_lanes + lanes
+            positions = (drawn - (bounds - kept)[lanes]) * self.num_lanes + lanes
             found.append(positions[(self.flags[positions] & ACTED) > 0][:missing])
             missing -= len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate(found)
@@ -312,16 +315,16 @@ class RowRing:
             offsets: ``[K]`` numbers of rows, from the oldest to the newest; 0 for the row itself.
 
         Returns:
-            ``[N, K]`` positions and ``[N, K]`` bool.
+            ``[K, N]`` positions and ``[K, N]`` bool.
         """
-        lanes = positions % self.num_lanes
-        places = positions // self.num_lanes
+        places, lanes = np.divmod(positions, self.num_lanes)
         written = self.written[lanes]
         age = (written - 1 - places) % self.num_rows  # the number of rows of the lane that are newer
-        wanted = age[:, None] - offsets
-        found = (places[:, None] + offsets) % self.num_rows * self.num_lanes + lanes[:, None]
-        is_kept = (wanted >= 0) & (wanted < np.minimum(written, self.num_rows)[:, None])
-        return found, is_kept & (self.numbers[found] == self.numbers[positions][:, None])
+        offsets = offsets[:, None]
+        wanted = age - offsets
+        found = (places + offsets) % self.num_rows * self.num_lanes + lanes
+        is_kept = (wanted >= 0) & (wanted < np.minimum(written, self.num_rows))
+        return found, is_kept & (self.numbers[found] == self.numbers[positions])
 
     # State.
 

@@ -42,7 +42,8 @@ class Window(NamedTuple):
         cls, ring: TeamRing, positions: np.ndarray, *, num_steps: int, ahead: int, burn_in: int, lookback: int
     ) -> Window:
         """Finds the rows around ``[N]`` positions of env steps, of which each begins an item."""
-        sources, same = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + ahead))
+        found = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + ahead))
+        sources, same = (np.ascontiguousarray(part.T) for part in found)
         return cls(sources, same, lookback, burn_in, num_steps)
 
     @property

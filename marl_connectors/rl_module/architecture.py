@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain
 from types import FunctionType, MethodType
@@ -229,7 +229,9 @@ class Structure:
             alike: Modules in it whose attributes, buffers and hooks are compared, too.
         """
         whole = {id(part): part for one in alike for part in one.modules()}
-        self._views = [view for part in module.modules() for view in _contents(part, whole=id(part) in whole)]
+        contents = [own for part in module.modules() for own in _contents(part, whole=id(part) in whole)]
+        self._empty = [own for own in contents if not own]
+        self._views = [own.values() for own in contents if own]  # which always show the current contents
         self._held = [*chain.from_iterable(self._views), _END]
         self._versions = [
             (value, value._version)
@@ -243,15 +245,14 @@ class Structure:
         """Whether the module's structure is unchanged since it was recorded."""
         # There may be thousands of objects, so no Python code runs for each of them.
         now = chain(chain.from_iterable(self._views), (_END,))
-        return all(map(operator.is_, now, self._held)) and all(
-            tensor._version == version for tensor, version in self._versions
-        )
+        is_same = not any(self._empty) and all(map(operator.is_, now, self._held))
+        return is_same and all(tensor._version == version for tensor, version in self._versions)
 
 
-def _contents(part: nn.Module, *, whole: bool) -> Iterator[ValuesView[Any]]:
-    """Yields views of the contents of a layer, which always show the current contents."""
+def _contents(part: nn.Module, *, whole: bool) -> Iterator[Mapping[str, Any]]:
+    """Yields the dicts that hold the contents of a layer."""
     attributes = vars(part)
     if whole:
-        yield attributes.values()
+        yield attributes
     for name in (*_LAYERS, *_ADDED) if whole else _LAYERS:
-        yield attributes[name].values()
+        yield attributes[name]

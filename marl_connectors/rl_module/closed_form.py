@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
-from marl_connectors.rl_module.array_layers import is_recorded
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
@@ -207,49 +206,25 @@ class Outputs(NamedTuple):
     values: Tensor | None
 
 
-class Layout(NamedTuple):
-    """What a closed forward pass is bound to.
-
-    Attributes:
-        layers: The layers that are computed.
-        objects: All of them, their activations and their parameters.
-        facts: What else the computation depends on.
-    """
-
-    layers: TrainingLayers
-    objects: tuple[Any, ...]
-    facts: tuple[Any, ...]
-
-    def is_same(self, other: Layout) -> bool:
-        """Whether the same objects are computed in the same way."""
-        return self.facts == other.facts and list(map(id, self.objects)) == list(map(id, other.objects))
-
-
 class ClosedForward:
     """``forward_train`` and ``compute_values`` of a module, or of ``M`` stacked ones, with their gradients.
 
     A minibatch of a small network takes half as long as with autograd, whose bookkeeping costs as much as the
-    arithmetic. The object is bound to the layers of ``RLModule.training_layers``, and valid as long as the module has
-    the same layout.
-
-    Attributes:
-        layout: The layout.
-        with_values: Whether values are wanted.
+    arithmetic. The object is bound to the layers of ``RLModule.training_layers``, and valid as long as the module does
+    not change.
     """
 
     def __init__(
-        self, module: RLModule, layout: Layout, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool
+        self, module: RLModule, layers: TrainingLayers, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool
     ):
         """Binds the layers of a module.
 
         Args:
             module: The module. For several modules, their stacked module.
-            layout: Its layout.
+            layers: What ``closed_layers_of`` returned.
             gradients: Memory for the gradient of each parameter; None for a frozen one.
             with_values: Whether values are wanted.
         """
-        self.layout, self.with_values = layout, with_values
-        layers = layout.layers
         self._module = module
         self._shared = _Chain(layers.shared, gradients) if layers.shared else None
         self._policy = _Chain(layers.policy, gradients)
@@ -332,13 +307,13 @@ class ClosedForward:
         return of_outputs
 
 
-def layout_of(module: RLModule) -> Layout | None:
-    """Returns what training a module computes, and from which objects.
+def closed_layers_of(module: RLModule) -> TrainingLayers | None:
+    """Returns the layers that training a module computes, if a closed forward pass can compute them.
 
-    None if it computes anything else than the module's ``training_layers``, or if hooks or traces watch them.
+    None if training computes anything else than the module's ``training_layers``, or if hooks watch them.
     """
     says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
-    if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful() or is_recorded():
+    if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful():
         return None
     layers = module.training_layers()
     if layers is None or has_hooks(module):
@@ -357,12 +332,4 @@ def layout_of(module: RLModule) -> Layout | None:
         return None
     if not all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps)):
         return None
-    counts = (len(layers.shared), len(layers.policy), len(layers.values))
-    facts = (
-        counts,
-        layers.values_read,
-        layers.to_inputs,
-        module.handles_action_masks,
-        *(m.activate_last for m in mlps),
-    )
-    return Layout(layers, (module, *mlps, *(mlp.activation for mlp in mlps), *flat, layers.log_std), facts)
+    return layers

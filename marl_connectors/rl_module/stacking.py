@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.sequences import PaddedColumns
 from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
-from marl_connectors.rl_module.closed_form import ClosedForward, layout_of
+from marl_connectors.rl_module.array_layers import is_recorded
+from marl_connectors.rl_module.closed_form import ClosedForward, closed_layers_of
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import all_moved, moved
 from marl_connectors.trees import tree_map
@@ -213,7 +214,7 @@ class MemberStack:
         self.is_whole = module_ids == bucket.module_ids
         self._stacked: list[nn.Parameter] = []
         self._unstored: Tensor | None = None
-        self._closed: ClosedForward | None = None
+        self._closed: tuple[bool, ClosedForward | None] | None = None
         if self.is_whole:
             self.stacked_module = bucket.stacked_module
         elif len(module_ids) == 1:
@@ -272,19 +273,22 @@ class MemberStack:
     def closed_forward(self, *, with_values: bool) -> ClosedForward | None:
         """Returns the members' pass with gradients in closed form; None if autograd must compute them.
 
-        It is bound once, and again after layers or parameters were replaced.
+        It is bound once. If layers, parameters, hooks or attributes of the members change, ``bind_buckets`` makes other
+        stacks.
 
         Args:
             with_values: Whether values are wanted.
         """
         module = self.load()
-        layout = layout_of(module)
-        if layout is None:
+        if is_recorded():
             return None
-        closed = self._closed
-        if closed is None or closed.with_values != with_values or not closed.layout.is_same(layout):
-            closed = self._closed = ClosedForward(module, layout, self.bound_gradients(), with_values=with_values)
-        return closed
+        if self._closed is None or self._closed[0] != with_values:
+            layers = closed_layers_of(module)
+            found = None
+            if layers is not None:
+                found = ClosedForward(module, layers, self.bound_gradients(), with_values=with_values)
+            self._closed = with_values, found
+        return self._closed[1]
 
     def store(self) -> None:
         """Copies the values in ``bound_gradients`` to the members."""

@@ -294,6 +294,29 @@ def test_modules_that_somebody_has_changed_are_updated_by_autograd(change, close
     assert not closed
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_modules_that_somebody_changes_between_updates_are_updated_by_autograd_from_then_on(change, closed):
+    algo = train_once()
+    algo.learner.update(episodes=algo.env_runner.sample())
+    assert closed == [True] * 4
+    closed.clear()
+    for module in algo.rl_module.values():
+        change(module)
+    algo.learner.update(episodes=algo.env_runner.sample())
+    assert not closed
+
+
+def test_layers_that_are_replaced_by_like_ones_are_updated(closed):
+    algo = train_once()
+    for module in algo.rl_module.values():
+        module.pi = copy.deepcopy(module.pi)
+    before = [module.pi.layers[0].weight.detach().clone() for module in algo.rl_module.values()]
+    algo.learner.update(episodes=algo.env_runner.sample())
+    assert closed == [True] * 4
+    after = [module.pi.layers[0].weight for module in algo.rl_module.values()]
+    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
 class OwnForward(DefaultPPORLModule):
     stackable = True
 
@@ -335,6 +358,11 @@ def test_whoever_watches_torch_sees_each_operation(closed):
     with Watches():
         train_once()
     assert not closed
+    algo = train_once()
+    assert closed == [True, True]
+    with Watches():
+        algo.learner.update(episodes=algo.env_runner.sample())
+    assert closed == [True, True]
 
 
 def test_terms_are_logged_by_the_learners_own_method(closed):

@@ -144,3 +144,13 @@ def test_info_dicts_stand_by_module():
     first, second = minibatches_of_epoch(GroupRows.of(group), size_of=lambda m: None, shuffle=None)
     assert first.columns["infos"] == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert second.columns["infos"] == [{"n": 3}, {"n": 4}]
+
+
+@pytest.mark.parametrize("shuffle", [None, shuffled])
+def test_a_loss_may_write_to_its_minibatch(shuffle):
+    group = group_of([5, 5])
+    (minibatch,) = minibatches_of_epoch(GroupRows.of(group), [IDS[:2]], size_of=lambda _: None, shuffle=shuffle)
+    minibatch.columns["row"].zero_()
+    assert group["row"].tolist() == list(range(10))
+    (again,) = minibatches_of_epoch(GroupRows.of(group), [IDS[:2]], size_of=lambda _: None, shuffle=None)
+    assert again.columns["row"].tolist() == [list(range(5)), list(range(5, 10))]

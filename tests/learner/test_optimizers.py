@@ -12,6 +12,8 @@ from helpers.runs.match_runs import changed, weights
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import ConfigError, LearnerError
+from marl_connectors.learner.loss_stats import FiniteCheck
+from marl_connectors.learner.optimizers import OTHERS, DefaultAdam
 from marl_envs import match_v0
 
 
@@ -333,6 +335,40 @@ def test_layers_that_rest_stay_as_they_are_with_their_moments():
     before = weights(algo, "agent_0")
     algo.train()
     assert changed(before, weights(algo, "agent_0")) >= {name for name in before if name.startswith("pi")}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.float64), (torch.float64, torch.bfloat16)])
+def test_parameters_of_several_dtypes_are_stepped_as_by_torchs_adam(dtypes):
+    generator = torch.Generator().manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(3, generator=generator).to(dtype)) for dtype in dtypes for _ in range(2)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    adam, torchs = DefaultAdam(), torch.optim.Adam(theirs, fused=True)
+    adam.arrange({"m": ours}, lambda module_id: None, {})
+    for rate in (0.1, 0.1, 0.01):
+        adam.set_rates({"m": {OTHERS: rate}})
+        torchs.param_groups[0]["lr"] = rate
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(3, generator=generator).to(one.dtype)
+            other.grad = one.grad.clone()
+        adam.step(["m"], FiniteCheck(is_lazy=False))
+        torchs.step()
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_a_step_that_is_skipped_does_not_count():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    adam, check = DefaultAdam(), FiniteCheck(is_lazy=True)
+    adam.arrange({"m": [parameter]}, lambda module_id: None, {})
+    adam.set_rates({"m": {OTHERS: 0.1}})
+    parameter.grad = torch.ones(3)
+    check.holds(torch.tensor(1.0), torch.ones(1))
+    adam.step(["m"], check)
+    moved, moments = parameter.detach().clone(), adam.get_state()["m"][0]
+    assert moments["step"] == 1.0 and not moved.equal(torch.ones(3))
+    check.holds(torch.tensor(float("nan")), torch.ones(1))
+    adam.step(["m"], check)
+    assert parameter.equal(moved)
+    assert all(torch.equal(value, moments[name]) for name, value in adam.get_state()["m"][0].items())
 
 
 def test_parameters_without_a_learning_rate_are_named():

@@ -234,6 +234,22 @@ def test_episodes_whose_rest_never_comes_do_not_take_lanes_for_ever():
     assert buffer._rings["default_policy"].num_lanes <= 5
 
 
+def test_episodes_of_ones_own_and_those_of_env_runners_go_together():
+    algo = cart_pole_algo()
+    buffer = EpisodeReplayBuffer(capacity=1000)
+    own = SingleAgentEpisode(
+        observations=[np.zeros(4, np.float32)] * 4,
+        actions=[0, 1, 0],
+        rewards=[1.0] * 3,
+        terminated=True,
+        len_lookback_buffer=0,
+    )
+    buffer.add([own])
+    buffer.add(algo.env_runner.sample(num_timesteps=16))
+    buffer.add([own.to_numpy()])
+    assert len(buffer) == 3 + 16 + 3
+
+
 def test_wrong_use_is_named():
     with pytest.raises(ConfigError, match="capacity"):
         EpisodeReplayBuffer(capacity=0)

@@ -4,6 +4,7 @@ import pytest
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
+from marl_connectors.replay_buffers import sum_tree
 from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.sum_tree import SumTree
@@ -19,9 +20,11 @@ def filled(capacity=300, rounds=8, **settings):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_tree_draws_like_a_running_sum(seed):
+@pytest.mark.parametrize("roots", [1, 3, 8192])
+def test_the_tree_draws_like_a_running_sum(seed, roots, monkeypatch):
+    monkeypatch.setattr(sum_tree, "_ROOTS", roots)
     rng = np.random.default_rng(seed)
-    size = int(rng.integers(1, 40))
+    size = int(rng.integers(1, 40)) if seed % 2 else int(rng.integers(1, 2000))
     tree, weights = SumTree(size), np.zeros(size)
     for _ in range(5):
         items = rng.integers(size, size=int(rng.integers(1, 20)))
@@ -32,7 +35,7 @@ def test_the_tree_draws_like_a_running_sum(seed):
         assert tree.total == pytest.approx(weights.sum())
         if not weights.any():
             continue
-        at = rng.random(200) * tree.total
+        at = np.append(rng.random(200) * tree.total, [0.0, np.nextafter(tree.total, 0.0), tree.total])
         drawn = tree.draw(at)
         assert (weights[drawn] > 0).all()
         ends = np.cumsum(weights)

@@ -25,6 +25,8 @@ from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
+_TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
+
 
 class TDErrors(NamedTuple):
     """The temporal-difference errors of a minibatch, ``[B]`` of one module or ``[M, B]`` of ``M`` modules.
@@ -111,16 +113,9 @@ class DQNLearner(OffPolicyLearner):
         self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors, counted: Tensor | None = None
     ) -> None:
         """Logs the loss statistics, and keeps the errors of all rows, or of all sequences."""
-        of_rows = {
-            "qf_loss": found.losses,
-            "qf_mean": found.taken,
-            "td_error_mean": found.errors,
-            "td_error_abs_mean": found.errors.abs(),
-            "target_mean": found.targets,
-        }
-        columns = torch.stack([rows.pick(column.detach()) for column in of_rows.values()])
-        terms = dict(zip(of_rows, rows.mean(columns).unbind(), strict=True))
-        self.log_terms(module_ids, {"total_loss": terms["qf_loss"], **terms})
+        of_rows = (found.losses, found.losses, found.taken, found.errors, found.errors.abs(), found.targets)
+        columns = torch.stack([rows.pick(column.detach()) for column in of_rows])
+        self.log_table(module_ids, _TERMS, rows.mean(columns))
         errors = found.errors.detach()
         if counted is not None:  # of a sequence, the mean size of its steps' errors
             errors = (errors.abs() * counted).sum(-1) / counted.sum(-1)

@@ -220,7 +220,8 @@ class MADDPGLearner(OffPolicyLearner):
             **{f"{name}_loss": own for name, own in zip(("qf", "qf_twin"), qf_losses, strict=False)},
             **{f"{name}_mean": own for name, own in zip(("qf", "qf_twin"), values, strict=False)},
         }
-        self.log_terms(module_ids, {name: rows.mean(rows.pick(column.detach())) for name, column in of_rows.items()})
+        columns = torch.stack([rows.pick(column.detach()) for column in of_rows.values()])
+        self.log_table(module_ids, list(of_rows), rows.mean(columns))
         return rows.mean(rows.pick(policy_loss + sum(qf_losses)))
 
     def _chosen(self, module_ids: Sequence[ModuleID], module: Any, dist_inputs: Tensor) -> Tensor:

@@ -95,8 +95,9 @@ class SACLearner(OffPolicyLearner):
             **{f"{name}_loss": own for name, own in zip(("qf", "qf_twin"), qf_losses, strict=False)},
             **{f"{name}_mean": own for name, own in zip(("qf", "qf_twin"), taken, strict=False)},
         }
-        means = {name: rows.mean(rows.pick(column.detach())) for name, column in of_rows.items()}
-        self.log_terms(module_ids, {**means, "alpha_value": alpha.squeeze(-1)})
+        columns = torch.stack([rows.pick(column.detach()) for column in of_rows.values()])
+        self.log_table(module_ids, list(of_rows), rows.mean(columns))
+        self.log_terms(module_ids, {"alpha_value": alpha.squeeze(-1)})
         return rows.mean(rows.pick(policy_loss + alpha_loss + sum(qf_losses)))
 
     def _keep_errors(self, module_ids: Sequence[ModuleID], errors: Sequence[Tensor]) -> None:

@@ -71,11 +71,12 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             return
         if not rows.has(Columns.TERMINATEDS):
             raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
-        gammas = np.array([self.module_settings.get(m, self.gamma) for m in columns.module_ids])
-        gammas = np.repeat(gammas, np.diff(columns.splits))
+        gammas = np.empty(len(rows))
+        for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
+            gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
         total = np.array(rows.get(Columns.REWARDS), np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
-        new_obs = rows.get(Columns.OBS, offset=1)
+        new_obs = rows.reach(Columns.OBS, 1)[0]  # every step that was drawn has one
         masks = rows.reach(Columns.ACTION_MASK, 1)[0] if rows.has(Columns.ACTION_MASK) else None
         discounts = gammas.copy()
         for k in range(1, self.n_step):

@@ -210,6 +210,20 @@ def test_updates_keep_up_with_sampling(seed):
     algo.stop()
 
 
+def test_the_terms_of_the_loss_are_logged_by_the_learners_own_method():
+    class Notes(DQNLearner):
+        def log_terms(self, module_ids, terms):
+            noted.append({name: float(term) for name, term in terms.items()})
+            super().log_terms(module_ids, terms)
+
+    noted, results = [], []
+    for learner_class in (Notes, DQNLearner):
+        config = small_dqn("CartPole-v1", train_batch_size_per_learner=64).learners(learner_class=learner_class)
+        results.append(config.build_algo().train()["learners"]["default_policy"])
+    assert results[0] == results[1]
+    assert results[0]["qf_mean"] == pytest.approx(np.mean([terms["qf_mean"] for terms in noted]))
+
+
 def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     algo = small_dqn("CartPole-v1", epsilon=[[0, 1.0], [100, 0.5]]).build_algo()
     assert algo.get_module().epsilon.item() == 1.0
