@@ -193,13 +193,17 @@ class EpisodeReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
+        """Loads a state that ``get_state`` returned.
+
+        If it is of a buffer with another capacity, as many of the newest rows are kept as this one has room for.
+        """
         self.num_samples, self.num_steps_sampled = state["num_samples"], state["num_steps_sampled"]
         self.seed = state["seed"]
         self._rings = {}
         for module_id, saved in state["rings"].items():
             ring = self._rings[module_id] = self._new_ring(module_id)
             ring.set_state(saved)
+            ring.fit_capacity()
 
 
 MultiAgentEpisodeReplayBuffer = EpisodeReplayBuffer

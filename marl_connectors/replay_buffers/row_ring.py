@@ -248,16 +248,31 @@ class RowRing:
 
     def _widen(self, num_lanes: int) -> None:
         """Makes enough lanes. What no longer fits into shorter lanes is forgotten, the oldest rows first."""
-        if num_lanes <= self.num_lanes:
-            return
-        num_rows = max(self.capacity // num_lanes, 2)
+        if num_lanes > self.num_lanes:
+            self._lay_out(num_lanes)
+
+    def fit_capacity(self) -> None:
+        """Lays out the rows anew if they come from a ring of another capacity. The newest ones are kept."""
+        if self.num_lanes and self.num_rows != self._rows_per_lane(self.num_lanes):
+            self._lay_out(self.num_lanes)
+
+    def _rows_per_lane(self, num_lanes: int) -> int:
+        return max(self.capacity // num_lanes, 2)
+
+    def _lay_out(self, num_lanes: int) -> None:
+        """Moves all rows into so many lanes that have as many rows as the capacity allows."""
+        num_rows = self._rows_per_lane(num_lanes)
         kept = np.minimum(self.written, min(self.num_rows, num_rows))
         lanes = np.repeat(np.arange(self.num_lanes), kept)
         rows = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept) + np.repeat(self.written - kept, kept)
         old = self.positions(lanes, rows) if len(rows) else rows
-        self._free += [(0, lane) for lane in range(self.num_lanes, num_lanes)]
-        heapq.heapify(self._free)
+        if num_rows > self.num_rows:  # rows that were forgotten do not come back
+            rows = rows - (self.written - kept)[lanes]
+            self.written = kept
         self.written = np.concatenate([self.written, np.zeros(num_lanes - self.num_lanes, np.int64)])
+        free = [*(lane for _, lane in self._free), *range(self.num_lanes, num_lanes)]
+        self._free = [(int(self.written[lane]), lane) for lane in free]
+        heapq.heapify(self._free)
         self.num_lanes, self.num_rows = num_lanes, num_rows
         new = self.positions(lanes, rows)
 

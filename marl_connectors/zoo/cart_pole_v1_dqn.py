@@ -12,13 +12,13 @@ TASK = ZooTask(
     summary="A cart balances a pole for 500 steps.",
     settings={
         "algo": "dqn",
-        "steps": 120_000,
+        "steps": 60_000,
         "num_envs": 8,
         "hidden": [128, 128],
         "activation": "relu",
         "anneal_lr": True,
         "training": {
-            "lr": 1e-3,
+            "lr": 2e-3,
             "training_intensity": 32.0,
             "n_step": 1,
             "target_network_update_freq": 250,

@@ -203,6 +203,36 @@ def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
         np.testing.assert_array_equal(column, other.rollout.columns[name])
 
 
+@pytest.mark.parametrize("capacity", [40, 300, 5000])
+def test_a_buffer_of_another_capacity_keeps_the_newest_rows(capacity):
+    algo = cart_pole_algo()
+    first, second = EpisodeReplayBuffer(300), EpisodeReplayBuffer(capacity)
+    for _ in range(9):
+        first.add(algo.env_runner.sample(num_timesteps=64))
+    before, saved = rows_by_lane(first), first.get_state()
+    second.set_state(saved)
+    ring = second._rings["default_policy"]
+    assert ring.num_rows == capacity // ring.num_lanes
+    for lane, rows in rows_by_lane(second).items():
+        assert rows == before[lane][-len(rows) :] and len(rows) == min(ring.num_rows, len(before[lane]))
+    assert len(second) == int((ring.flags & ACTED > 0).sum())
+    for _ in range(3):
+        second.add(algo.env_runner.sample(num_timesteps=64))
+    assert len(second.sample(20).segments["default_policy"]) == 20
+    assert second.nbytes < 400 * capacity
+
+
+def rows_by_lane(buffer):
+    """The bytes of the observations of each lane, from the oldest to the newest."""
+    ring = buffer._rings["default_policy"]
+    found = {}
+    for lane in range(ring.num_lanes):
+        written, kept = int(ring.written[lane]), int(ring.kept[lane])
+        places = np.arange(written - kept, written) % ring.num_rows
+        found[lane] = [ring.columns["obs"][place * ring.num_lanes + lane].tobytes() for place in places]
+    return found
+
+
 def test_the_same_batch_comes_from_a_sample_and_from_its_episodes():
     algo = cart_pole_algo()
     buffer = EpisodeReplayBuffer(capacity=1000)

@@ -110,6 +110,22 @@ def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
     np.testing.assert_array_equal(one.rollout.columns["weights"], other.rollout.columns["weights"])
 
 
+@pytest.mark.parametrize("capacity", [100, 5000])
+def test_priorities_stay_with_their_steps_in_a_buffer_of_another_capacity(capacity):
+    _, first, ring = filled()
+    sample = first.sample(200)
+    positions = sample.segments["default_policy"].positions
+    first.update_priorities(sample, {"default_policy": positions.astype(float)})
+    by_obs = {ring.columns["obs"][p].tobytes(): ring.tree.weights[p] for p in np.flatnonzero(ring.flags & ACTED)}
+    second = PrioritizedEpisodeReplayBuffer(capacity)
+    second.set_state(first.get_state())
+    other = second._rings["default_policy"]
+    steps = np.flatnonzero(other.flags & ACTED)
+    assert len(steps) == min(len(by_obs), len(second)) > 0
+    assert all(other.tree.weights[p] == by_obs[other.columns["obs"][p].tobytes()] for p in steps)
+    assert not other.tree.weights[(other.flags & ACTED) == 0].any()
+
+
 @pytest.mark.parametrize("errors", [np.ones(3), np.array([1.0, np.nan]), np.ones((2, 1))])
 def test_wrong_errors_are_named(errors):
     _, buffer, _ = filled()

@@ -22,7 +22,6 @@ from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.masked_logits import apply_action_mask
-from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
 _TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
@@ -59,18 +58,6 @@ class DQNLearner(OffPolicyLearner):
             if isinstance(epsilon, Tensor):
                 config = self.config.get_config_for_module(module_id)
                 epsilon.data.fill_(value_at(config.epsilon, timestep))
-
-    def compute_loss_for_module(
-        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the scalar loss of one module."""
-        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out)
-
-    def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns ``[M]`` losses in one computation."""
-        return self._loss(module_ids, self.config.get_config_for_module(module_ids[0]), module, batch, fwd_out)
 
     def stacking_key(self, config: Any) -> Hashable:
         """Returns the settings of the loss."""

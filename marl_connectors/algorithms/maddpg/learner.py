@@ -35,7 +35,7 @@ from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer, JointReplaySample
 from marl_connectors.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
-from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
+from marl_connectors.rl_module.rl_module import apply_mask_of_module
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
@@ -179,18 +179,6 @@ class MADDPGLearner(OffPolicyLearner):
         group[NEW_CRITIC_OBS] = torch.cat([group[NEW_CRITIC_OBS][:, : inputs.actions_begin], others * present], 1)
 
     # The losses.
-
-    def compute_loss_for_module(
-        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the scalar loss of one module."""
-        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out)
-
-    def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns ``[M]`` losses in one computation."""
-        return self._loss(module_ids, self.config.get_config_for_module(module_ids[0]), module, batch, fwd_out)
 
     def stacking_key(self, config: Any) -> float:
         """Returns the settings of the loss."""

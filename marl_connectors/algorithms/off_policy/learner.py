@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBu
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
 from marl_connectors.rl_module.distributions import Distribution
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import stream
 from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
@@ -116,6 +118,37 @@ class OffPolicyLearner(Learner):
                     f"buffer. Pass what algo.replay_buffer.sample(..., sequence_lens={{{module_id!r}: 20}}) returns."
                 )
         return super().make_batch(episodes)
+
+    def compute_loss_for_module(
+        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the scalar loss of one module."""
+        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out)
+
+    def compute_loss_for_stacked_modules(
+        self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns ``[M]`` losses in one computation."""
+        return self._loss(module_ids, self.config.get_config_for_module(module_ids[0]), module, batch, fwd_out)
+
+    @abstractmethod
+    def _loss(
+        self,
+        module_ids: Sequence[ModuleID],
+        config: Any,
+        module: Any,
+        batch: Mapping[str, Any],
+        fwd_out: Mapping[str, Any],
+    ) -> Tensor:
+        """Returns the scalar loss of one module, or ``[M]`` losses of several that are computed together.
+
+        Args:
+            module_ids: The modules.
+            config: The settings of the loss.
+            module: The module, or the one that computes all of them.
+            batch: The columns of the minibatch, ``[B, ...]`` or ``[M, B, ...]``.
+            fwd_out: What ``forward_train`` returned.
+        """
 
     def noise(
         self, module_ids: Sequence[ModuleID], dist_cls: type[Distribution], shape: tuple[int, ...], num_inputs: int

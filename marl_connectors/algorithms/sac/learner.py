@@ -20,7 +20,6 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
-from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
 _AUTO_SHARE = 0.98
@@ -54,18 +53,6 @@ class SACLearner(OffPolicyLearner):
         """Registers Adam with learning rates for the critics, the temperature, and all other parameters."""
         rates = {OTHERS: config.actor_lr, "log_alpha": config.alpha_lr}
         self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
-
-    def compute_loss_for_module(
-        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the scalar loss of one module."""
-        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out)
-
-    def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns ``[M]`` losses in one computation."""
-        return self._loss(module_ids, self.config.get_config_for_module(module_ids[0]), module, batch, fwd_out)
 
     def stacking_key(self, config: Any) -> Hashable:
         """Returns the settings of the loss."""
