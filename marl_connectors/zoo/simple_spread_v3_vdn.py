@@ -27,5 +27,5 @@ TASK = ZooTask(
         },
     },
     success=Success("landmarks covered", landmarks_covered),
-    expected=Expected(mean_return=-10.0, std=0.3, num_seeds=3, minutes=15.0, random_return=-26.0),
+    expected=Expected(mean_return=-9.9, std=None, num_seeds=1, minutes=25.2, random_return=-24.9, success=0.75),
 )
