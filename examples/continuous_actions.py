@@ -2,7 +2,7 @@
 
 Run ``python examples/continuous_actions.py``. It trains soft actor-critic, where each agent has a critic of its own
 observations, and MATD3, where critics see the observations and actions of all agents, on the same task. For both it
-prints the mean return of an agent in the first and the last iteration.
+prints the mean return of an agent in the first and the last iteration. It takes about 20 seconds.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from marl_connectors.learner.updates import (
 from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.rl_module.train_mode import is_trainable, set_train_mode
+from marl_connectors.rl_module.rl_module import RLModule, is_trainable
+from marl_connectors.rl_module.train_mode import set_train_mode
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 

@@ -382,3 +382,15 @@ class RLModuleSpec(ChecksFields):
         if self.load_state_path is not None:
             module.set_state(component_state(self.load_state_path))
         return module
+
+
+def is_trainable(module: nn.Module) -> bool:
+    """Whether a module has parameters that are not frozen. It takes less time than to list ``module.parameters()``."""
+    layers = [module]
+    while layers:
+        layer = layers.pop()
+        for parameter in layer._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                return True
+        layers += [child for child in layer._modules.values() if child is not None]
+    return False

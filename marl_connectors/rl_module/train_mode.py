@@ -1,4 +1,4 @@
-"""Puts modules into train mode and back into eval mode, and finds out whether they have something to train."""
+"""Puts modules into train mode and back into eval mode."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ def set_train_mode(module: nn.Module, mode: bool) -> None:
                 layers.append(child)
     for layer in layers:
         layer.__dict__["training"] = mode
-
-
-def is_trainable(module: nn.Module) -> bool:
-    """Whether a module has parameters that are not frozen. It takes less time than to list ``module.parameters()``."""
-    layers = [module]
-    while layers:
-        layer = layers.pop()
-        for parameter in layer._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                return True
-        layers += [child for child in layer._modules.values() if child is not None]
-    return False
 
 
 @cache

@@ -27,7 +27,7 @@ def test_a_script_knows_commands_options_and_tasks(shell, capsys):
     ("words", "completed"),
     [
         (["tr"], ["train"]),
-        (["train", "simple_sp"], ["simple_speaker_listener_v4", "simple_spread_v3"]),
+        (["train", "simple_sp"], ["simple_speaker_listener_v4", "simple_spread_v3", "simple_spread_v3/vdn"]),
         (["train", "--num-env-"], ["--num-env-runners", "--num-env-workers"]),
         (["train", "--algo", "ma"], ["maddpg", "mappo", "marwil", "matd3"]),
         (["completion", "z"], ["zsh"]),

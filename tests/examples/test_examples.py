@@ -26,6 +26,7 @@ def test_every_example_has_a_test():
         "offline_data",
         "imitation",
         "value_decomposition",
+        "continuous_actions",
     }
 
 

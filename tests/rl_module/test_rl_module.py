@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from marl_connectors import RLModule, RLModuleSpec
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.rl_module import is_trainable
 
 LOGITS = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
 BATCH = {
@@ -80,3 +82,15 @@ def test_a_spec_is_updated_with_a_spec_only():
 def test_a_spec_becomes_the_spec_of_one_module():
     spec = RLModuleSpec(action_space=TWO)
     assert spec.as_multi_rl_module_spec().rl_module_specs == {"default_policy": spec}
+
+
+@pytest.mark.parametrize("thawed", [None, "0.weight", "1.a.bias", "own"])
+def test_a_module_is_trainable_if_one_of_its_parameters_is_not_frozen(thawed):
+    module = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Identity()}))
+    module.register_module("none", None)
+    module.register_parameter("nothing", None)
+    module.own = nn.Parameter(torch.zeros(1))
+    module.requires_grad_(False)
+    if thawed is not None:
+        module.get_parameter(thawed).requires_grad_(True)
+    assert is_trainable(module) is any(p.requires_grad for p in module.parameters()) is (thawed is not None)

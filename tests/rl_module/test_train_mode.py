@@ -1,14 +1,13 @@
-"""set_train_mode does what torch's own methods do; is_trainable knows what torch's list of parameters says."""
+"""set_train_mode does what torch's own methods do."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
-import torch
 from torch import nn
 
-from marl_connectors.rl_module.train_mode import is_trainable, set_train_mode
+from marl_connectors.rl_module.train_mode import set_train_mode
 
 
 class KeepsEval(nn.Linear):
@@ -55,15 +54,3 @@ def test_eval_of_ones_own_is_called():
     set_train_mode(layer, True)
     set_train_mode(layer, False)
     assert layer.evals == 1 and not layer.training
-
-
-@pytest.mark.parametrize("thawed", [None, "0.weight", "1.a.bias", "own"])
-def test_a_module_is_trainable_if_one_of_its_parameters_is_not_frozen(thawed):
-    module = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Identity()}))
-    module.register_module("none", None)
-    module.register_parameter("nothing", None)
-    module.own = nn.Parameter(torch.zeros(1))
-    module.requires_grad_(False)
-    if thawed is not None:
-        module.get_parameter(thawed).requires_grad_(True)
-    assert is_trainable(module) is any(p.requires_grad for p in module.parameters()) is (thawed is not None)

@@ -228,7 +228,7 @@ def test_an_environment_without_a_state_space_is_named(space):
     class Bare(LifeEnv):
         state_space = space
 
-    with pytest.raises(ConfigError, match=r"Bare: .*state\(\), but it has (no state_space|state_space='a space')"):
+    with pytest.raises(ConfigError, match=r"Bare: .*state\(\) .* but it has (no state_space|state_space='a space')"):
         config_of(Bare).build_algo()
 
 
