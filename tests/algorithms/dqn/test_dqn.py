@@ -237,6 +237,17 @@ def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     algo.stop()
 
 
+@pytest.mark.parametrize(("by", "begins"), [("env_steps", False), ("agent_steps", True)])
+def test_the_steps_before_learning_are_env_steps_or_agent_steps(by, begins):
+    config = small_dqn("marl_envs.match_v0", num_steps_sampled_before_learning_starts=100)
+    config.environment(env_config={"n_agents": 2, "ep_len": 5}).multi_agent(policies="shared", count_steps_by=by)
+    algo = config.reporting(min_sample_timesteps_per_iteration=60).build_algo()
+    result = algo.train()
+    assert result["num_env_steps_sampled_lifetime"] < 100 < result["num_agent_steps_sampled_lifetime"]
+    assert (algo.learner.num_updates > 0) == begins
+    algo.stop()
+
+
 @pytest.mark.parametrize(("by", "agents"), [("env_steps", 1), ("agent_steps", 2)])
 def test_the_schedule_of_epsilon_counts_env_steps_or_agent_steps(by, agents):
     config = small_dqn("marl_envs.match_v0", epsilon=[[0, 1.0], [200, 0.0]])

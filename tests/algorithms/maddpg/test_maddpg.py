@@ -265,6 +265,15 @@ def test_policies_and_targets_are_updated_less_often_than_critics():
     algo.stop()
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_updates_draw_the_rows_of_n_step_returns(n_step):
+    algo = small(MADDPGConfig, n_step=n_step).build_algo()
+    algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=60))
+    sample = algo.replay.draw(list(algo.learner.module))
+    assert sample.window.sources.shape == (algo.config.train_batch_size_per_learner, 1 + n_step)
+    algo.stop()
+
+
 def test_noise_of_target_actions_is_clipped():
     algo = small(MATD3Config, target_noise=50.0, target_noise_clip=0.25).build_algo()
     algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=60))
