@@ -15,6 +15,7 @@ from marl_connectors.algorithms.dqn.learner import DQNLearner, best_values
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
 from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
 from marl_connectors.algorithms.qmix.mixing import Mixing
+from marl_connectors.algorithms.qmix.picked_rows import PickedRows, TeamColumns, everywhere, filled, target_steps
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import (
@@ -34,24 +35,22 @@ from marl_connectors.transfers import all_moved
 from marl_connectors.typing import ModuleID
 
 
-class TeamRows(NamedTuple):
-    """The rows of the modules of a minibatch, ``[B]`` each.
+class TeamValues(NamedTuple):
+    """What a minibatch gives to the loss of a team.
 
     Attributes:
-        taken: The values of the actions that were taken, with gradients.
-        best: The values of the best actions, by the target networks.
-        rewards: The rewards of the team.
-        states: ``[B, size]`` what the mixer knows; None for VDN.
-        cells: The place of each row among ``N * W * A`` places: item, row of the item, agent.
-        acted: 1 where an action was taken.
+        taken: ``[n]`` the values of the actions taken at the env steps that count, with gradients.
+        taken_cells: Their places among ``N * W * A`` places: item, row of the item, agent.
+        best: The values of the best actions at the env steps that the targets read, by the target networks.
+        best_cells: Their places.
+        columns: What all rows say about their env steps.
     """
 
     taken: Tensor
+    taken_cells: Tensor
     best: Tensor
-    rewards: Tensor
-    states: Tensor | None
-    cells: Tensor
-    acted: Tensor
+    best_cells: Tensor
+    columns: TeamColumns
 
 
 class QMIXLearner(DQNLearner):
@@ -150,75 +149,81 @@ class QMIXLearner(DQNLearner):
         The gradient with respect to the values of the actions taken is computed first, and then passed on to each group
         of modules, as those of a bucket compute their gradients together.
         """
+        sample = self._sample
         with self._autocast():
-            passes = self._forward_passes(step)
-            rows = [self._rows_of(m, *own) for m, own in zip(step.minibatches, passes, strict=True)]
-        values = torch.cat([own.taken.detach().float() for own in rows]).requires_grad_()
-        loss = self._team_loss([m for one in step.minibatches for m in one.module_ids], values, rows)
+            learned = [PickedRows.of(m, sample, sample.counted, only_acted=True) for m in step.minibatches]
+            to_learn = [
+                dataclasses.replace(m, columns=r.columns) for m, r in zip(step.minibatches, learned, strict=True)
+            ]
+            passes = self._forward_passes(step._replace(minibatches=to_learn))
+            found = [self._values_of(*own) for own in zip(step.minibatches, learned, passes, strict=True)]
+        values = torch.cat([own.taken.detach().float() for own in found]).requires_grad_()
+        loss = self._team_loss([m for one in step.minibatches for m in one.module_ids], values, found)
         self.mixing.compute_gradients(loss)
         assert values.grad is not None
-        slopes = values.grad.split([len(own.taken) for own in rows])
-        for minibatch, own, slope in zip(step.minibatches, rows, slopes, strict=True):
+        slopes = values.grad.split([len(own.taken) for own in found])
+        for minibatch, own, slope in zip(step.minibatches, found, slopes, strict=True):
             self.optimizers.compute_gradients((own.taken * slope).sum(), minibatch.module_ids)
         return loss.detach()
 
-    def _rows_of(self, minibatch: MiniBatch, module: Any, fwd_out: Mapping[str, Any]) -> TeamRows:
-        """Returns the rows of a minibatch, without padding."""
-        batch, values = minibatch.columns, fwd_out[QF_PREDS]
+    def _values_of(self, minibatch: MiniBatch, learned: PickedRows, forward_pass: tuple[Any, Any]) -> TeamValues:
+        """Returns the values of a minibatch.
+
+        Args:
+            minibatch: All its rows.
+            learned: Those whose values are learned.
+            forward_pass: The module, and its outputs for these.
+        """
+        module, fwd_out = forward_pass
+        values = fwd_out[QF_PREDS]
+        actions = learned.columns[Columns.ACTIONS].long().unsqueeze(-1)
+        read = PickedRows.of(minibatch, self._sample, target_steps(self._sample, self.config.n_step))
         with torch.no_grad():
-            by_target = module.forward_target(batch)[QF_PREDS]
-            judged = values.detach() if self.config.double_q else by_target
-            best = best_values(by_target, judged, batch.get(Columns.ACTION_MASK))
-        taken = values.gather(-1, batch[Columns.ACTIONS].long().unsqueeze(-1)).squeeze(-1)
-        segments = [self._sample.segments[m] for m in minibatch.module_ids]
-        width = taken.shape[-1] if Columns.SEQ_LENS in batch else 1
-        size = taken.numel() // len(segments) // width  # rows or sequences of a module, with padding
-        index, cells = [], []
-        for i, own in enumerate(segments):
-            places = np.arange(len(own.rows))
-            if width > 1:
-                begins = np.cumsum(own.counts) - own.counts
-                places += np.repeat(np.arange(len(own.counts)) * width - begins, own.counts)
-            index.append(places + i * size * width)
-            cells.append(own.env_steps * self._sample.num_agents + self._sample.slots[own.module_id] + own.slots)
-        acted = np.concatenate([own.acted for own in segments]).astype(np.float32)
-        at, places, acted = all_moved([np.concatenate(index), np.concatenate(cells), acted], self.device)
+            judged = by_target = module.forward_target(read.columns)[QF_PREDS]
+            if self.config.double_q:
+                is_known = read.columns is learned.columns  # all rows, of sequences
+                judged = values.detach() if is_known else module.compute_q_values(read.columns)
+            best = best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))
+        return TeamValues(
+            learned.pick(values.gather(-1, actions).squeeze(-1)),
+            learned.cells,
+            read.pick(best).float(),
+            read.cells,
+            TeamColumns.of(minibatch, self._sample, MIXER_STATE),
+        )
 
-        def picked(column: Tensor, keeps: int = 0) -> Tensor:
-            return column.reshape(-1, *column.shape[column.dim() - keeps :]).index_select(0, at)
-
-        states = picked(batch[MIXER_STATE], 1) if MIXER_STATE in batch else None
-        return TeamRows(picked(taken), picked(best).float(), picked(batch[Columns.REWARDS]), states, places, acted)
-
-    def _team_loss(self, module_ids: Sequence[ModuleID], values: Tensor, rows: Sequence[TeamRows]) -> Tensor:
+    def _team_loss(self, module_ids: Sequence[ModuleID], values: Tensor, found: Sequence[TeamValues]) -> Tensor:
         """Returns the mean loss of all env steps that count.
 
         Args:
             module_ids: The modules.
-            values: ``[B]`` the values of the actions taken in all rows.
-            rows: All rows.
+            values: ``[n]`` the values of the actions taken, of all minibatches.
+            found: What each minibatch gives.
         """
         sample, config = self._sample, self.config
         shape, agents = sample.counted.shape, sample.num_agents
-        cells, acted = torch.cat([own.cells for own in rows]), torch.cat([own.acted for own in rows])
         number = shape[0] * shape[1]
-        chosen = values.new_zeros(number * agents).index_copy(0, cells, values * acted).view(number, agents)
-        best = chosen.new_zeros(number * agents).index_copy(0, cells, torch.cat([own.best for own in rows]))
-        env_steps = cells // agents
-        rewards = chosen.new_zeros(number).index_copy(0, env_steps, torch.cat([own.rewards for own in rows]))
-        alive = chosen.new_zeros(number).index_fill(0, env_steps, 1.0)
-        states = None
-        if rows[0].states is not None:
-            found = torch.cat([own.states for own in rows if own.states is not None])
-            states = found.new_zeros(number, found.shape[1]).index_copy(0, env_steps, found)
+        columns = [own.columns for own in found]
+        env_steps = torch.cat([own.env_steps for own in columns])
+        rewards = filled(torch.cat([own.rewards for own in columns]), env_steps, number)
+        alive = everywhere(number, env_steps)
+        states = [own.states for own in columns if own.states is not None]
+        known = filled(torch.cat(states), env_steps, number) if states else None
         left = np.maximum(sample.last[:, None] - np.arange(shape[1]), 0)
-        counted, left = all_moved([np.flatnonzero(sample.counted), left], self.device)
+        picks = [np.flatnonzero(sample.counted), np.flatnonzero(target_steps(sample, config.n_step)), left]
+        counted, read, left = all_moved(picks, self.device)
+
+        def mixed(mixer: torch.nn.Module, own: Tensor, cells: list[Tensor], at: Tensor) -> Tensor:
+            joint = filled(own, torch.cat(cells), number * agents).view(number, agents)
+            return mixer(joint[at], None if known is None else known[at])
+
         with torch.no_grad():
-            following = self.mixing.target(best.view(number, agents), states) * alive
+            best = torch.cat([own.best for own in found])
+            following = filled(mixed(self.mixing.target, best, [own.best_cells for own in found], read), read, number)
             targets = n_step_targets(
-                rewards.view(shape), following.view(shape), left, n_step=config.n_step, gamma=config.gamma
+                rewards.view(shape), (following * alive).view(shape), left, n_step=config.n_step, gamma=config.gamma
             ).reshape(-1)[counted]
-        taken = self.mixing.mixer(chosen[counted], None if states is None else states[counted])
+        taken = mixed(self.mixing.mixer, values, [own.taken_cells for own in found], counted)
         losses = F.smooth_l1_loss(taken, targets, reduction="none")
         if config.td_error_loss_fn == "mse":
             losses = (taken - targets).square()
