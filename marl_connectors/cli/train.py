@@ -260,9 +260,8 @@ class _Training:
         progress = open_progress(Watched(goal, self.steps_done, sys.stdout, runners, lambda: self.algo.activity))
         try:
             while self.steps_done < settings.steps and (gate.requested is None or self.iteration == 0):
-                with gate.iteration():
+                with gate.iteration(), self.saver.iteration():
                     result = self.algo.train()
-                self.saver.forget()
                 if self.folder is None:
                     check_metric(settings.keep_best, {name for name, _ in leaves(result)}, self.algo.config)
                     self.folder = self._make_folder()

@@ -101,10 +101,8 @@ class _Fit:
         with self._signal_raised_again() as gate, self._display() as display:
             stopped_by, reason = "", ""
             while not stopped_by:
-                with gate.iteration():
+                with gate.iteration(), contextlib.nullcontext() if self.saver is None else self.saver.iteration():
                     result = self.algo.train()
-                if self.saver is not None:
-                    self.saver.forget()
                 results.add(result)
                 try:
                     stopped_by, reason = self._end(result, gate)
@@ -148,7 +146,7 @@ class _Fit:
 
     @contextlib.contextmanager
     def _display(self) -> Iterator[Progress]:
-        """Shows progress in its block. If the block fails, the end of the newest complete iteration is saved."""
+        """Shows progress in its block. If the block fails, the newest complete state is saved."""
         display: Progress = NoProgress()
         if self.has_progress:
             steps, runners = self.algo.env_runner_group.num_agent_steps, self.algo.config.num_env_runners

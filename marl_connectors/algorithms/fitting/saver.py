@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from marl_connectors.checkpoints import save_state, snapshot
 CHECKPOINT_AGE_S = 20.0
 """The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
 _SAVING_SHARE = 0.02
-"""The largest share of the time that saving such checkpoints may take."""
+"""The largest share of the time that saving such checkpoints may take, and that keeping states may take."""
+_SOON_KEPT_S = 0.02
+"""States that are copied in this time are kept after every iteration."""
 
 
 class LastState:
@@ -30,7 +35,9 @@ class LastState:
 class Saver:
     """Saves an Algorithm every few iterations, and in between if the latest checkpoint is old.
 
-    Of an iteration that is not saved, it keeps the state until the next one has ended.
+    After an iteration that is not saved, it keeps a copy of the state, in case that the next iteration fails. Large
+    states, such as those with a replay buffer, are copied after some of the iterations only, so that this takes little
+    time.
 
     Attributes:
         saved_iteration: The iteration of the latest checkpoint; -1 before the first one.
@@ -51,26 +58,35 @@ class Saver:
         self._iteration = 0
         self._saved_at = time.monotonic()
         self._saving_s = 0.0
+        self._kept_at, self._keeping_s = -math.inf, 0.0
+        self._is_within = False
 
-    def forget(self) -> None:
-        """Forgets the state of the iteration before, because a newer one has ended."""
-        self._last = None
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Runs an iteration in its block. If that fails, the algorithm has no complete state any more."""
+        self._is_within = True
+        yield
+        self._is_within = False
 
     def iteration_ended(self, files: RunFiles, iteration: int, *, is_last: bool) -> None:
-        """Saves the algorithm if it is time, or else keeps its state.
+        """Saves the algorithm if it is time, or else keeps its state if that takes little time.
 
         Args:
             files: The files of the run.
             iteration: The number of iterations so far.
             is_last: Whether the run is at its end, so that ``save`` comes next.
         """
-        age = time.monotonic() - self._saved_at
+        now = time.monotonic()
+        age = now - self._saved_at
         if iteration % self._every == 0:
             self.save(files, iteration)
         elif age >= max(CHECKPOINT_AGE_S, self._saving_s / _SAVING_SHARE) and not is_last:
             self.save(files, iteration, in_between=True)
-        else:
+        elif self._keeping_s <= _SOON_KEPT_S or now - self._kept_at >= self._keeping_s / _SAVING_SHARE:
+            self._last = None  # so that there are never two copies
             self._iteration, self._last = iteration, LastState(self._algo)
+            self._kept_at = time.monotonic()
+            self._keeping_s = self._kept_at - now
 
     def save(self, files: RunFiles, iteration: int, *, in_between: bool = False) -> None:
         """Saves the algorithm, unless the latest checkpoint is of this iteration."""
@@ -82,7 +98,9 @@ class Saver:
         self._saving_s = self._saved_at - began
 
     def save_last(self, files: RunFiles) -> None:
-        """Saves the end of the newest complete iteration, if the next one was not finished and it is not saved yet."""
-        if self._last is not None:
+        """Saves the newest complete state that there is, if it is not saved yet. Called if the run fails."""
+        if not self._is_within and self._algo.iteration > 0:
+            self.save(files, self._algo.iteration)
+        elif self._last is not None:
             files.save_checkpoint(self._last, self._iteration)
             self.saved_iteration, self._last = self._iteration, None
