@@ -25,6 +25,9 @@ class QMixer(nn.Module):
 
     The weights are absolute values, so the result never falls if an agent's value rises. The best joint action
     therefore consists of each agent's best action. Agents that are not there have the value 0.
+
+    At first the result is about the sum of the values. With the usual initial weights it would be many times as much,
+    and so would be every error of a value, which the targets take over: in ``simple_spread_v3``, the values diverged.
     """
 
     def __init__(self, num_agents: int, state_size: int, embed_dim: int):
@@ -41,6 +44,10 @@ class QMixer(nn.Module):
         self.hyper_b_1 = nn.Linear(state_size, embed_dim)
         self.hyper_w_final = nn.Linear(state_size, embed_dim)
         self.v = nn.Sequential(nn.Linear(state_size, embed_dim), nn.ReLU(), nn.Linear(embed_dim, 1))
+        with torch.no_grad():
+            for layer in (self.hyper_w_1, self.hyper_w_final):
+                layer.weight.mul_(embed_dim**-0.5)
+                layer.bias.fill_(embed_dim**-0.5)
 
     def forward(self, values: Tensor, states: Tensor | None) -> Tensor:
         """Returns ``[B]`` values of what all agents do together.

@@ -313,6 +313,14 @@ def test_the_mixed_value_never_falls_if_an_agents_value_rises():
     assert (slopes >= 0).all() and (slopes > 0).any()
 
 
+@pytest.mark.parametrize("embed_dim", [8, 32, 128])
+def test_the_mixed_value_begins_as_about_the_sum_of_the_values(embed_dim):
+    torch.manual_seed(0)
+    mixer, states, values = QMixer(3, 60, embed_dim), torch.randn(500, 60), torch.randn(500, 3)
+    gain = torch.autograd.functional.jacobian(lambda own: mixer(own, states).sum(), values).mean()
+    assert 0.5 < gain < 2.0  # with torch's initial weights, 2 to 40
+
+
 def test_the_state_holds_all_observations_and_who_is_there():
     algo = small_qmix(env=LifeEnv, seed=3).environment(env_config={"die": 0.3, "join": 0.2}).build_algo()
     algo.train()
