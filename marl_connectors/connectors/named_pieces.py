@@ -164,6 +164,12 @@ def _parsed(text: str, who: str) -> tuple[str, str, dict[str, Any]]:
         module_name = first
         attribute, _, arguments = (part.strip() for part in rest.partition(":"))
         if not attribute:
+            several = [part.strip() for part in first.split(",")]
+            if len(several) > 1:
+                raise ConfigError(
+                    f"{who}: {first!r} is not the name of one piece. Give several pieces one by one: "
+                    f"{' '.join(several)} on the command line, a list in a file."
+                )
             raise ConfigError(
                 f"{who}: there is no piece {first!r}. {did_you_mean(first, known_pieces())} A piece of your own is "
                 f"named with its module: my_module:MyPiece."

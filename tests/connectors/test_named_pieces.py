@@ -79,6 +79,7 @@ def test_no_names_are_no_pieces():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("ScaleRewards,NormalizeRewards", r"Give several pieces one by one: ScaleRewards NormalizeRewards on the"),
         ("ScaleReward", r"--learner-connector: there is no piece 'ScaleReward'\. Did you mean 'ScaleRewards'"),
         ("ScaleRewards:scael=2", r"--learner-connector: .*unknown argument 'scael'. Did you mean 'scale'"),
         ("ScaleRewards:scale=big", "--learner-connector: .*scale must be a finite number"),
