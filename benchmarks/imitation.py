@@ -7,21 +7,25 @@ moves at random.
     python benchmarks/imitation.py            # all tasks, about 15 minutes on one core
     python benchmarks/imitation.py CartPole-v1
 
-The results are written to benchmarks/results/imitation.json.
+The results are written to benchmarks/results/imitation.json, and the curves to docs/images/imitation.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from PIL import Image
 
 from marl_connectors import (
     AgentIdEncoding,
@@ -36,7 +40,11 @@ from marl_connectors import (
 from marl_connectors.policy_mapping import OneAgainst, SharedPolicy
 
 RESULTS = Path(__file__).parent / "results" / "imitation.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "imitation.png"
 SEEDS = (0, 1, 2)
+POINTS = 10
+"""The number of evaluations of a curve, besides the one before training."""
+COLORS = {"BC": "C0", "MARWIL": "C1"}
 PLAYER, OPPONENT = "shared", "random"
 
 
@@ -173,14 +181,18 @@ def cloned(task: Task, cls: Any, folder: Path, seed: int) -> dict[str, Any]:
         )
     with config.build_algo() as algo:
         before = algo.evaluate_offline()["learners"]
-        began = time.process_time()
-        algo.fit(num_iterations=task.iterations, progress=False)
-        seconds = time.process_time() - began
+        seconds, curve = 0.0, [(0, evaluated(task, algo))]
+        for _ in range(POINTS):
+            began = time.process_time()
+            algo.fit(num_iterations=task.iterations // POINTS, progress=False)
+            seconds += time.process_time() - began
+            curve.append((algo.iteration, round(evaluated(task, algo), 3)))
         held_out = algo.evaluate_offline()["learners"]
         module_id = next(iter(held_out))
         return {
             "seed": seed,
-            "return": evaluated(task, algo),
+            "return": curve[-1][1],
+            "curve": curve,
             "held_out_logp": held_out[module_id]["mean_logp"],
             "held_out_logp_before": before[module_id]["mean_logp"],
             "cpu_seconds": round(seconds, 1),
@@ -214,6 +226,32 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def draw(axes: Axes, name: str, own: dict[str, Any]) -> None:
+    """Draws the curves of a task's clones."""
+    for algorithm, color in COLORS.items():
+        for clone in own[algorithm]:
+            first = clone["seed"] == SEEDS[0]
+            axes.plot(*np.transpose(clone["curve"]), color=color, linewidth=1.0, label=algorithm if first else None)
+    axes.axhline(own["expert"], color="black", linestyle="--", linewidth=0.8)
+    axes.axhline(own["recorded"], color="grey", linestyle=":", linewidth=0.8)
+    axes.set_title(name, fontsize=9)
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_all(results: dict[str, Any]) -> None:
+    """Writes the picture with the curves of all tasks."""
+    figure, axes = plt.subplots(1, len(results), figsize=(2.6 * len(results), 2.2), layout="constrained", squeeze=False)
+    for place, (name, own) in zip(axes.flat, results.items(), strict=True):
+        draw(place, name, own)
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    figure.supxlabel("train batches (dashed: the expert, dotted: the expert with exploration, as recorded)", fontsize=8)
+    figure.supylabel("return without exploration", fontsize=8)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
+    Image.open(drawn).convert("RGB").quantize(32).save(PICTURE, optimize=True)
+
+
 def main() -> None:
     """Measures the tasks that are named, and prints the table of all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -225,7 +263,9 @@ def main() -> None:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         results[name] = own
         RESULTS.write_text(json.dumps({n: results[n] for n in TASKS if n in results}, indent=1) + "\n")
-    print(table(json.loads(RESULTS.read_text())))
+    results = json.loads(RESULTS.read_text())
+    draw_all(results)
+    print(table(results))
 
 
 if __name__ == "__main__":

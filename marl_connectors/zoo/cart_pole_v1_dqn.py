@@ -12,14 +12,15 @@ TASK = ZooTask(
     summary="A cart balances a pole for 500 steps.",
     settings={
         "algo": "dqn",
-        "steps": 60_000,
+        "steps": 120_000,
         "num_envs": 8,
         "hidden": [128, 128],
         "activation": "relu",
         "anneal_lr": True,
         "training": {
-            "lr": 2e-3,
-            "training_intensity": 32.0,
+            "lr": 1e-3,
+            "train_batch_size_per_learner": 128,
+            "training_intensity": 64.0,
             "n_step": 1,
             "target_network_update_freq": 250,
             "epsilon": [[0, 1.0], [10_000, 0.04]],
