@@ -3,13 +3,14 @@ import pytest
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import AddNStepReturnsToTrainBatch
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=60)]
+FRESH = fresh_seeds(60)
 
 
 def played(seed):

@@ -8,11 +8,12 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import PPOConfig, PrevActionsPrevRewards
 from marl_connectors.episodes.continuations import put_together
 from marl_connectors.errors import EpisodeError
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 def random_run(seed):

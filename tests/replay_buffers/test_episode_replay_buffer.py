@@ -3,6 +3,7 @@ import pytest
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, PPOConfig, SingleAgentEpisode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import ConfigError, EpisodeError
@@ -70,10 +71,7 @@ def rows_of(segments):
         yield obs, action, reward, columns[Columns.OBS][stop], segments.terminated[i], segments.truncated[i]
 
 
-SEEDS = [
-    *range(6),
-    *(pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(1e6, size=60)),
-]
+SEEDS = [*range(6), *fresh_seeds(60)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, EpisodeReplayBuffer
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
     DISCOUNTS,
@@ -15,7 +16,7 @@ from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=60)]
+FRESH = fresh_seeds(60)
 AGENTS = ["a", "b", "c"]
 
 

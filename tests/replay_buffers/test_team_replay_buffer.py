@@ -9,6 +9,7 @@ import pytest
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
@@ -16,7 +17,7 @@ from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
 from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
 from marl_connectors.replay_buffers.team_ring import ALIVE
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=60)]
+FRESH = fresh_seeds(60)
 POLICIES = {"shared": "shared", "independent": "independent", "two": "a=x,*=y"}
 
 

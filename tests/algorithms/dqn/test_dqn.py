@@ -8,6 +8,7 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     DQN,
     Algorithm,
@@ -65,7 +66,7 @@ def random_dqn(seed):
     return config
 
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 def parameters(algo):

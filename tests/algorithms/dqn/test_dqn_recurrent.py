@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Algorithm, Columns, DQNConfig, OnnxPolicy, load_policy
 from marl_connectors.errors import ConfigError, LearnerError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 def random_dqn(seed, **training):

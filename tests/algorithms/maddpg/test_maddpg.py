@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     MADDPG,
     MATD3,
@@ -27,7 +28,7 @@ from marl_connectors.errors import ConfigError, LearnerError, ModuleError
 
 AGENTS = ("a", "b", "c")
 BOXES = spaces.Box(-2.0, 3.0, (2,), np.float32)
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 def small(cls, spaces_of=None, seed=0, policies="independent", **training):

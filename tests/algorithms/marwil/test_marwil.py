@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import differences, plain
 from helpers.runs.recorded_runs import imitating, life_config, life_data, recorded_run
@@ -24,7 +25,7 @@ from marl_connectors import (
 )
 from marl_connectors.errors import ConfigError
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=30)]
+FRESH = fresh_seeds(30)
 
 
 def random_imitation(seed, tmp_path):

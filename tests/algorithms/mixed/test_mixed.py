@@ -10,6 +10,7 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import (
     Algorithm,
@@ -27,7 +28,7 @@ from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 LIFE = {"die": 0.1, "join": 0.2, "max_steps": 6}
 
 

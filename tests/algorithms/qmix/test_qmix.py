@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from helpers.envs.masked_envs import RandomMasks
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     QMIX,
     VDN,
@@ -31,7 +32,7 @@ from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_ring import ALIVE
 
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 class StatedLife(LifeEnv):

@@ -13,6 +13,7 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     SAC,
     Algorithm,
@@ -39,7 +40,7 @@ ACTION_SPACES = (
     spaces.Box(-1.0, 1.0, (2, 2), np.float32),
     spaces.Box(0.0, 1.0, (1,), np.float32),
 )
-FRESH = [pytest.param(int(s), marks=pytest.mark.slow) for s in np.random.default_rng().integers(10**6, size=40)]
+FRESH = fresh_seeds(40)
 
 
 def small_sac(env, seed=0, **training):
