@@ -1,0 +1,30 @@
+"""simple_speaker_listener_v4 with MADDPG: a speaker knows which landmark is the goal, and a listener goes there."""
+
+from __future__ import annotations
+
+from marl_connectors.callbacks import Success
+from marl_connectors.zoo.simple_speaker_listener_v4 import message_understood
+from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+TASK = ZooTask(
+    name="simple_speaker_listener_v4/maddpg",
+    env="mpe2.simple_speaker_listener_v4",
+    summary="A listener goes to the landmark that a speaker names, in a language that both have to agree on.",
+    needs="mpe2",
+    settings={
+        "algo": "maddpg",
+        "policies": "independent",
+        "steps": 400_000,
+        "num_envs": 16,
+        "hidden": [128, 128],
+        "activation": "relu",
+        "training": {
+            "actor_lr": 1e-3,
+            "critic_lr": 2e-3,
+            "training_intensity": 40.0,
+            "rollout_fragment_length": 25,
+        },
+    },
+    success=Success("messages understood", message_understood),
+    expected=Expected(mean_return=-8.0, std=None, num_seeds=1, minutes=5.0, random_return=-43.1, success=0.96),
+)
