@@ -30,7 +30,7 @@ from marl_connectors.cli.restored_runs import (
     naming_a_lost_config,
 )
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.train import BUILDING, WITH_ENDED_EPISODES
+from marl_connectors.cli.training_run import BUILDING, WITH_ENDED_EPISODES
 from marl_connectors.cli.values import require_extras
 from marl_connectors.cli.video import RECORDING, check_video_can_be_made, is_mp4, record_video
 from marl_connectors.json_data import jsonable

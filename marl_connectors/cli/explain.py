@@ -12,7 +12,7 @@ from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import in_this_process
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.train import BUILDING
+from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import STOP_SIGNALS, StopSignals, exit_status
-from marl_connectors.cli import train
+from marl_connectors.cli import training_run
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 START_METHOD = "spawn"
@@ -119,7 +119,7 @@ def _train_in_process(options: dict[str, Any], log: str, results: Any) -> None:
         with StopSignals():
             if hasattr(signal, "pthread_sigmask"):
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            _send(results, train.prepared(options, suggests=False).run(), "", False)
+            _send(results, training_run.prepared(options, suggests=False).run(), "", False)
     except KeyboardInterrupt as stop:
         _send(results, exit_status(stop), "", False)
     except MarlConnectorsError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli import run_folder, seed_summary, train
+from marl_connectors.cli import run_folder, seed_summary, training_run
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
@@ -129,7 +129,7 @@ class _SeedRuns:
             print(f"\nSeed {seed} ({index + 1} of {len(waiting)})", flush=True)
             training = None
             try:
-                training = train.prepared(self._options_of(seed), suggests=False)
+                training = training_run.prepared(self._options_of(seed), suggests=False)
                 status = training.run()
             except MarlConnectorsError as error:
                 if training is None and self.is_new and index == 0:
@@ -214,7 +214,9 @@ class _SeedRuns:
         return results
 
     def _write(self, results: list[SeedResult]) -> None:
-        lasting = {name: value for name, value in self.changes.items() if name in (*train.SETTINGS_OF_CONFIG, "config")}
+        lasting = {
+            name: value for name, value in self.changes.items() if name in (*training_run.SETTINGS_OF_CONFIG, "config")
+        }
         seed_summary.write_seeds(self.path, jsonable(_merged(self.options, lasting)), results)
 
     def _finish(self, results: list[SeedResult]) -> None:
@@ -251,13 +253,13 @@ def _new(given: Mapping[str, Any]) -> _SeedRuns:
     """Makes the folder for new runs."""
     if "seeds" not in given:
         raise ConfigError("train: --parallel is for several seeds. Add --seeds, such as --seeds 0-4, or leave it out.")
-    train.check_options_of_new_run(given)
+    training_run.check_options_of_new_run(given)
     seeds, parallel = given["seeds"], given.get("parallel", 1)
     options = {name: value for name, value in given.items() if name not in _OF_ALL_SEEDS}
     if parallel > 1:
         options.setdefault("num_env_workers", 0)  # the processes of the seeds use the cores
     settings = new_settings({**options, "seed": seeds[0]})
-    train.check_extras(settings)
+    training_run.check_extras(settings)
     name = settings.default_folder_name()
     numbered = "out" not in given
     path = Path(given.get("out", f"runs/{name.removesuffix(f'-seed{seeds[0]}')}-seeds{seeds_text(seeds)}"))
@@ -286,7 +288,7 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
     }
     if "out" in given and Path(given["out"]) != path:
         changes["out"] = given["out"]
-    train.check_changeable_options(changes)
+    training_run.check_changeable_options(changes)
     reading = {name: given[name] for name in ("trusted", "new_episodes") if name in given}
     seeds = list(dict.fromkeys([*seeds, *given.get("seeds", [])]))
     return _SeedRuns(path, seeds, options, changes, reading, given.get("parallel", 1), is_new=False)

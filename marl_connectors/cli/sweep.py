@@ -29,7 +29,7 @@ from marl_connectors.algorithms.fitting.metric_names import LOWEST, check_metric
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
-from marl_connectors.cli import run_folder, train
+from marl_connectors.cli import run_folder, training_run
 from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, option_of, read_layer, resolved
 from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.pictures import draw_sweep
@@ -443,7 +443,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
             raise ConfigError(f"--search: {name!r} is searched twice, with and without its section. Leave one out.")
         for value in space.ends():
             tried = new_settings(with_values(options, {name: value}))
-            train.check_extras(tried)
+            training_run.check_extras(tried)
             too_short |= dict.fromkeys(_without_learning(tried.steps, tried.make_config(), metric))
     numbered = "out" not in given
     default = settings.default_folder_name().removesuffix(f"-seed{settings.seed}")

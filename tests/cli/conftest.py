@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
-from marl_connectors.cli import evaluate, train
+from marl_connectors.cli import evaluate, training_run
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
 
@@ -47,6 +47,6 @@ def command(tmp_path, monkeypatch, capsys):
     line = CommandLine(capsys)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(RunSettings, "build_algorithm", lambda settings: line.build(settings))
-    monkeypatch.setattr(train, "load_algorithm", line.load)
+    monkeypatch.setattr(training_run, "load_algorithm", line.load)
     monkeypatch.setattr(evaluate, "load_algorithm", line.load)
     return line

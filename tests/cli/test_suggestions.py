@@ -371,10 +371,10 @@ def test_a_stopped_run_that_was_given_more_steps_goes_on_with_them(command):
         algo.interrupt_at = algo.iteration + 1
         return algo
 
-    from marl_connectors.cli import train
+    from marl_connectors.cli import training_run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "load_algorithm", interrupted)
+        patch.setattr(training_run, "load_algorithm", interrupted)
         assert command("train", "--resume", "a", "--steps", "600") == 130
     words = shlex.split(command.out.partition("Resume with: ")[2])
     assert words == ["marl-connectors", "train", "--resume", "a", "--steps", "600"]

@@ -16,7 +16,7 @@ from marl_connectors.checkpoints import load_state, snapshot
 from marl_connectors.cli.config_settings import set_by_name
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import _formatted, main
-from marl_connectors.cli.train import CHANGED, load_algorithm
+from marl_connectors.cli.training_run import CHANGED, load_algorithm
 from marl_connectors.errors import ConfigError, EnvWarning
 
 RUN = Path("run")
