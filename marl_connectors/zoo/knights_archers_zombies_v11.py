@@ -21,14 +21,15 @@ TASK = ZooTask(
     settings={
         "algo": "ppo",
         "policies": "shared",
-        "steps": 1_200_000,
+        "steps": 1_000_000,
+        "eval_explore": True,
         "num_envs": 16,
         "hidden": [128, 128],
         # Archers and knights have the same spaces, and observations do not say whose they are.
         "env_to_module": ["FlattenObservations", "AgentIdEncoding"],
         "learner_connector": ["NormalizeRewards"],
         "training": {
-            "lr": [[0, 7e-4], [2_400_000, 0.0]],  # it falls to half
+            "lr": [[0, 7e-4], [2_000_000, 0.0]],  # it falls to half
             "gamma": 0.99,
             "lambda_": 0.95,
             "train_batch_size_per_learner": 8192,
