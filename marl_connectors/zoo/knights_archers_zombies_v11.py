@@ -25,8 +25,9 @@ TASK = ZooTask(
         "eval_explore": True,
         "num_envs": 16,
         "hidden": [128, 128],
+        "activation": "relu",
         # Archers and knights have the same spaces, and observations do not say whose they are.
-        "env_to_module": ["FlattenObservations", "AgentIdEncoding"],
+        "env_to_module": ["FlattenObservations", "MeanStdFilter:share_between_agents=true", "AgentIdEncoding"],
         "learner_connector": ["NormalizeRewards"],
         "training": {
             "lr": [[0, 7e-4], [2_000_000, 0.0]],  # it falls to half
@@ -34,8 +35,8 @@ TASK = ZooTask(
             "lambda_": 0.95,
             "train_batch_size_per_learner": 8192,
             "minibatch_size": 1024,
-            "num_epochs": 6,
-            "entropy_coeff": 0.01,
+            "num_epochs": 8,
+            "entropy_coeff": 0.003,
         },
     },
     success=Success("time the line was held", time_held),
