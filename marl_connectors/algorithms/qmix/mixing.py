@@ -26,12 +26,13 @@ class Mixing:
         """Makes the target network and the optimizer."""
         self.mixer = mixer.to(device)
         self.target = make_target_network(self.mixer)
-        own = list(self.mixer.parameters())
-        self._optimizer = torch.optim.Adam(own, lr=0.0) if own else None
+        self._parameters = list(self.mixer.parameters())
+        self._optimizer = torch.optim.Adam(self._parameters, lr=0.0) if self._parameters else None
 
     def compute_gradients(self, loss: Tensor) -> None:
         """Computes the gradients of the mixer, and of the leaves of the loss."""
-        self.mixer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         loss.backward()
 
     def norm(self) -> Tensor:
@@ -40,7 +41,7 @@ class Mixing:
         return global_norm(own).reshape(1) if own else torch.zeros(0)
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.mixer.parameters() if p.grad is not None]
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     def step(self, config: Any, lr: float) -> None:
         """Clips the gradients as the config says, and steps the parameters."""

@@ -43,6 +43,13 @@ class PickedColumns(Mapping[str, Any]):
             return infos.unflatten(0, (self._num_modules, -1))
         return each_leaf(column, self._of_each_module)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the rows of a column; ``default`` if there is none."""
+        return self[name] if name in self else default  # noqa: SIM401
+
     def _of_each_module(self, leaf: Tensor) -> Tensor:
         return leaf.flatten(0, 1).index_select(0, self._index).unflatten(0, (self._num_modules, -1))
 

@@ -35,6 +35,7 @@ from marl_connectors.environments.making.registry import (
     importable_name,
     parameters_of,
 )
+from marl_connectors.environments.making.unread_observations import without_unread_observations
 from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, errors_named
@@ -114,7 +115,7 @@ def make_env(
             f"wrappers: {maker.name!r} is a MultiAgentEnv, but a wrapper made a {type(wrapped).__name__} of it. Derive "
             f"the wrapper from MultiAgentEnv, or wrap the environment in the function that makes it."
         )
-    return wrapped
+    return without_unread_observations(wrapped)
 
 
 def _check_single(name: str, made: Any, vector_entry_point: bool) -> None:

@@ -322,6 +322,13 @@ def test_the_mixed_value_begins_as_about_the_sum_of_the_values(embed_dim):
     assert 0.5 < gain < 2.0  # with torch's initial weights, 2 to 40
 
 
+def test_an_update_searches_for_no_similar_names_of_columns_that_are_not_there(monkeypatch):
+    algo = small_qmix(seed=2).build_algo()
+    monkeypatch.setattr("marl_connectors.learner.minibatches.did_you_mean", lambda *names: pytest.fail(f"{names}"))
+    algo.train()
+    assert algo.learner.num_updates
+
+
 def test_the_state_holds_all_observations_and_who_is_there():
     algo = small_qmix(env=LifeEnv, seed=3).environment(env_config={"die": 0.3, "join": 0.2}).build_algo()
     algo.train()
