@@ -27,7 +27,7 @@ class QMixer(nn.Module):
     therefore consists of each agent's best action. Agents that are not there have the value 0.
 
     At first the result is about the sum of the values. With the usual initial weights it would be many times as much,
-    and so would be every error of a value, which the targets take over: in ``simple_spread_v3``, the values diverged.
+    and so would be every error of a value, which the targets take over.
     """
 
     def __init__(self, num_agents: int, state_size: int, embed_dim: int):
