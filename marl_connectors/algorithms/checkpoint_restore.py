@@ -18,7 +18,7 @@ from marl_connectors.algorithms.config.state import (
     spec_fields,
     to_state,
 )
-from marl_connectors.checkpoints import find_checkpoint, load_state
+from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
@@ -42,13 +42,17 @@ ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learner
 """The settings that let parts of a run be in other processes, with their values for this process."""
 
 
-def algorithm_state(path: str | Path) -> dict[str, Any]:
+def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> dict[str, Any]:
     """Returns the state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
+
+    Args:
+        path: The checkpoint, or the folder of the run.
+        with_replay_buffers: Whether replay buffers are read, which may be large.
 
     Raises:
         CheckpointError: If there is no checkpoint, or it is not one of an Algorithm.
     """
-    state = load_state(find_checkpoint(path))
+    state = load_state(find_checkpoint(path), without=() if with_replay_buffers else REPLAY_BUFFERS)
     if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
         raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
     return state
