@@ -8,11 +8,11 @@ from typing import Any
 
 from gymnasium import Space
 
+from marl_connectors.algorithms import checkpoint_settings
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
-    config_class_of,
     config_from_state,
     from_state,
     spec_fields,
@@ -22,7 +22,7 @@ from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_st
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
-from marl_connectors.names import LIBRARY, Names, brief
+from marl_connectors.names import Names, brief
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.rl_module.states import check_state_out
@@ -169,28 +169,17 @@ def restored_config(
         if not names.trusted:  # its author does not choose which files are read and written
             restored.change(**{name: value for name, value in FILES.items() if name not in given})
     else:
-        _check_class(state, config, names)
+        checkpoint_settings.check_class(state["config"], config, names)
         restored = config.copy()
         for name in state["changed_settings"]:
             if name not in given and name not in skip:
-                restored.change(**{name: changed_setting(state, name, names)})
+                restored.change(**{name: changed_setting(state, name, names, restored)})
         restored.change(**given)
+        checkpoint_settings.check_settings(state, restored, names)
         if restored.action_mask_key == AUTO:  # a run from before masks were applied by default ignores them
             restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
-
-
-def _check_class(state: Mapping[str, Any], config: AlgorithmConfig, names: Names) -> None:
-    """Checks that a user's config is of the algorithm of the checkpoint, if this library has it."""
-    saved = state["config"]["class"]
-    if not isinstance(saved, str) or saved.partition(":")[0].partition(".")[0] not in LIBRARY:
-        return
-    there, here = config_class_of(state["config"], names), type(config)
-    if not issubclass(there, here) and not issubclass(here, there):
-        raise CheckpointError(
-            f"checkpoint: its run has a {there.__name__}, but config is a {here.__name__}. Pass the config of that run."
-        )
 
 
 def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None:
@@ -222,12 +211,23 @@ def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Maski
     return masking_from_state(saved)
 
 
-def changed_setting(state: Mapping[str, Any], name: str, names: Names) -> Any:
+def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: AlgorithmConfig) -> Any:
     """Returns the value of a setting that changed during training.
+
+    Args:
+        state: The algorithm's state.
+        name: The setting.
+        names: Looks up the names in the checkpoint.
+        config: The config with the specs of ``policies``, of which only the ids change.
 
     Raises:
         CheckpointError: If it cannot be imported by name.
     """
+    if name == "policies":
+        data = state["config"]["settings"][name]
+        specs = config.policies if isinstance(config.policies, dict) else {}
+        ids = checkpoint_settings.policy_ids(data)
+        return {module_id: specs.get(module_id) for module_id in ids} if data["__kind__"] == "dict" else ids
     try:
         return from_state(state["config"]["settings"][name], name, names)
     except CheckpointError as error:
