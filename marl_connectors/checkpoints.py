@@ -2,9 +2,12 @@
 
 A checkpoint is a directory of two files:
 
-* ``state.json`` contains ``format_version``, ``library_version``, the SHA-256 hashes of both parts, and the state, in
-  which each array is replaced by ``{"__tensor__": key}``.
-* ``tensors.safetensors`` contains the arrays, under keys that are their paths in the state.
+* ``state.json`` contains ``format_version``, ``library_version``, the name of the other file, the SHA-256 hashes of the
+  state and of each array, and the state, in which each array is replaced by ``{"__tensor__": key}``.
+* ``tensors-HASH.safetensors`` contains the arrays, under keys that are their paths in the state. Its name follows from
+  the hashes.
+
+A checkpoint is replaced in one step, that of its ``state.json``: until then the directory has the arrays of both.
 
 The hashes detect damage, but not manipulation, because a changed file can have new hashes. So ``load_state`` only
 accepts data that ``save_state`` can have written.
@@ -17,9 +20,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,9 +38,8 @@ from marl_connectors.version import library_version
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 STATE_FILE: Final = "state.json"
-TENSORS_FILE: Final = "tensors.safetensors"
 RUN_CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
 BEST: Final = "best"
@@ -54,6 +57,9 @@ _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
 )
 _KINDS: Final = "biuf"
 """The numpy kinds that safetensors stores: bool, integers, floats."""
+_FORMER_TENSORS_FILE: Final = "tensors.safetensors"
+"""The name of the file with the arrays in the format 1, in which there is one hash of the whole file."""
+_TENSORS_FILE: Final = re.compile(r"tensors(-[0-9a-f]{16})?\.safetensors")
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
@@ -79,24 +85,25 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
         raise CheckpointError(
             "save_state: the state is nested too deep, or contains itself. Flatten it first."
         ) from error
-    tensor_bytes = safetensors.numpy.save(tensors)
+    hashes = {key: _array_hash(array) for key, array in tensors.items()}
+    tensors_file = f"tensors-{_json_hash(hashes)[:16]}.safetensors"
     document = {
         "format_version": FORMAT_VERSION,
         "library_version": library_version(),
-        "tensors_sha256": hashlib.sha256(tensor_bytes).hexdigest(),
-        "state_sha256": _state_hash(encoded),
+        "tensors_file": tensors_file,
+        "tensors_sha256": hashes,
+        "state_sha256": _json_hash(encoded),
         "state": encoded,
     }
     text = json.dumps(document, indent=1, allow_nan=False)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unique = uuid.uuid4().hex[:12]
-    temporary = target.parent / f".{target.name}.tmp-{unique}"
+    temporary = target.parent / f".{target.name}.tmp-{uuid.uuid4().hex[:12]}"
     temporary.mkdir()
     try:
-        _write_synced(temporary / TENSORS_FILE, tensor_bytes)
+        _write_synced(temporary / tensors_file, safetensors.numpy.save(tensors))
         _write_synced(temporary / STATE_FILE, text.encode())
         sync_directory(temporary)
-        _put_in_place(temporary, target, target.parent / f".{target.name}.old-{unique}")
+        _put_in_place(temporary, target, tensors_file)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -113,8 +120,12 @@ def snapshot(state: Any) -> Any:
     return state.detach().to("cpu", copy=True) if hasattr(state, "detach") else state
 
 
-def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
+def load_state(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[Any, Any]:
     """Returns the state that ``save_state`` wrote to ``path``. Its numpy arrays are writeable copies.
+
+    Args:
+        path: The directory.
+        without: Keys of the state that are left out. Their arrays are not read from the disk.
 
     Raises:
         CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format. There are no
@@ -122,7 +133,7 @@ def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """
     source = Path(path)
     try:
-        return _load(source)
+        return _load(source, without)
     except RecursionError as error:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is nested too deep")) from error
     except MemoryError as error:
@@ -131,38 +142,68 @@ def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
         raise CheckpointError(f"checkpoint: {source} cannot be read: {error}") from error
 
 
-def _load(source: Path) -> dict[Any, Any]:
+def _load(source: Path, without: Collection[str]) -> dict[Any, Any]:
     document = _read_document(source)
-    if _state_hash(document["state"]) != document["state_sha256"]:
+    data = document["state"]
+    if _json_hash(data) != document["state_sha256"]:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not what was written (its SHA-256 differs)"))
-    tensors_file = source / TENSORS_FILE
-    if not tensors_file.is_file():
-        raise CheckpointError(_damaged(source, f"{TENSORS_FILE} is missing"))
-    tensor_bytes = tensors_file.read_bytes()
-    if hashlib.sha256(tensor_bytes).hexdigest() != document["tensors_sha256"]:
-        raise CheckpointError(
-            _damaged(source, f"{TENSORS_FILE} is not what was written (its SHA-256 differs; {len(tensor_bytes)} bytes)")
-        )
+    left_out = [data.pop(name) for name in without if name in data]
+    tensors = _read_tensors(source, document, _mentioned(data), _mentioned(left_out))
     try:
-        read_only = safetensors.numpy.load(tensor_bytes)
-        del tensor_bytes  # a replay buffer may be large, so there are never more than two copies of it
-        tensors = {key: np.array(read_only.pop(key)) for key in list(read_only)}
-        if any(array.dtype.kind not in _KINDS for array in tensors.values()):
-            raise ValueError("it contains arrays of a type that is never written")
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        why = f"{TENSORS_FILE} cannot be read ({type(error).__name__}: {error})"
-        raise CheckpointError(_damaged(source, why)) from error
-    try:
-        state = decode_state(document["state"], tensors)
+        state = decode_state(data, tensors)
         if not isinstance(state, dict):
             raise TypeError("the state is not a dict")
     except (KeyError, TypeError, ValueError) as error:
         why = f"{STATE_FILE} contains something that is never written ({type(error).__name__}: {error})"
         raise CheckpointError(_damaged(source, why)) from error
-    if tensors:
-        why = f"{TENSORS_FILE} contains {brief(next(iter(tensors)))}, which {STATE_FILE} does not mention"
-        raise CheckpointError(_damaged(source, why))
     return state
+
+
+def _mentioned(data: Any) -> set[str]:
+    """Returns the keys of the arrays that an encoded state mentions."""
+    match data:
+        case {"__tensor__": str(key)} | {"__scalar__": str(key)}:
+            return {key}
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return set().union(*map(_mentioned, parts))
+
+
+def _read_tensors(
+    source: Path, document: Mapping[str, Any], wanted: Collection[str], left_out: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Reads arrays of a checkpoint, each of which is compared with its hash.
+
+    Args:
+        source: The directory.
+        document: The content of ``state.json``.
+        wanted: The keys of the arrays.
+        left_out: The keys of arrays that are not read.
+
+    Raises:
+        CheckpointError: If an array is not what was written, or if the file has other arrays than these.
+    """
+    file, hashes = source / document["tensors_file"], document["tensors_sha256"]
+    if not file.is_file():
+        raise CheckpointError(_damaged(source, f"{file.name} is missing"))
+    if isinstance(hashes, str) and _file_hash(file) != hashes:
+        raise CheckpointError(_damaged(source, f"{file.name} is not what was written (its SHA-256 differs)"))
+    tensors: dict[str, np.ndarray] = {}
+    try:
+        with safetensors.safe_open(file, framework="np") as opened:
+            there = set(opened.keys())
+            for key in sorted(there.intersection(wanted)):
+                array = tensors[key] = opened.get_tensor(key)
+                if array.dtype.kind not in _KINDS:
+                    raise ValueError("it contains arrays of a type that is never written")
+                if not isinstance(hashes, str) and _array_hash(array) != hashes.get(key):
+                    raise ValueError(f"the SHA-256 of {brief(key)} differs")
+    except (safetensors.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{file.name} is not what was written ({type(error).__name__}: {error}; {file.stat().st_size} bytes)"
+        raise CheckpointError(_damaged(source, why)) from error
+    if unknown := there.difference(wanted, left_out):
+        why = f"{file.name} contains {brief(min(unknown))}, which {STATE_FILE} does not mention"
+        raise CheckpointError(_damaged(source, why))
+    return tensors
 
 
 # Components ---------------------------------------------------------------------------------------------------------
@@ -175,6 +216,8 @@ _PLACES: Final = {
     ("env_runner", "module_to_env_connector"): ("env_runner", "module_to_env"),
 }
 """The folders of components in RLlib's checkpoints of algorithms, and the places of their states in ours."""
+REPLAY_BUFFERS: Final = ("off_policy", "replays")
+"""The places of replay buffers in the states of algorithms. They may be large, and only training needs them."""
 
 
 class Checkpointable:
@@ -259,15 +302,17 @@ def component_state(path: str | os.PathLike[str]) -> Any:
 def load_with_place(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], tuple[str, ...]]:
     """Returns the state of the checkpoint in which a path is, and the rest of the path.
 
+    If there is a rest, which is the place of a component, the state is without replay buffers.
+
     Raises:
         CheckpointError: If there is no checkpoint, or it is damaged.
     """
     source = Path(path)
     for folder in (source, *source.parents):
-        if is_checkpoint(folder):
-            return load_state(folder), source.relative_to(folder).parts
-        if (folder / RUN_CHECKPOINTS).is_dir() and (folder / RUN_CHECKPOINTS / LATEST).exists():
-            return load_state(find_checkpoint(folder)), source.relative_to(folder).parts
+        is_run = (folder / RUN_CHECKPOINTS).is_dir() and (folder / RUN_CHECKPOINTS / LATEST).exists()
+        if is_run or is_checkpoint(folder):
+            place = source.relative_to(folder).parts
+            return load_state(find_checkpoint(folder), without=REPLAY_BUFFERS if place else ()), place
         if folder.exists():
             break  # a folder that exists is not a place inside of a checkpoint
     return load_state(source), ()
@@ -331,7 +376,8 @@ def _check_replaceable(target: Path) -> None:
     if not target.exists() and not target.is_symlink():
         return
     if target.is_dir() and not target.is_symlink():
-        others = sorted({entry.name for entry in target.iterdir()} - {STATE_FILE, TENSORS_FILE})
+        found = sorted(entry.name for entry in target.iterdir())
+        others = [name for name in found if name != STATE_FILE and not _TENSORS_FILE.fullmatch(name)]
         if not others:
             return
         what = f"a directory with {others[0]!r}, which is not part of a checkpoint"
@@ -360,19 +406,20 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _put_in_place(temporary: Path, target: Path, aside: Path) -> None:
-    replaced = target.exists()
-    if replaced:
-        os.rename(target, aside)
-    try:
+def _put_in_place(temporary: Path, target: Path, tensors_file: str) -> None:
+    """Moves a new checkpoint to its place. The move of its ``state.json`` replaces the checkpoint that is there."""
+    if not target.exists():
         os.rename(temporary, target)
-    except BaseException:
-        if replaced:
-            os.rename(aside, target)
-        raise
-    sync_directory(target.parent)
-    if replaced:
-        shutil.rmtree(aside)
+        sync_directory(target.parent)
+        return
+    os.replace(temporary / tensors_file, target / tensors_file)
+    sync_directory(target)
+    os.replace(temporary / STATE_FILE, target / STATE_FILE)
+    sync_directory(target)
+    temporary.rmdir()
+    for entry in target.iterdir():
+        if entry.name not in (STATE_FILE, tensors_file):
+            entry.unlink()
 
 
 def _read_document(source: Path) -> dict[str, Any]:
@@ -407,6 +454,11 @@ def _read_document(source: Path) -> dict[str, Any]:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} lacks {missing[0]!r}"))
     if not isinstance(document["state"], dict):
         raise CheckpointError(_damaged(source, f"its state is {brief(document['state'])}, not a JSON object"))
+    if not isinstance(document["tensors_sha256"], (str, dict)):
+        raise CheckpointError(_damaged(source, f"tensors_sha256 is {brief(document['tensors_sha256'])}"))
+    name = document.setdefault("tensors_file", _FORMER_TENSORS_FILE)
+    if not isinstance(name, str) or not _TENSORS_FILE.fullmatch(name):
+        raise CheckpointError(_damaged(source, f"tensors_file is {brief(name)}, which is not the name of such a file"))
     return document
 
 
@@ -429,8 +481,22 @@ def _damaged(source: Path, why: str) -> str:
     )
 
 
-def _state_hash(encoded: Any) -> str:
+def _json_hash(encoded: Any) -> str:
     return hashlib.sha256(json.dumps(encoded, separators=(",", ":")).encode()).hexdigest()
+
+
+def _array_hash(array: np.ndarray) -> str:
+    found = hashlib.sha256(f"{array.dtype.name} {list(array.shape)} ".encode())
+    found.update(array.data)
+    return found.hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(2**20):
+            found.update(part)
+    return found.hexdigest()
 
 
 # The encoding -------------------------------------------------------------------------------------------------------

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
+from helpers.damaged_checkpoints import tensors_file
 from helpers.examples import examples
-from marl_connectors.checkpoints import STATE_FILE, TENSORS_FILE, is_checkpoint, load_state, save_state
+from marl_connectors.checkpoints import STATE_FILE, is_checkpoint, load_state, save_state
 from marl_connectors.errors import CheckpointError
 
 KEYS = st.one_of(
@@ -114,16 +118,69 @@ def test_two_arrays_whose_ways_read_alike_stay_apart(tmp_path):
 
 
 def test_a_checkpoint_holds_readable_json_and_safetensors_only(checkpoint):
-    assert sorted(os.listdir(checkpoint)) == [STATE_FILE, TENSORS_FILE]
     document = json.loads((checkpoint / STATE_FILE).read_text())
     assert document["state"] == {"weights": {"__tensor__": "weights"}, "step": 3}
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
+    assert sorted(os.listdir(checkpoint)) == [STATE_FILE, document["tensors_file"]]
+    np.testing.assert_equal(load_file(checkpoint / document["tensors_file"]), {"weights": np.arange(4.0)})
 
 
 def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_beside_it(checkpoint):
     save_state(checkpoint, {"step": 4})
     assert load_state(checkpoint) == {"step": 4}
     assert os.listdir(checkpoint.parent) == ["checkpoint"]
+    assert len(os.listdir(checkpoint)) == 2
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(monkeypatch, number):
+    """Ends the process before its nth change of names of files: nothing is done any more, and nothing cleared away."""
+    left = [number]
+
+    def counted(change):
+        def changed(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return change(*args, **kwargs)
+
+        return changed
+
+    for name in ("mkdir", "rename", "replace", "rmdir", "unlink"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+
+
+@pytest.mark.parametrize("arrays", ["other arrays", "the same arrays"])
+def test_there_is_a_whole_checkpoint_whenever_its_replacement_is_killed(checkpoint, monkeypatch, arrays):
+    old = load_state(checkpoint)
+    new = {"weights": old["weights"] + (arrays == "other arrays"), "step": 4}
+    number, found = 0, []
+    while True:
+        save_state(checkpoint, old)
+        with monkeypatch.context() as patch:
+            killed_at(patch, number)
+            try:
+                save_state(checkpoint, new)
+            except Killed:
+                found.append(load_state(checkpoint)["step"])
+                np.testing.assert_equal(load_state(checkpoint), old if found[-1] == 3 else new)
+            else:
+                break
+        number += 1
+    assert found == sorted(found) and {3, 4} == {*found}
+    np.testing.assert_equal(load_state(checkpoint), new)
+    assert len(os.listdir(checkpoint)) == 2, "later saves clear away what the killed ones have left"
+
+
+def test_two_equal_states_have_equal_files(tmp_path):
+    for name in ("a", "b"):
+        save_state(tmp_path / name, {"weights": np.arange(4), "step": 3})
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b")]
+    assert files[0] == files[1]
 
 
 def test_a_failed_save_leaves_the_old_checkpoint_whole(checkpoint, monkeypatch):
@@ -195,21 +252,57 @@ def test_a_number_that_changed_in_the_json_is_damage(checkpoint):
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-3], lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b""])
 def test_changed_tensors_are_damage(checkpoint, damage):
-    file = checkpoint / TENSORS_FILE
+    file = tensors_file(checkpoint)
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"damaged: tensors.safetensors is not what was written"):
+    with pytest.raises(CheckpointError, match=r"damaged: tensors-\w+.safetensors is not what was written"):
         load_state(checkpoint)
 
 
 def test_missing_tensors_are_damage(checkpoint):
-    (checkpoint / TENSORS_FILE).unlink()
-    with pytest.raises(CheckpointError, match=r"tensors.safetensors is missing"):
+    tensors_file(checkpoint).unlink()
+    with pytest.raises(CheckpointError, match=r"tensors-\w+.safetensors is missing"):
         load_state(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/tensors.safetensors", "state.json", "tensors-1.safetensors", 3, None])
+def test_the_file_of_the_tensors_is_in_the_checkpoint(checkpoint, name):
+    file = checkpoint / STATE_FILE
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"tensors_file": name}))
+    with pytest.raises(CheckpointError, match=r"damaged: tensors_file is"):
+        load_state(checkpoint)
+
+
+def test_parts_that_are_left_out_are_not_read(tmp_path):
+    large = {"rows": np.full(1000, 7, np.uint8), "of": [np.full(10, 7, np.uint8)], "number": 3}
+    save_state(tmp_path / "c", {"large": large, "large/rows": np.arange(3), "step": np.int64(3)})
+    loaded = load_state(tmp_path / "c", without=["large", "other"])
+    np.testing.assert_equal(loaded, {"large/rows": np.arange(3), "step": np.int64(3)})
+    file = tensors_file(tmp_path / "c")
+    file.write_bytes(file.read_bytes().replace(bytes([7]), bytes([8])))
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        load_state(tmp_path / "c")
+    np.testing.assert_equal(load_state(tmp_path / "c", without=["large"]), loaded)
+
+
+def test_a_checkpoint_of_the_former_format_is_read(checkpoint):
+    document = json.loads((checkpoint / STATE_FILE).read_text())
+    former = tensors_file(checkpoint).rename(checkpoint / "tensors.safetensors")
+    digest = hashlib.sha256(former.read_bytes()).hexdigest()
+    del document["tensors_file"]
+    (checkpoint / STATE_FILE).write_text(json.dumps(document | {"format_version": 1, "tensors_sha256": digest}))
+    np.testing.assert_equal(load_state(checkpoint), {"weights": np.arange(4, dtype=np.float32), "step": 3})
+    assert load_state(checkpoint, without=["weights"]) == {"step": 3}
+    former.write_bytes(former.read_bytes()[:-1] + b"1")
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        load_state(checkpoint, without=["weights"])
+    save_state(checkpoint, {"step": 5})
+    assert load_state(checkpoint) == {"step": 5} and len(os.listdir(checkpoint)) == 2
 
 
 def test_a_newer_format_says_to_upgrade(checkpoint):
     file = checkpoint / STATE_FILE
-    file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 2'))
+    file.write_text(file.read_text().replace('"format_version": 2', '"format_version": 3'))
     with pytest.raises(CheckpointError, match="Upgrade marl-connectors"):
         load_state(checkpoint)
 

@@ -20,6 +20,7 @@ from gymnasium import Space
 from marl_connectors.algorithms import build, checkpoint_restore
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
+from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
@@ -127,8 +128,14 @@ class Algorithm:
         Raises:
             MarlConnectorsError: If a setting, the environment or the mapping function does not work.
         """
+        default = self.get_default_config()
         if not isinstance(config, AlgorithmConfig):
-            config = self.get_default_config().update_from_dict(config or {})
+            config = default.update_from_dict(config or {})
+        if not isinstance(config, type(default)) or not isinstance(self, config.algo_class):
+            raise ConfigError(
+                f"{type(self).__name__}: expected a {type(default).__name__}, but got a {type(config).__name__}, whose "
+                f"algorithm is {config.algo_class.__name__}. Use that one, or the config of this one."
+            )
         self.config = config = config.copy()
         if env is not None:
             config.environment(env)
@@ -1000,7 +1007,7 @@ class Algorithm:
         policies = self.config.policies
         if policies is not None:
             added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
-            self.config.change(policies=added)
+            self._set(policies=added)
         self._modules_changed()
         self._remap(mapping, new_should_module_be_updated)
         return module
@@ -1082,9 +1089,9 @@ class Algorithm:
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):
-            self.config.change(policies={m: spec for m, spec in policies.items() if m != module_id})
+            self._set(policies={m: spec for m, spec in policies.items() if m != module_id})
         elif policies is not None:
-            self.config.change(policies=[m for m in policies if m != module_id])
+            self._set(policies=[m for m in policies if m != module_id])
         if module_id in overrides:
             self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
         self._remap(mapping, new_should_module_be_updated)
@@ -1179,12 +1186,16 @@ class Algorithm:
     def _set_state(self, state: dict[str, Any], names: Names, new_episodes: bool = False) -> None:
         """Sets a whole state, or leaves everything unchanged."""
         check_state(state)
+        with taking_over("config"):
+            changed = {*state["changed_settings"], *self._changed_settings, "policies"}  # modules are compared below
+            check_settings(state, self.config, names, restored_later=changed)
         with taking_over("setup"):
             self._check_fits(state)
         undo = self._undo()
         try:
             self._restore_changed_settings(state, (), names)
-            self._apply(state, new_episodes)
+            with naming_changes(state, self.config):
+                self._apply(state, new_episodes)
         except BaseException as error:
             try:
                 undo()
@@ -1238,7 +1249,7 @@ class Algorithm:
         with taking_over("config"):
             for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
                 if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
-                    self._set(**{name: checkpoint_restore.changed_setting(state, name, names)})
+                    self._set(**{name: checkpoint_restore.changed_setting(state, name, names, self.config)})
             self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state["changed_settings"], *given}
 
@@ -1290,8 +1301,9 @@ class Algorithm:
 
         Args:
             path: The checkpoint folder, or the folder of a run for its latest checkpoint.
-            config: Needed only if the checkpoint's config holds functions or classes that cannot be imported by name.
-                The changes that ``add_module`` and ``remove_module`` made to the config are applied to it again.
+            config: The settings to go on with; None for those of the checkpoint. Needed if these hold functions or
+                classes that cannot be imported by name. Changes of what modules and learners consist of are errors. The
+                changes that ``add_module`` and ``remove_module`` made to the config are applied to it again.
             policy_mapping_fn: Needed only if training set a function that cannot be imported by name.
             policies_to_train: Needed only if training set a function that cannot be imported by name.
             new_episodes: Whether to begin new episodes instead of continuing those of the checkpoint. Use it for an
@@ -1302,7 +1314,8 @@ class Algorithm:
                 ask for; see docs/inference.md.
 
         Raises:
-            CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
+            CheckpointError: If it is missing, damaged, refused, or needs one of these arguments; or if ``config`` is of
+                another algorithm, or changes a setting that cannot change (docs/checkpoints.md).
         """
         state, names = checkpoint_restore.algorithm_state(path), Names(trusted)
         check_state(state)
@@ -1311,6 +1324,8 @@ class Algorithm:
         )
         with taking_over("config"):
             checkpoint_restore.check_num_envs(state, config)
+            if config is not None:
+                check_seed(state, config)
             restored = checkpoint_restore.restored_config(state, config, given, names)
             if not trusted:
                 checkpoint_restore.check_stays_here(restored, {} if config is None else config.to_dict())
@@ -1325,7 +1340,8 @@ class Algorithm:
             with taking_over("setup"):
                 algorithm._check_fits(state)
             algorithm._restore_changed_settings(state, tuple(given), names)
-            algorithm._apply(state, new_episodes)
+            with naming_changes(state, algorithm.config):
+                algorithm._apply(state, new_episodes)
         except BaseException:
             algorithm.stop()
             raise

@@ -8,21 +8,21 @@ from typing import Any
 
 from gymnasium import Space
 
+from marl_connectors.algorithms import checkpoint_settings
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
-    config_class_of,
     config_from_state,
     from_state,
     spec_fields,
     to_state,
 )
-from marl_connectors.checkpoints import find_checkpoint, load_state
+from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
-from marl_connectors.names import LIBRARY, Names, brief
+from marl_connectors.names import Names, brief
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.rl_module.states import check_state_out
@@ -42,13 +42,17 @@ ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learner
 """The settings that let parts of a run be in other processes, with their values for this process."""
 
 
-def algorithm_state(path: str | Path) -> dict[str, Any]:
+def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> dict[str, Any]:
     """Returns the state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
+
+    Args:
+        path: The checkpoint, or the folder of the run.
+        with_replay_buffers: Whether replay buffers are read, which may be large.
 
     Raises:
         CheckpointError: If there is no checkpoint, or it is not one of an Algorithm.
     """
-    state = load_state(find_checkpoint(path))
+    state = load_state(find_checkpoint(path), without=() if with_replay_buffers else REPLAY_BUFFERS)
     if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
         raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
     return state
@@ -165,28 +169,17 @@ def restored_config(
         if not names.trusted:  # its author does not choose which files are read and written
             restored.change(**{name: value for name, value in FILES.items() if name not in given})
     else:
-        _check_class(state, config, names)
+        checkpoint_settings.check_class(state["config"], config, names)
         restored = config.copy()
         for name in state["changed_settings"]:
             if name not in given and name not in skip:
-                restored.change(**{name: changed_setting(state, name, names)})
+                restored.change(**{name: changed_setting(state, name, names, restored)})
         restored.change(**given)
+        checkpoint_settings.check_settings(state, restored, names)
         if restored.action_mask_key == AUTO:  # a run from before masks were applied by default ignores them
             restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
-
-
-def _check_class(state: Mapping[str, Any], config: AlgorithmConfig, names: Names) -> None:
-    """Checks that a user's config is of the algorithm of the checkpoint, if this library has it."""
-    saved = state["config"]["class"]
-    if not isinstance(saved, str) or saved.partition(":")[0].partition(".")[0] not in LIBRARY:
-        return
-    there, here = config_class_of(state["config"], names), type(config)
-    if not issubclass(there, here) and not issubclass(here, there):
-        raise CheckpointError(
-            f"checkpoint: its run has a {there.__name__}, but config is a {here.__name__}. Pass the config of that run."
-        )
 
 
 def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None:
@@ -218,12 +211,23 @@ def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Maski
     return masking_from_state(saved)
 
 
-def changed_setting(state: Mapping[str, Any], name: str, names: Names) -> Any:
+def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: AlgorithmConfig) -> Any:
     """Returns the value of a setting that changed during training.
+
+    Args:
+        state: The algorithm's state.
+        name: The setting.
+        names: Looks up the names in the checkpoint.
+        config: The config with the specs of ``policies``, of which only the ids change.
 
     Raises:
         CheckpointError: If it cannot be imported by name.
     """
+    if name == "policies":
+        data = state["config"]["settings"][name]
+        specs = config.policies if isinstance(config.policies, dict) else {}
+        ids = checkpoint_settings.policy_ids(data)
+        return {module_id: specs.get(module_id) for module_id in ids} if data["__kind__"] == "dict" else ids
     try:
         return from_state(state["config"]["settings"][name], name, names)
     except CheckpointError as error:

@@ -458,11 +458,8 @@ def in_this_process(config: Any) -> Any:
     return local.resources(ray_address=None)
 
 
-_FOR_GOOD = (
-    *("critic_obs", "use_critic", "dueling", "twin_q", "mixer", "mixing_embed_dim", "mixer_state"),
-    *("replay_buffer_config", "learner_class", "learner_connector"),
-)
-"""Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
+_FOR_GOOD = ("replay_buffer_config", "learner_class", "learner_connector")
+"""Settings of ``training`` that change what states in a checkpoint mean, beside the config's ``fixed_settings``."""
 _CHANGEABLE = (
     "disable_env_checking",
     "sample_timeout_s",
@@ -591,7 +588,9 @@ def check_changeable(config: Any, settings: Iterable[str]) -> None:
 
     training = sections(type(config))["training"]
     for name in settings:
-        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
+        if name in config.fixed_settings.union(_FOR_GOOD) or (
+            name in config.to_dict() and name not in (*training, *_CHANGEABLE)
+        ):
             raise ConfigError(
                 f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
                 f"the checkpoint depend on it. Start a new run with it."

@@ -136,10 +136,11 @@ def config_class(algo: str) -> Any:
 
 
 def algorithm_of(config: Any) -> str:
-    """Returns the name of a config's algorithm; ``"ppo"`` for one that the command line does not know."""
+    """Returns the name of a config's algorithm; one that ``--algo`` does not know has that of the config's class."""
     by_class = {known.config: name for name, known in ALGORITHMS.items()}
     names = (by_class.get(f"{cls.__module__}:{cls.__qualname__}") for cls in type(config).__mro__)
-    return next((name for name in names if name is not None), "ppo")
+    own = type(config).__name__
+    return next((name for name in names if name is not None), own.removesuffix("Config").lower() or own)
 
 
 def are_alike(one: str, other: str) -> bool:

@@ -18,6 +18,7 @@ from marl_connectors.cli.config_settings import (
 from marl_connectors.cli.known_algorithms import ALGORITHMS, are_alike
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
+from marl_connectors.errors import ConfigError
 from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
@@ -52,11 +53,19 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
             ``model`` and ``set`` replace single values. The base is the ``config.json`` or Python file that the layer
             names. Otherwise, it has the zoo's settings for the environment and the defaults, or with ``preset=False``
             the defaults alone.
+
+    Raises:
+        ConfigError: If it names a Python file and another algorithm than that of the config in it.
     """
     given = _with_algorithm(layer(given))
     base = _base(given)
     values = {name: getattr(base, name) for name in _FIELDS}
     changes = {name: given[name] for name in _FIELDS & given.keys() if name not in (*PAIRS, "preset", "config")}
+    if base.config is not None and changes.get("algo", base.algo) != base.algo:
+        raise ConfigError(
+            f"--algo: {base.config} makes the config of {base.algo!r}, which an option cannot turn into that of "
+            f"{changes['algo']!r}. Leave it out, or use another config in the file."
+        )
     training = merged(given.get("set", []))
     if changes.get("env", base.env) != base.env:
         values |= {"env_config": {}, "wrappers": [], "preset": None}

@@ -87,7 +87,7 @@ def load_algorithm(
     made = config_of_python_file(checkpoint, source) if trusted else None
     if not changed and not local and trusted and made is None:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
-    state, changed = algorithm_state(checkpoint), changed or {}
+    state, changed = algorithm_state(checkpoint, with_replay_buffers=False), changed or {}
     check_state(state)
     own = {} if made is None else _without_names(made, state)
     if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
@@ -227,7 +227,7 @@ def _needs(checkpoint: Path, module: str) -> bool:
     from marl_connectors.algorithms.checkpoint_restore import algorithm_state
 
     try:
-        text = json.dumps(algorithm_state(checkpoint)["config"]["settings"])
+        text = json.dumps(algorithm_state(checkpoint, with_replay_buffers=False)["config"]["settings"])
     except (MarlConnectorsError, KeyError, TypeError, ValueError):  # it is damaged, as the error says
         return False
     return re.search(_WITHOUT_NAME, text) is not None or f'"{module}:' in text or f'"{module}.' in text

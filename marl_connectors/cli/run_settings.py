@@ -409,14 +409,15 @@ def settings_from_json(data: Any, source: str = "config.json of the run") -> Run
         raise CheckpointError(
             f"{source}: expected its settings under 'command', with an 'env', so the file is damaged. Start a new run."
         )
+    expected = EXPECTED if data.get("config") is None else {**EXPECTED, "algo": _TEXT}  # that of a Python file's config
     for key, value in data.items():
-        if key not in EXPECTED:
-            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, EXPECTED)}")
+        if key not in expected:
+            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, expected)}")
         try:
-            EXPECTED[key].keep(value)
+            expected[key].keep(value)
         except Unfit as unfit:
             raise CheckpointError(
-                f"{source}: expected 'command' to have {key!r} as {EXPECTED[key].expected}, but got {brief(value)}. "
+                f"{source}: expected 'command' to have {key!r} as {expected[key].expected}, but got {brief(value)}. "
                 f"Correct it there."
             ) from unfit
     settings = RunSettings(**{**data, "video": _video(data.get("video", "gif"))})

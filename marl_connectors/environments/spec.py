@@ -23,7 +23,7 @@ from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTe
 from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
 from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, close_env, errors_named
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error, did_you_mean
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
@@ -102,8 +102,8 @@ class EnvSpec:
 
         Raises:
             EnvError: If the environment cannot be made, or is of a kind that is not supported.
-            ConfigError: If the class or function that makes it does not accept the settings, or if its resets do not
-                accept options.
+            ConfigError: If the class or function that makes it does not accept the settings, if its resets do not
+                accept options, or if spaces are given for agents that it does not have.
         """
         self._step_times: list[float] = []
         self._reset_s = 0.0
@@ -116,6 +116,7 @@ class EnvSpec:
             self.sample_env = self.factory()
         self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
         self.agent_ids = agent_ids(self.sample_env, self.name)
+        self._check_given()
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
         self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 
@@ -168,6 +169,22 @@ class EnvSpec:
         """
         known = self._spaces.get(agent_id)
         return known if known is not None else self._ask(agent_id)
+
+    def _check_given(self) -> None:
+        """Checks that spaces are given for agents that exist, if the environment names all of its agents.
+
+        Raises:
+            ConfigError: If they are not.
+        """
+        if not self.single_agent and not getattr(self.sample_env, "possible_agents", None):
+            return  # others than those of the first reset may come later
+        for given, kind in zip(self._given, ("observation_space", "action_space"), strict=True):
+            for agent_id in given if isinstance(given, Mapping) else ():
+                if agent_id not in self.agent_ids:
+                    raise ConfigError(
+                        f"{kind}: a space is given for agent {agent_id!r}, which {self.name} does not have. "
+                        f"{did_you_mean(agent_id, self.agent_ids)}"
+                    )
 
     def _ask(self, agent_id: AgentID) -> tuple[Space, Space]:
         found = []

@@ -566,11 +566,21 @@ class MultiRLModuleSpec(ChecksFields):
         return dataclasses.replace(spec, inference_only=True) if self.inference_only else spec
 
     def load_state(self, module: MultiRLModule) -> None:
-        """Loads the state in ``load_state_path``, if it is set."""
+        """Loads the state in ``load_state_path``, if it is set.
+
+        Raises:
+            ModuleError: If it does not have one of ``modules_to_load``.
+        """
         if self.load_state_path is None:
             return
         state = component_state(self.load_state_path)
         if self.modules_to_load is not None:
+            for module_id in self.modules_to_load:
+                if module_id not in state:
+                    raise ModuleError(
+                        f"MultiRLModuleSpec: modules_to_load names {module_id!r}, but {self.load_state_path} has no "
+                        f"such module. {did_you_mean(module_id, state.keys() - {SHARED})}"
+                    )
             wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
             state = {module_id: own for module_id, own in state.items() if module_id in wanted}
         module.set_state(state)

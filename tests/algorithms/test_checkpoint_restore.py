@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.damaged_checkpoints import tensors_file
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import DQNConfig, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -43,7 +44,7 @@ def one_line(caught):
 
 def test_a_checkpoint_is_json_and_safetensors_and_nothing_else(saved, tmp_path):
     files = sorted((tmp_path / "checkpoint").rglob("*"))
-    assert [f.name for f in files] == ["state.json", "tensors.safetensors"]
+    assert [f.name for f in files] == ["state.json", tensors_file(tmp_path / "checkpoint").name]
     for file in files:
         content = file.read_bytes()
         assert not content.startswith((b"\x80", b"PK")), "a pickle or a zip of pickles"
@@ -88,7 +89,7 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
             r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]",
         ),
         (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 sub-environments, this run has 3"),
-        (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "another architecture"),
+        (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "model_config.* was .4. in its run"),
     ],
     ids=["spaces", "agents", "kind", "policies", "copies", "architecture"],
 )
@@ -102,6 +103,22 @@ def test_a_checkpoint_of_another_setup_is_refused_and_nothing_changes(saved, con
     for module_id, state in before.items():
         for key, value in state.items():
             np.testing.assert_array_equal(algo.rl_module[module_id].get_state()[key], value)
+
+
+class OfAnySize(DefaultPPORLModule):
+    size = 4
+
+    def setup(self):
+        self.model_config = {"fcnet_hiddens": (self.size,)}
+        super().setup()
+
+
+def test_a_module_that_has_changed_its_architecture_is_named(tmp_path, monkeypatch):
+    config = match_config().rl_module(rl_module_spec=RLModuleSpec(OfAnySize), model_config=None)
+    saved = config.build_algo().save_to_path(tmp_path / "c")
+    monkeypatch.setattr(OfAnySize, "size", 5)
+    with pytest.raises(CheckpointError, match=r"module 'default_policy' is of another architecture: its 'encoder\."):
+        config.build_algo().restore_from_path(saved)
 
 
 def test_a_mapping_function_without_a_name_has_to_be_passed_again(tmp_path):

@@ -387,6 +387,39 @@ def test_a_run_from_python_is_trained_resumed_and_evaluated_with_its_lambdas(pyt
     capsys.readouterr()
 
 
+MIXED = """
+from marl_connectors import DQNConfig, MixedConfig, PPOConfig
+
+def make_config():
+    config = MixedConfig().environment("marl_envs.null_v0", env_config={"n_agents": 2})
+    config.multi_agent(policies="independent").env_runners(num_env_workers=0)
+    ppo = PPOConfig().training(train_batch_size_per_learner=40, minibatch_size=20, num_epochs=1)
+    dqn = DQNConfig().training(num_steps_sampled_before_learning_starts=10)
+    return config.rl_module(model_config={"fcnet_hiddens": [4]}).algorithms({"*_0": ppo, "*": dqn})
+"""
+
+
+def test_a_run_with_several_algorithms_is_called_mixed(python_file, capsys):
+    python_file.write_text(MIXED)
+    words = ["--steps", "80", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1"]
+    assert main(["train", "--config", python_file.name, *words]) == 0
+    [folder] = (python_file.parent / "runs").iterdir()
+    assert folder.name == "null_v0-mixed-independent-seed0"
+    assert json.loads((folder / "config.json").read_text())["command"]["algo"] == "mixed"
+    assert main(["train", "--resume", str(folder), "--steps", "160"]) == 0
+    assert main(["evaluate", str(folder), "--episodes", "1", "--baseline-seconds", "1"]) == 0
+    assert "ppo" not in capsys.readouterr().out.lower()
+
+
+def test_the_algorithm_of_a_python_config_cannot_be_chosen(python_file, capsys):
+    words = ["--steps", "40", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1", "--out", "run"]
+    assert main(["train", "--config", python_file.name, *words, "--algo", "dqn"]) == 2
+    assert "--algo: " in (error := capsys.readouterr().err) and "makes the config of 'mappo', which" in error
+    assert main(["train", "--config", python_file.name, *words, "--algo", "mappo"]) == 0
+    assert main(["train", "--config", "run/config.json", "--out", "again", "--algo", "ppo"]) == 2
+    assert "an option cannot turn into that of 'ppo'. Leave it out" in capsys.readouterr().err
+
+
 def test_a_run_whose_python_file_was_moved_is_used_with_its_new_place(python_file, tmp_path, capsys):
     words = ["--steps", "40", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1"]
     assert main(["train", "--config", python_file.name, *words, "--out", "run"]) == 0

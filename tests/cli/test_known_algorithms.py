@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from marl_connectors import AlgorithmConfig, MixedConfig
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class, configs_with, known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
@@ -62,6 +63,9 @@ def test_configs_of_users_have_the_algorithm_that_they_come_from():
         """A config of a user."""
 
     assert algorithm_of(Own()) == "dqn"
+    assert algorithm_of(MixedConfig()) == "mixed"
+    assert algorithm_of(type("TreeSearchConfig", (AlgorithmConfig,), {})()) == "treesearch"
+    assert algorithm_of(type("Config", (AlgorithmConfig,), {})()) == "Config"
 
 
 def test_a_setting_is_checked_by_a_config_that_has_it():

@@ -418,7 +418,7 @@ class _FullFile:
         return getattr(self._file, name)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "tensors.safetensors", "latest", "curves.png"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "tensors-", "latest", "curves.png"])
 def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, monkeypatch, name):
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", full_disk(command, name, iteration=3))
@@ -517,14 +517,12 @@ def test_a_run_whose_latest_is_lost_goes_on_from_its_newest_checkpoint(run):
 
 def test_what_was_being_written_when_the_run_was_killed_is_cleared_away(run):
     checkpoints = RUN / "checkpoints"
+    before = sorted(path.name for path in checkpoints.iterdir())
     save_state(checkpoints / ".000004.tmp-0123abcd", {"half": 1})
-    save_state(checkpoints / ".000004.old-0123abcd", {"half": 1})
-    (checkpoints / "000002").rename(checkpoints / ".000002.old-99")
-    (checkpoints / "latest").unlink()
     (checkpoints / ".latest.tmp").write_text("0000")
     (RUN / ".metrics.jsonl.tmp").write_text("")
     run_folder.remove_leftovers(RUN)
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["000002", "000004", "best"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == before
     assert not (RUN / ".metrics.jsonl.tmp").exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.damaged_checkpoints import tensors_file
 from marl_connectors import Algorithm
 
 pytestmark = pytest.mark.timing
@@ -67,8 +68,8 @@ def test_a_trial_that_is_paused_and_resumed_reports_what_it_reports_otherwise(ex
     after = trained(module, SETTINGS, tmp_path / "paused", tmp_path / "paused")
     assert [metrics["iteration"] for metrics in whole] == [1, 2, 3]
     assert [*before, *after] == whole
-    tensors = [(tmp_path / name / "tensors.safetensors").read_bytes() for name in ("whole", "paused")]
-    assert tensors[0] == tensors[1]
+    whole, paused = (tensors_file(tmp_path / name) for name in ("whole", "paused"))
+    assert whole.read_bytes() == paused.read_bytes()
 
 
 def test_a_trial_that_goes_on_from_the_checkpoint_of_another_one_has_its_own_settings(example, monkeypatch, tmp_path):

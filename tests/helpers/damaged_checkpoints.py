@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from marl_connectors.checkpoints import STATE_FILE, TENSORS_FILE
+from marl_connectors.checkpoints import STATE_FILE
 
+TENSORS_FILE = "tensors-0123456789abcdef.safetensors"
 BAD_NAMES = [
     "subprocess:check_call",
     "os:system",
@@ -66,14 +67,38 @@ _DEEP = {"deep 500": 500, "deep 990": 990, "deep 100000": 100_000}
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The document and the tensors of a checkpoint."""
     document = json.loads((path / STATE_FILE).read_text())
-    return document, safetensors.numpy.load((path / TENSORS_FILE).read_bytes())
+    return document, safetensors.numpy.load(tensors_file(path).read_bytes())
+
+
+def tensors_file(path: Path) -> Path:
+    """The file of a checkpoint with its arrays."""
+    return path / json.loads((path / STATE_FILE).read_text())["tensors_file"]
+
+
+def damage(path: Path, part: str) -> list[str]:
+    """Changes the last byte of each array of a part of the state. Returns the names of the arrays."""
+    file = tensors_file(path)
+    data = bytearray(file.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    arrays = {name: own for name, own in json.loads(data[8:begin]).items() if name.startswith(f"{part}/")}
+    for own in arrays.values():
+        data[begin + own["data_offsets"][1] - 1] ^= 1
+    file.write_bytes(data)
+    return list(arrays)
 
 
 def write(path: Path, document: dict[str, Any], tensors: dict[str, np.ndarray] | bytes) -> None:
-    """Writes both, with checksums that fit."""
+    """Writes both, with checksums that fit: of each array, or of the whole file if it may be none of arrays."""
     path.mkdir(exist_ok=True)
-    data = tensors if isinstance(tensors, bytes) else _saved(tensors)
-    document["tensors_sha256"] = hashlib.sha256(data).hexdigest()
+    for file in path.glob("tensors*.safetensors"):
+        file.unlink()
+    if isinstance(tensors, bytes):
+        data = tensors
+        document["tensors_sha256"] = hashlib.sha256(data).hexdigest()
+    else:
+        data = _saved(tensors)
+        document["tensors_sha256"] = {key: _hash(array) for key, array in tensors.items()}
+    document["tensors_file"] = TENSORS_FILE
     compact = json.dumps(document["state"], separators=(",", ":"))
     document["state_sha256"] = hashlib.sha256(compact.encode()).hexdigest()
     text = json.dumps(document)
@@ -81,6 +106,11 @@ def write(path: Path, document: dict[str, Any], tensors: dict[str, np.ndarray] |
         text = text.replace(f'"{mark}"', "[" * depth + "]" * depth)
     (path / STATE_FILE).write_text(text)
     (path / TENSORS_FILE).write_bytes(data)
+
+
+def _hash(array: np.ndarray) -> str:
+    text = f"{array.dtype.name} {list(array.shape)} "
+    return hashlib.sha256(text.encode() + array.tobytes()).hexdigest()
 
 
 def _saved(tensors: dict[str, np.ndarray]) -> bytes:

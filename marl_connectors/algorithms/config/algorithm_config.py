@@ -7,7 +7,7 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import torch
 from gymnasium import VectorizeMode
@@ -228,6 +228,15 @@ class AlgorithmConfig:
     # debugging
     seed: Annotated[int | None, optional(integer(min=0))] = None
 
+    fixed_settings: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("model_config", "rl_module_spec", "episode_lookback_horizon"),
+            *(f"add_default_connectors_to_{kind}_pipeline" for kind in ("env_to_module", "module_to_env", "learner")),
+        }
+    )
+    """The settings that a run which goes on from a checkpoint cannot change: its modules, learners and ongoing episodes
+    depend on them, or they are values at the beginning, in whose place the checkpoint has later ones. A subclass of
+    yours adds those of its own settings that are used when modules and learners are built."""
     _is_frozen = False
     _algo_class: Any = "marl_connectors.algorithms.algorithm:Algorithm"
 
@@ -789,6 +798,10 @@ class AlgorithmConfig:
     def configs_of_algorithms(self) -> dict[str, Any]:
         """Returns the config of each algorithm that learns modules, by name: this object, unless there are several."""
         return {"": self}
+
+    def algorithm_of(self, module_id: ModuleID) -> str:
+        """Returns the name of the algorithm that learns a module, in ``configs_of_algorithms``."""
+        return ""
 
     def get_evaluation_config(self) -> Self:
         """Returns the config of evaluations. They do not explore unless ``evaluation_config`` asks for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.off_policy.config import (
@@ -61,6 +61,7 @@ class DQNConfig(OffPolicyConfig):
         "beta": 0.4,
     }
 
+    fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"dueling"}
     _algo_class = "marl_connectors.algorithms.dqn.dqn:DQN"
 
     @section_of(DQNTrainingSettings)

@@ -203,14 +203,8 @@ def go_back_to(path: Path, iteration: int, resume: str) -> int:
 def remove_leftovers(path: Path) -> None:
     """Removes the files that were being written when a run was killed, from its folder and its checkpoints."""
     for entry in [*path.iterdir(), *(path / CHECKPOINTS).iterdir()]:
-        if is_leftover(entry):
+        if is_leftover(entry) or re.fullmatch(r"\.\d+\.tmp-[0-9a-f]+", entry.name):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        elif found := re.fullmatch(r"\.(\d+)\.(tmp|old)-[0-9a-f]+", entry.name):
-            place = entry.with_name(found[1])
-            if found[2] == "old" and not place.exists():
-                entry.rename(place)  # it was being replaced, and the new one does not exist yet
-            else:
-                shutil.rmtree(entry)
 
 
 def is_leftover(path: Path) -> bool:

@@ -105,7 +105,7 @@ def load_policy(
         CheckpointError: If it is missing, damaged, refused, or needs one of the other arguments.
         ModuleError: If it has no module of that id.
     """
-    state, names = algorithm_state(checkpoint), Names(trusted)
+    state, names = algorithm_state(checkpoint, with_replay_buffers=False), Names(trusted)
     check_state(state)
     if module_id is not None:
         _check_module(module_id, state)

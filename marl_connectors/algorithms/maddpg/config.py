@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import section_of
@@ -76,6 +76,7 @@ class MADDPGConfig(OffPolicyConfig):
     target_noise_clip: Annotated[float, number(min=0)] = 0.5
     replay_buffer_config = {"type": "JointReplayBuffer", "capacity": 1_000_000}  # copied before use
 
+    fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"twin_q"}
     _algo_class = "marl_connectors.algorithms.maddpg.maddpg:MADDPG"
 
     @section_of(MADDPGTrainingSettings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
@@ -49,6 +49,7 @@ class MAPPOConfig(PPOConfig):
 
     critic_obs: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
 
+    fixed_settings: ClassVar[frozenset[str]] = PPOConfig.fixed_settings | {"critic_obs"}
     _algo_class = "marl_connectors.algorithms.mappo.mappo:MAPPO"
 
     @section_of(MAPPOTrainingSettings)

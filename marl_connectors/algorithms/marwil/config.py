@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
@@ -64,6 +64,7 @@ class MARWILConfig(AlgorithmConfig):
     use_gae: Switch = True
     lambda_: Annotated[float, number(min=0, max=1)] = 1.0
 
+    fixed_settings: ClassVar[frozenset[str]] = AlgorithmConfig.fixed_settings | {"moving_average_sqd_adv_norm_start"}
     _algo_class = "marl_connectors.algorithms.marwil.marwil:MARWIL"
 
     @section_of(MARWILTrainingSettings)

@@ -68,8 +68,8 @@ class MixedConfig(AlgorithmConfig):
 
     # The algorithms.
 
-    def pattern_of(self, module_id: ModuleID) -> str:
-        """Returns the first pattern that fits a module.
+    def algorithm_of(self, module_id: ModuleID) -> str:
+        """Returns the name of the algorithm that learns a module: the first pattern that fits the id.
 
         Raises:
             ConfigError: If none does.
@@ -106,7 +106,7 @@ class MixedConfig(AlgorithmConfig):
         if own.model_config is None:
             found["model_config"] = self.model_config
         overrides = self.algorithm_config_overrides_per_module.items()
-        found["algorithm_config_overrides_per_module"] = {m: o for m, o in overrides if self.pattern_of(m) == pattern}
+        found["algorithm_config_overrides_per_module"] = {m: o for m, o in overrides if self.algorithm_of(m) == pattern}
         return found
 
     def get_config_for_module(self, module_id: ModuleID) -> Any:
@@ -115,7 +115,7 @@ class MixedConfig(AlgorithmConfig):
         Raises:
             ConfigError: If the module has no algorithm.
         """
-        return self._complete(self.pattern_of(module_id)).get_config_for_module(module_id)
+        return self._complete(self.algorithm_of(module_id)).get_config_for_module(module_id)
 
     def replay_class(self, pattern: str) -> Any:
         """Returns the ReplayTraining of an algorithm; None if it learns from each sample once."""

@@ -41,7 +41,7 @@ class Mixed(ReplayingAlgorithm):
 
     def _build_learner(self) -> LearnerSet:
         configs, modules, learners = self.config.configs_of_algorithms(), self.rl_module, {}
-        of_modules = {module_id: self.config.pattern_of(module_id) for module_id in modules}
+        of_modules = {module_id: self.config.algorithm_of(module_id) for module_id in modules}
         for pattern, config in configs.items():
             if pattern not in of_modules.values():
                 warnings.warn(
@@ -49,7 +49,7 @@ class Mixed(ReplayingAlgorithm):
                     f"it out, unless add_module is to add such a module.",
                     stacklevel=2,
                 )
-            part = MultiRLModulePart(modules, lambda module_id, own=pattern: self.config.pattern_of(module_id) == own)
+            part = MultiRLModulePart(modules, lambda module_id, own=pattern: self.config.algorithm_of(module_id) == own)
             learners[pattern] = build.build_learner(
                 config, self._setup, part, self._env_to_module, self.seed, stateful=modules.is_stateful()
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
@@ -81,6 +81,7 @@ class PPOConfig(AlgorithmConfig):
     normalize_values: Switch = False
     value_norm_beta: Annotated[float, number(min=0, max=1)] = 0.99999
 
+    fixed_settings: ClassVar[frozenset[str]] = AlgorithmConfig.fixed_settings | {"use_critic", "kl_coeff"}
     _algo_class = "marl_connectors.algorithms.ppo.ppo:PPO"
 
     @section_of(PPOTrainingSettings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.dqn.config import DQNConfig, DQNTrainingSettings
@@ -48,6 +48,7 @@ class QMIXConfig(DQNConfig):
     td_error_loss_fn = "mse"
     replay_buffer_config = {"type": "TeamReplayBuffer", "capacity": 50_000}  # copied before use
 
+    fixed_settings: ClassVar[frozenset[str]] = DQNConfig.fixed_settings | {"mixer", "mixing_embed_dim", "mixer_state"}
     _algo_class = "marl_connectors.algorithms.qmix.qmix:QMIX"
 
     @section_of(QMIXTrainingSettings)

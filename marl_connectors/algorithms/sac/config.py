@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import section_of
@@ -63,6 +63,7 @@ class SACConfig(OffPolicyConfig):
     critic_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
     alpha_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
 
+    fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"twin_q", "initial_alpha"}
     _algo_class = "marl_connectors.algorithms.sac.sac:SAC"
 
     @section_of(SACTrainingSettings)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.damaged_checkpoints import damage
 from helpers.envs import recorded_play
 from helpers.envs.recorded_play import NotesParallel, NotesSingle, NotesTurns
 from helpers.envs.scripted_envs import LifeEnv, small_config
@@ -19,13 +20,17 @@ from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
     ActionMasking,
     AgentIdEncoding,
+    Algorithm,
     ColumnConnector,
     Columns,
     ConnectorV2,
+    DQNConfig,
     FlattenObservations,
     FrameStacking,
     MeanStdFilter,
+    MixedConfig,
     PrevActionsPrevRewards,
+    RLModule,
     RLModuleSpec,
     load_policy,
 )
@@ -574,6 +579,26 @@ def test_neither_environment_nor_learner_is_needed(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "env_that_goes")
     policy = load_policy(saved)
     assert policy(np.zeros(policy._spaces["agent_0"][0].shape, np.float32), "agent_0") in range(3)
+
+
+@pytest.mark.parametrize("kind", ["alone", "mixed"])
+def test_the_replay_buffer_is_not_read(tmp_path, kind):
+    config, own = DQNConfig(), ""
+    if kind == "mixed":
+        config, own = MixedConfig().algorithms({"*": DQNConfig()}), "*"
+    config.environment(match_v0.parallel_env).env_runners(num_env_workers=0)
+    algo = config.reporting(min_sample_timesteps_per_iteration=50).build_algo()
+    algo.train()
+    assert algo.replays[own].buffer.get_num_timesteps() > 0
+    saved = algo.save_to_path(tmp_path / "c")
+    assert damage(tmp_path / "c", "off_policy" if kind == "alone" else "replays")
+    with pytest.raises(CheckpointError, match=r"damaged: .*SHA-256 of '(off_policy|replays)/"):
+        Algorithm.from_checkpoint(saved)
+    policy = load_policy(saved)
+    place = f"{saved}/learner_group/learner/rl_module/default_policy"
+    for module in (policy.rl_module["default_policy"], RLModule.from_checkpoint(place)):
+        for name, value in module.get_state().items():
+            np.testing.assert_array_equal(value, algo.get_module().get_state()[name])
 
 
 def test_what_has_no_name_has_to_be_passed(tmp_path):

@@ -10,6 +10,7 @@ from helpers.modules.shared_layers import AGENTS, Heads, LayersBeside, Sharing, 
 from marl_connectors import Algorithm, MultiRLModule, MultiRLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.checkpoints import save_state
+from marl_connectors.errors import ModuleError
 from marl_connectors.typing import SHARED
 
 
@@ -18,9 +19,11 @@ class Plain(DefaultPPORLModule):
 
 
 class Careless(MultiRLModule):
+    asks = False
+
     def setup(self):
         super().setup()
-        if self.model_config.get("asks", True):
+        if self.asks:
             {}["a name of its own"]
 
 
@@ -41,8 +44,9 @@ def test_a_policy_has_the_layers_that_modules_share(multi_class, module_class, m
         np.testing.assert_array_equal(policy(observations, agent), logits.argmax(-1).numpy())
 
 
-def test_an_error_of_the_setup_is_not_taken_for_one_of_the_checkpoint(tmp_path):
-    saved = sharing_config(Careless, Plain, model_config={"asks": False}).build_algo().save_to_path(tmp_path / "c")
+def test_an_error_of_the_setup_is_not_taken_for_one_of_the_checkpoint(tmp_path, monkeypatch):
+    saved = sharing_config(Careless, Plain).build_algo().save_to_path(tmp_path / "c")
+    monkeypatch.setattr(Careless, "asks", True)
     with pytest.raises(KeyError, match="a name of its own"):
         load_policy(saved, config=sharing_config(Careless, Plain))
 
@@ -69,6 +73,9 @@ def test_a_module_alone_can_be_loaded_where_nothing_is_shared(tmp_path):
     spec = MultiRLModuleSpec.from_module(source)
     spec.multi_rl_module_class, spec.load_state_path, spec.modules_to_load = None, tmp_path / "m", ["agent_1"]
     assert torch.equal(spec.build().get_state()["agent_1"]["pi.weight"], source.get_state()["agent_1"]["pi.weight"])
+    spec.modules_to_load = ["agent_1", "agnt_2"]
+    with pytest.raises(ModuleError, match=r"modules_to_load names 'agnt_2', but .*m has no such .*mean 'agent_2'\?"):
+        spec.build()
 
 
 def test_a_module_that_was_added_later_shares_them_too(tmp_path):

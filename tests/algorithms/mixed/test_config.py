@@ -31,12 +31,12 @@ def test_a_module_has_the_settings_of_its_algorithm_and_of_the_run():
     assert (type(own), own.lr, own.num_envs, own.seed, own.env) == (PPOConfig, 0.1, 3, 5, LifeEnv)
     assert (type(other), other.n_step, other.lr, other.num_envs) == (DQNConfig, 3, DQNConfig.lr, 3)
     assert config.get_config_for_module("c") is other
-    assert config.pattern_of("anything") == "*"
+    assert config.algorithm_of("anything") == "*"
 
 
 def test_the_first_pattern_that_fits_counts():
     config = mixed({"red_1": PPOConfig(), "red*": DQNConfig(), "*": PPOConfig().training(lr=0.5)})
-    patterns = {m: config.pattern_of(m) for m in ("red_1", "red_2", "blue")}
+    patterns = {m: config.algorithm_of(m) for m in ("red_1", "red_2", "blue")}
     assert patterns == {"red_1": "red_1", "red_2": "red*", "blue": "*"}
 
 

@@ -420,8 +420,11 @@ def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     with pytest.raises(LearnerError, match=r"expected a sample of a TeamReplayBuffer, got a list"):
         algo.learner.update(episodes=algo.env_runner.sample(num_timesteps=5))
     saved = algo.save_to_path(tmp_path / "checkpoint")
-    with pytest.raises(CheckpointError, match=r"the saved mixer has parameters of the shapes"):
-        Algorithm.from_checkpoint(saved, config=small_qmix(mixing_embed_dim=9))
+    other = small_qmix(mixing_embed_dim=9)
+    with pytest.raises(CheckpointError, match=r"mixing_embed_dim was 4 in its run, but it is 9 in config"):
+        Algorithm.from_checkpoint(saved, config=other)
+    with pytest.raises(LearnerError, match=r"the saved mixer has parameters of the shapes"):
+        other.build_algo().learner.mixing.set_state(algo.learner.mixing.get_state())
     algo.stop()
 
 
