@@ -180,8 +180,9 @@ class RowRing:
         columns[Columns.T] = np.asarray(columns[Columns.T], np.int32)  # as env runners count; other episodes may differ
         assert rows.acted is not None
         without = ~rows.acted
-        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
-            tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
+        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation, but it has a mask
+            if name != Columns.ACTION_MASK:
+                tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
         for name, column in self.columns.items():
             own, new = ([(leaf.shape[1:], leaf.dtype) for leaf in leaves(tree)] for tree in (column, columns[name]))
             if own != new:
