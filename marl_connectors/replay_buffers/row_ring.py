@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
@@ -31,7 +32,8 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.spaces import from_json, to_json
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID, Tree
 
@@ -369,6 +371,7 @@ class RowRing:
             "num_episodes_added": self.num_episodes_added,
             "actions_from_0": self.actions_from_0,
             "open": {key: list(episode) for key, episode in self._open.items()},
+            "spaces": spaces_to_json({self.module_id: (self.observation_space, self.action_space)}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -379,11 +382,32 @@ class RowRing:
         self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
         self.actions_from_0 = state["actions_from_0"]
+        self._set_spaces(spaces_from_json(state.get("spaces", {})))  # older states have none
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
         taken = {episode.lane for episode in self._open.values()}
         self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
         heapq.heapify(self._free)
+
+    def _set_spaces(self, spaces: Mapping[ModuleID, tuple[Space, Space]]) -> None:
+        """Sets the spaces of modules that a state has. Others are known when the next episodes are added."""
+        self.observation_space, self.action_space = spaces.get(self.module_id, (None, None))
+
+
+def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, list[Any]]:
+    """Returns the observation and action spaces of modules as JSON data, without spaces that have no such form."""
+    found = {}
+    for module_id, pair in spaces.items():
+        try:
+            found[module_id] = [to_json(space) for space in pair if space is not None]
+        except ConfigError:
+            continue
+    return {module_id: pair for module_id, pair in found.items() if len(pair) == 2}
+
+
+def spaces_from_json(data: Mapping[ModuleID, Sequence[Any]]) -> dict[ModuleID, tuple[Space, Space]]:
+    """Returns the spaces that ``spaces_to_json`` described."""
+    return {module_id: (from_json(seen), from_json(taken)) for module_id, (seen, taken) in data.items()}
 
 
 def _episode_id(chunk: Chunk) -> str:
