@@ -76,7 +76,7 @@ class OffPolicyConfig(AlgorithmConfig):
         """
 
     def validate(self) -> None:
-        """Checks in addition that one learner in this process updates all modules."""
+        """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
         super().validate()
         name = type(self).__name__
         if self.input_ is not None:
@@ -90,6 +90,26 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"{name}: num_learners={self.num_learners}, but a replay buffer is in the algorithm's process, and so "
                 f"must be its learner. Set num_learners=0."
             )
+        self._check_priorities()
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the replay buffer draws steps by their priorities."""
+        buffer_type = self.replay_buffer_config.get("type", type(self).replay_buffer_config["type"])
+        return "Prioritized" in str(buffer_type)
+
+    def _check_priorities(self) -> None:
+        """Checks that an update computes the errors of all rows at once, in the order in which they were drawn."""
+        if not self.has_priorities:
+            return
+        for name, without in (("shuffle_batch_per_epoch", False), ("minibatch_size", None)):
+            value = getattr(self, name)
+            if value != without:
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}={value!r}, but the replay buffer needs the errors of all rows of a "
+                    f"train batch in their order, for the priorities. Set {name}={without}, or draw all steps with "
+                    f"equal probabilities: replay_buffer_config={{'type': 'EpisodeReplayBuffer'}}."
+                )
 
 
 def with_model_settings(

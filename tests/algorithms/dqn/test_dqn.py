@@ -20,6 +20,7 @@ from marl_connectors import (
     MeanStdFilter,
     MultiRLModuleSpec,
     RLModuleSpec,
+    SACConfig,
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
@@ -195,6 +196,25 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
         assert mask.any()
         assert torch.isclose(values[i][mask], following[i]).any()
     algo.stop()
+
+
+@pytest.mark.parametrize("config_class", [DQNConfig, SACConfig])
+@pytest.mark.parametrize("settings", [{"shuffle_batch_per_epoch": True}, {"minibatch_size": 4}])
+def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, settings):
+    (name,) = settings
+    config = config_class().environment("CartPole-v1").training(**settings)
+    config.training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
+    with pytest.raises(ConfigError, match=f"Config: {name}=.* for the priorities. Set {name}=.*EpisodeReplayBuffer"):
+        config.validate()
+    config.training(replay_buffer_config={"type": "EpisodeReplayBuffer"}).validate()
+    prioritized = (
+        config_class()
+        .environment("CartPole-v1")
+        .training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
+    )
+    prioritized.rl_module(algorithm_config_overrides_per_module={"pi": {"minibatch_size": 4}})
+    with pytest.raises(ConfigError, match="of module 'pi': .*minibatch_size=4"):
+        prioritized.validate()
 
 
 @pytest.mark.parametrize("seed", range(3))
