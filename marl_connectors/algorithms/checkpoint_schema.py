@@ -346,6 +346,12 @@ def _space(value: Any, where: str) -> None:
         raise _fault(where, f"a space as JSON data ({type(error).__name__}: {error})", value) from error
 
 
+def _open_episode(value: Any, where: str) -> None:
+    """Accepts an OpenEpisode; those of older versions lack the last number."""
+    length = len(value) if isinstance(value, (list, tuple)) else 0
+    _row(_TEXT, *[_INDEX, _COUNT, _COUNT, _COUNT][: max(3, length - 1)])(value, where)
+
+
 _ROW_RING = _Record(
     {
         "columns": _map_of(_tree),
@@ -356,7 +362,7 @@ _ROW_RING = _Record(
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
         "actions_from_0": _BOOL,
-        "open": _map_of(_row(_TEXT, _INDEX, _COUNT, _COUNT)),
+        "open": _map_of(_open_episode),
     },
     {"weights": _line("numbers", "f"), "greatest": _NUMBER, "spaces": _map_of(_row(_space, _space))},
 )

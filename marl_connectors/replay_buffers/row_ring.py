@@ -19,7 +19,8 @@ of the next row, so every observation is kept once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,12 +52,14 @@ class OpenEpisode(NamedTuple):
         lane: Its lane.
         number: The number that its rows have.
         num_steps: The number of steps that the agent has taken in it.
+        added_at: The number of rows that the ring had ever had before the newest chunk of it was added.
     """
 
     episode_id: str
     lane: int
     number: int
     num_steps: int
+    added_at: int = 0
 
 
 class Places(NamedTuple):
@@ -78,7 +81,8 @@ class RowRing:
 
     Attributes:
         capacity: The greatest number of rows.
-        num_lanes: The number of lanes: the greatest number of agents that took part at the same time.
+        num_lanes: The number of lanes: the greatest number of agents that took part at the same time. An episode with
+            an id of its own takes part until a quarter of the capacity was added without it.
         num_rows: The number of rows of each lane.
         columns: Name to ``[num_rows * num_lanes, ...]`` array or tree of arrays.
         flags: ``[num_rows * num_lanes]`` uint8, see ``ACTED``.
@@ -156,8 +160,50 @@ class RowRing:
             columns: The columns of their rows, ``[B, ...]``, one chunk after another.
             counts: The number of rows of each chunk: one for each step, and one for the last observation.
         """
-        num_open = len(self._open.keys() | {_actor(chunk) for chunk in chunks if not chunk.is_done})
-        self._widen(num_open + any(chunk.is_done for chunk in chunks))
+        bounds = self._bounds_of_inserts(chunks, counts)
+        if len(bounds) == 2:
+            return self._insert(chunks, columns, counts, ())
+        rows = np.concatenate([[0], counts.cumsum()])[bounds].tolist()
+        actors = [_actor(chunk) for chunk in chunks]
+        found = []
+        for i, (begin, end) in enumerate(pairwise(bounds)):
+            own = {name: take(column, slice(*rows[i : i + 2])) for name, column in columns.items()}
+            found.append(self._insert(chunks[begin:end], own, counts[begin:end], actors[end:]))
+        return Places(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def _bounds_of_inserts(self, chunks: Sequence[Any], counts: np.ndarray) -> list[int]:
+        """Returns the bounds of chunks that are added together: all of them, unless many may keep a lane for nothing.
+
+        An episode of an env runner continues, or another one of the same sub-environment follows. One with an id of its
+        own may never continue, so these are added in parts, between which the oldest ones are let go.
+        """
+        most = self.capacity // 8
+        if counts.sum() <= most or all(chunk.is_done or env_number_of(chunk) is not None for chunk in chunks):
+            return [0, len(chunks)]
+        bounds, number = [0], 0
+        for i, count in enumerate(counts.tolist()):
+            if number and number + count > most:
+                bounds.append(i)
+                number = 0
+            number += count
+        return [*bounds, len(chunks)]
+
+    def _insert(
+        self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray, later: Sequence[str]
+    ) -> Places:
+        """Adds the rows of chunks that are added together.
+
+        Args:
+            chunks: As for ``insert``.
+            columns: As for ``insert``.
+            counts: As for ``insert``.
+            later: The agents of whom chunks are added afterwards.
+        """
+        continued = {_actor(chunk) for chunk in chunks if not chunk.is_done}
+        with_end = any(chunk.is_done for chunk in chunks)
+        if len(self._open.keys() | continued) + with_end > self.num_lanes:
+            self._let_go({*later, *map(_actor, chunks)})
+        self._widen(len(self._open.keys() | continued) + with_end)
         if not self.columns:
             size = self.num_rows * self.num_lanes
             for name, values in columns.items():
@@ -166,6 +212,23 @@ class RowRing:
         self._write(columns, counts, places, _end_flags(chunks))
         self.num_steps_added += int(counts.sum()) - len(counts)
         return places
+
+    @property
+    def num_rows_added(self) -> int:
+        """The number of rows that were ever added."""
+        return self.num_steps_added + self.num_episodes_added
+
+    def _let_go(self, kept: Collection[str]) -> None:
+        """Frees the lanes of episodes with ids of their own that have not continued for a quarter of the capacity.
+
+        Args:
+            kept: The agents whose episodes keep their lanes.
+        """
+        oldest = self.num_rows_added - self.capacity // 4
+        for actor, episode in list(self._open.items()):
+            if actor == episode.episode_id and episode.added_at <= oldest and actor not in kept:
+                del self._open[actor]
+                heapq.heappush(self._free, (int(self.written[episode.lane]), episode.lane))
 
     def _columns_of(self, rows: Rows) -> dict[str, Tree]:
         """Returns the columns of rows that are kept.
@@ -194,7 +257,7 @@ class RowRing:
     def _places(self, chunks: Sequence[Any], counts: np.ndarray) -> Places:
         """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
         lanes, starts, numbers = [], [], []
-        written = self.written.tolist()
+        written, added_at = self.written.tolist(), self.num_rows_added
         for chunk, count in zip(chunks, counts.tolist(), strict=True):
             actor, episode_id = _actor(chunk), _episode_id(chunk)
             known = self._open.pop(actor, None)
@@ -210,7 +273,8 @@ class RowRing:
             if chunk.is_done:
                 heapq.heappush(self._free, (written[lane], lane))
             else:
-                self._open[actor] = OpenEpisode(episode_id, lane, number, chunk.t_started + count - 1)
+                num_steps = chunk.t_started + count - 1
+                self._open[actor] = OpenEpisode(episode_id, lane, number, num_steps, added_at)
             lanes.append(lane)
             starts.append(start)
             numbers.append(number)

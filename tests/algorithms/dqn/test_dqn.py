@@ -213,7 +213,7 @@ def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, set
         .training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
     )
     prioritized.rl_module(algorithm_config_overrides_per_module={"pi": {"minibatch_size": 4}})
-    with pytest.raises(ConfigError, match="of module 'pi': .*minibatch_size=4"):
+    with pytest.raises(ConfigError, match=r"of module 'pi': .*minibatch_size=4"):
         prioritized.validate()
 
 
