@@ -27,13 +27,14 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
         tau: How far the target networks move towards the modules then: 1 to copy them.
         num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
             number before and schedules, it is counted by ``count_steps_by``.
-        training_intensity: The number of steps that are trained on for each step that is sampled; None for one update
-            after each sample.
+        training_intensity: The number of steps of each module that are trained on for each env step that is sampled,
+            whatever ``count_steps_by`` counts; None for one update after each sample.
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
             state is computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.
-        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"``, and the
-            arguments of that class, such as ``capacity``. Those that are left out are the algorithm's defaults, or with
-            another ``type`` those of the class.
+        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"`` (or RLlib's
+            names for several agents, ``"MultiAgentEpisodeReplayBuffer"`` and so on), and the arguments of that class,
+            such as ``capacity``. Those that are left out are the algorithm's defaults, or with another ``type`` those
+            of the class.
     """
 
     n_step: int

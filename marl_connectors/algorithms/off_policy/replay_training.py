@@ -27,6 +27,12 @@ from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import ModuleID
 
+_RLLIB_NAMES = {
+    "MultiAgentEpisodeReplayBuffer": "EpisodeReplayBuffer",
+    "MultiAgentPrioritizedEpisodeReplayBuffer": "PrioritizedEpisodeReplayBuffer",
+}
+"""RLlib's names of buffers for several agents. Here the same class keeps the steps of one agent or several."""
+
 
 def check_no_frame_stacking(pieces: Iterable[ConnectorV2], name: str) -> None:
     """Checks that no piece stacks frames in batches, since a replay buffer draws steps without the frames before them.
@@ -127,6 +133,8 @@ class ReplayTraining:
     def _make_buffer(self) -> EpisodeReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
         default, settings = type(self.config).replay_buffer_config, dict(self.config.replay_buffer_config)
+        if "type" in settings:
+            settings["type"] = _RLLIB_NAMES.get(settings["type"], settings["type"])
         if settings.get("type", default["type"]) == default["type"]:
             settings = {**default, **settings}
         name = settings.pop("type")

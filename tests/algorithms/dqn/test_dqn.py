@@ -217,6 +217,28 @@ def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, set
         prioritized.validate()
 
 
+@pytest.mark.parametrize("type_", BUFFERS)
+def test_rllibs_names_of_buffers_for_several_agents_stand_for_the_same_classes(type_):
+    config = small_dqn("CartPole-v1", replay_buffer_config={"type": f"MultiAgent{type_}", "capacity": 40})
+    with config.build_algo() as algo:
+        assert type(algo.replay_buffer).__name__ == type_ and algo.replay_buffer.capacity == 40
+    with small_dqn(
+        "CartPole-v1", replay_buffer_config={"type": "MultiAgentPrioritizedEpisodeReplayBuffer"}
+    ).build_algo() as algo:
+        assert algo.replay_buffer.capacity == 50_000  # the algorithm's default
+
+
+@pytest.mark.parametrize("by", ["env_steps", "agent_steps"])
+def test_training_intensity_counts_env_steps(by):
+    config = small_dqn(LifeEnv, training_intensity=4.0, num_steps_sampled_before_learning_starts=0)
+    config.environment(env_config={"max_steps": 10}).multi_agent(policies="independent", count_steps_by=by)
+    with config.build_algo() as algo:
+        result = algo.train()
+    assert result["num_agent_steps_sampled_lifetime"] == 3 * result["num_env_steps_sampled_lifetime"]
+    for own in result["learners"].values():
+        assert own["num_module_steps_trained"] == 4 * result["num_env_steps_sampled_lifetime"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_updates_keep_up_with_sampling(seed):
     config = small_dqn("CartPole-v1", seed).env_runners(num_envs_per_env_runner=2)
