@@ -21,11 +21,12 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
 from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.episodes.batch import Phase
-from marl_connectors.errors import CheckpointError, MarlConnectorsError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
 from marl_connectors.names import brief
 from marl_connectors.offline.episode_reader import ORDERS
 from marl_connectors.offline.episode_writer import POSITION
+from marl_connectors.spaces import from_json
 from marl_connectors.trees import leaves
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED
 
@@ -336,6 +337,21 @@ def _learners(value: Any, where: str) -> None:
         _LEARNER(value, where)
 
 
+def _space(value: Any, where: str) -> None:
+    """Accepts a space as JSON data."""
+    _DICT(value, where)
+    try:
+        from_json(value)
+    except (AssertionError, ConfigError, KeyError, TypeError, ValueError) as error:
+        raise _fault(where, f"a space as JSON data ({type(error).__name__}: {error})", value) from error
+
+
+def _open_episode(value: Any, where: str) -> None:
+    """Accepts an OpenEpisode; those of older versions lack the last number."""
+    length = len(value) if isinstance(value, (list, tuple)) else 0
+    _row(_TEXT, *[_INDEX, _COUNT, _COUNT, _COUNT][: max(3, length - 1)])(value, where)
+
+
 _ROW_RING = _Record(
     {
         "columns": _map_of(_tree),
@@ -346,9 +362,9 @@ _ROW_RING = _Record(
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
         "actions_from_0": _BOOL,
-        "open": _map_of(_row(_TEXT, _INDEX, _COUNT, _COUNT)),
+        "open": _map_of(_open_episode),
     },
-    {"weights": _line("numbers", "f"), "greatest": _NUMBER},
+    {"weights": _line("numbers", "f"), "greatest": _NUMBER, "spaces": _map_of(_row(_space, _space))},
 )
 
 

@@ -536,6 +536,10 @@ def set_by_name(config: Any, settings: Mapping[str, Any], who: str = "--set") ->
 
 def closest(name: object, known: Iterable[object]) -> str:
     """Returns a closing sentence that names the closest known name, or where all are listed."""
+    from marl_connectors.algorithms.config.former_settings import NOT_HERE
+
+    if name in NOT_HERE:
+        return NOT_HERE[str(name)]
     close = did_you_mean(name, known)
     return close if close.startswith("Did you mean") else f"All settings are listed by: {command(PROGRAM, 'schema')}"
 

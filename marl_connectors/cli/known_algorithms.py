@@ -123,6 +123,8 @@ ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
     ),
 }
 """The algorithms by name."""
+OTHER_NAMES: Final[Mapping[str, str]] = {"iql": "Independent Q-learning is --algo dqn --policies independent."}
+"""What to use for names of algorithms that are algorithms here with certain settings."""
 
 
 def summaries() -> str:

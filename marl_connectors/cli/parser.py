@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from marl_connectors.cli.known_algorithms import ALGORITHMS, known_sections, summaries
+from marl_connectors.cli.known_algorithms import ALGORITHMS, OTHER_NAMES, known_sections, summaries
 from marl_connectors.cli.search_space import search_option
 from marl_connectors.cli.values import (
     ACTIVATIONS,
@@ -456,7 +456,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse has no public place for this before Python 3.14
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {did_you_mean(value, action.choices)}")
+            hint = OTHER_NAMES.get(value) if action.dest == "algo" else None
+            hint = hint or did_you_mean(value, action.choices)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {hint}")
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."

@@ -520,6 +520,8 @@ class SamplingPlan:
     def process_last_observations(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
         """Runs the env-to-module pieces on last observations, on which no agent acts, so that they can record them.
 
+        Their action masks are recorded, too.
+
         Args:
             groups: The rows of the observations, group by group.
             episodes: The episodes of these rows.
@@ -528,9 +530,10 @@ class SamplingPlan:
         common = {"rl_module": self._module_of_pieces, "explore": self._explore, "shared_data": self._shared_data}
         common["metrics"] = self._metrics["env_to_module"]
         self._run(_bound(self._env_to_module, ColumnBatch(groups), lambda: episodes, common, first))
+        _record_masks(groups)
 
     def prepare(self) -> None:
-        """Runs the env-to-module pieces on the newest rows now, for the next ``act``."""
+        """Runs the env-to-module pieces on the newest rows now, for the next ``act``, and records action masks."""
         if self._prepared is not None:
             return
         before = {
@@ -543,6 +546,7 @@ class SamplingPlan:
         self._run(layout.before)
         if not layout.is_checked:
             check_forward_batch(ColumnBatch(layout.given), self._rl_module)
+        _record_masks(layout.given)
         kept = [columns.like() for columns in layout.given]
         for own, columns in zip(kept, layout.given, strict=True):
             own.take_from(columns)
@@ -610,6 +614,30 @@ def _raise_as_of(call: Any, error: Exception) -> NoReturn:
     if call is None or call.pipeline is None:
         raise error
     raise call.failure(error) from cause_of(error)
+
+
+def _record_masks(groups: Sequence[ColumnGroup]) -> None:
+    """Records the action masks of observations on which no agent has acted yet; others are recorded with the actions.
+
+    The targets of off-policy algorithms read them. Masks are left out if those of actions are not recorded.
+    """
+    for columns in groups:
+        if Columns.ACTION_MASK not in columns:
+            continue
+        masks, held = _on_host(columns[Columns.ACTION_MASK]), columns.held_rows(Columns.ACTION_MASK)
+        masks = masks.reshape(len(masks), -1)
+        begin = 0
+        for part in columns.rows.parts:
+            end, rollout = begin + len(part.first), part.rollout
+            column: Any = rollout.columns.get(Columns.ACTION_MASK)
+            if column is not None and column.shape[1:] == masks.shape[1:]:
+                own = held[begin:end]
+                rollout.record(part.last[own], {Columns.ACTION_MASK: masks[begin:end][own]})
+            begin = end
+
+
+def _on_host(column: Any) -> np.ndarray:
+    return column.detach().cpu().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
 
 
 def _piece_of(call: _Call) -> ConnectorV2 | None:

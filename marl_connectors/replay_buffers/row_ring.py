@@ -19,10 +19,12 @@ of the next row, so every observation is kept once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
@@ -31,7 +33,8 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.spaces import from_json, to_json
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID, Tree
 
@@ -49,12 +52,14 @@ class OpenEpisode(NamedTuple):
         lane: Its lane.
         number: The number that its rows have.
         num_steps: The number of steps that the agent has taken in it.
+        added_at: The number of rows that the ring had ever had before the newest chunk of it was added.
     """
 
     episode_id: str
     lane: int
     number: int
     num_steps: int
+    added_at: int = 0
 
 
 class Places(NamedTuple):
@@ -76,7 +81,8 @@ class RowRing:
 
     Attributes:
         capacity: The greatest number of rows.
-        num_lanes: The number of lanes: the greatest number of agents that took part at the same time.
+        num_lanes: The number of lanes: the greatest number of agents that took part at the same time. An episode with
+            an id of its own takes part until a quarter of the capacity was added without it.
         num_rows: The number of rows of each lane.
         columns: Name to ``[num_rows * num_lanes, ...]`` array or tree of arrays.
         flags: ``[num_rows * num_lanes]`` uint8, see ``ACTED``.
@@ -154,8 +160,50 @@ class RowRing:
             columns: The columns of their rows, ``[B, ...]``, one chunk after another.
             counts: The number of rows of each chunk: one for each step, and one for the last observation.
         """
-        num_open = len(self._open.keys() | {_actor(chunk) for chunk in chunks if not chunk.is_done})
-        self._widen(num_open + any(chunk.is_done for chunk in chunks))
+        bounds = self._bounds_of_inserts(chunks, counts)
+        if len(bounds) == 2:
+            return self._insert(chunks, columns, counts, ())
+        rows = np.concatenate([[0], counts.cumsum()])[bounds].tolist()
+        actors = [_actor(chunk) for chunk in chunks]
+        found = []
+        for i, (begin, end) in enumerate(pairwise(bounds)):
+            own = {name: take(column, slice(*rows[i : i + 2])) for name, column in columns.items()}
+            found.append(self._insert(chunks[begin:end], own, counts[begin:end], actors[end:]))
+        return Places(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def _bounds_of_inserts(self, chunks: Sequence[Any], counts: np.ndarray) -> list[int]:
+        """Returns the bounds of chunks that are added together: all of them, unless many may keep a lane for nothing.
+
+        An episode of an env runner continues, or another one of the same sub-environment follows. One with an id of its
+        own may never continue, so these are added in parts, between which the oldest ones are let go.
+        """
+        most = self.capacity // 8
+        if counts.sum() <= most or all(chunk.is_done or env_number_of(chunk) is not None for chunk in chunks):
+            return [0, len(chunks)]
+        bounds, number = [0], 0
+        for i, count in enumerate(counts.tolist()):
+            if number and number + count > most:
+                bounds.append(i)
+                number = 0
+            number += count
+        return [*bounds, len(chunks)]
+
+    def _insert(
+        self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray, later: Sequence[str]
+    ) -> Places:
+        """Adds the rows of chunks that are added together.
+
+        Args:
+            chunks: As for ``insert``.
+            columns: As for ``insert``.
+            counts: As for ``insert``.
+            later: The agents of whom chunks are added afterwards.
+        """
+        continued = {_actor(chunk) for chunk in chunks if not chunk.is_done}
+        with_end = any(chunk.is_done for chunk in chunks)
+        if len(self._open.keys() | continued) + with_end > self.num_lanes:
+            self._let_go({*later, *map(_actor, chunks)})
+        self._widen(len(self._open.keys() | continued) + with_end)
         if not self.columns:
             size = self.num_rows * self.num_lanes
             for name, values in columns.items():
@@ -164,6 +212,23 @@ class RowRing:
         self._write(columns, counts, places, _end_flags(chunks))
         self.num_steps_added += int(counts.sum()) - len(counts)
         return places
+
+    @property
+    def num_rows_added(self) -> int:
+        """The number of rows that were ever added."""
+        return self.num_steps_added + self.num_episodes_added
+
+    def _let_go(self, kept: Collection[str]) -> None:
+        """Frees the lanes of episodes with ids of their own that have not continued for a quarter of the capacity.
+
+        Args:
+            kept: The agents whose episodes keep their lanes.
+        """
+        oldest = self.num_rows_added - self.capacity // 4
+        for actor, episode in list(self._open.items()):
+            if actor == episode.episode_id and episode.added_at <= oldest and actor not in kept:
+                del self._open[actor]
+                heapq.heappush(self._free, (int(self.written[episode.lane]), episode.lane))
 
     def _columns_of(self, rows: Rows) -> dict[str, Tree]:
         """Returns the columns of rows that are kept.
@@ -180,8 +245,9 @@ class RowRing:
         columns[Columns.T] = np.asarray(columns[Columns.T], np.int32)  # as env runners count; other episodes may differ
         assert rows.acted is not None
         without = ~rows.acted
-        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation
-            tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
+        for name in names[len(_ALWAYS) :]:  # nobody has computed an output for a last observation, but it has a mask
+            if name != Columns.ACTION_MASK:
+                tree_map(lambda leaf: leaf.__setitem__(without, 0), columns[name])
         for name, column in self.columns.items():
             own, new = ([(leaf.shape[1:], leaf.dtype) for leaf in leaves(tree)] for tree in (column, columns[name]))
             if own != new:
@@ -191,7 +257,7 @@ class RowRing:
     def _places(self, chunks: Sequence[Any], counts: np.ndarray) -> Places:
         """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
         lanes, starts, numbers = [], [], []
-        written = self.written.tolist()
+        written, added_at = self.written.tolist(), self.num_rows_added
         for chunk, count in zip(chunks, counts.tolist(), strict=True):
             actor, episode_id = _actor(chunk), _episode_id(chunk)
             known = self._open.pop(actor, None)
@@ -207,7 +273,8 @@ class RowRing:
             if chunk.is_done:
                 heapq.heappush(self._free, (written[lane], lane))
             else:
-                self._open[actor] = OpenEpisode(episode_id, lane, number, chunk.t_started + count - 1)
+                num_steps = chunk.t_started + count - 1
+                self._open[actor] = OpenEpisode(episode_id, lane, number, num_steps, added_at)
             lanes.append(lane)
             starts.append(start)
             numbers.append(number)
@@ -368,6 +435,7 @@ class RowRing:
             "num_episodes_added": self.num_episodes_added,
             "actions_from_0": self.actions_from_0,
             "open": {key: list(episode) for key, episode in self._open.items()},
+            "spaces": spaces_to_json({self.module_id: (self.observation_space, self.action_space)}),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -378,11 +446,32 @@ class RowRing:
         self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
         self.actions_from_0 = state["actions_from_0"]
+        self._set_spaces(spaces_from_json(state.get("spaces", {})))  # older states have none
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
         taken = {episode.lane for episode in self._open.values()}
         self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
         heapq.heapify(self._free)
+
+    def _set_spaces(self, spaces: Mapping[ModuleID, tuple[Space, Space]]) -> None:
+        """Sets the spaces of modules that a state has. Others are known when the next episodes are added."""
+        self.observation_space, self.action_space = spaces.get(self.module_id, (None, None))
+
+
+def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, list[Any]]:
+    """Returns the observation and action spaces of modules as JSON data, without spaces that have no such form."""
+    found = {}
+    for module_id, pair in spaces.items():
+        try:
+            found[module_id] = [to_json(space) for space in pair if space is not None]
+        except ConfigError:
+            continue
+    return {module_id: pair for module_id, pair in found.items() if len(pair) == 2}
+
+
+def spaces_from_json(data: Mapping[ModuleID, Sequence[Any]]) -> dict[ModuleID, tuple[Space, Space]]:
+    """Returns the spaces that ``spaces_to_json`` described."""
+    return {module_id: (from_json(seen), from_json(taken)) for module_id, (seen, taken) in data.items()}
 
 
 def _episode_id(chunk: Chunk) -> str:

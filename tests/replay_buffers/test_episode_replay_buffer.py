@@ -293,3 +293,55 @@ def test_wrong_use_is_named():
         buffer.add(other.env_runner.sample(num_timesteps=16))
     assert len(buffer) == buffer.get_added_timesteps() == 16
     assert "16 steps" in repr(buffer)
+
+
+def chunk_of(number, begin, num_steps, is_done=False):
+    """A chunk of an episode with an id of its own, whose observations name the episode and the step."""
+    observations = [np.array([number, begin + t], np.float32) for t in range(num_steps + 1)]
+    return SingleAgentEpisode(
+        id_=f"e{number}",
+        observations=observations,
+        actions=[0] * num_steps,
+        rewards=[float(begin + t) for t in range(num_steps)],
+        t_started=begin,
+        len_lookback_buffer=0,
+        terminated=is_done,
+    )
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("seed", [*range(3), *fresh_seeds(60)])
+def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(seed, at_once):
+    rng = np.random.default_rng(seed)
+    capacity, longest = int(rng.integers(200, 1500)), int(rng.integers(1, 12))
+    buffer = EpisodeReplayBuffer(capacity)
+    chunks = [chunk_of(i, 0, int(rng.integers(1, longest + 1)), bool(rng.random() < 0.2)) for i in range(600)]
+    for added in [chunks] if at_once else [[chunk] for chunk in chunks]:
+        buffer.add(added)
+    ring = buffer._rings["default_policy"]
+    assert ring.num_lanes * ring.num_rows <= capacity
+    kept = ring.columns[Columns.OBS][(ring.flags & ACTED) > 0]
+    assert len(kept) == len(buffer)
+    assert ring.kept.sum() >= min(0.5 * capacity, sum(len(chunk) + 1 for chunk in chunks))
+    newest = kept[kept[:, 0] >= 595]
+    assert len(newest) >= 0.7 * sum(map(len, chunks[595:]))
+    segments = buffer.sample(100).segments["default_policy"]
+    for row in rows_of(segments):
+        np.testing.assert_array_equal(row[3], row[0] + [0, 1])
+
+
+@pytest.mark.parametrize("seed", [*range(3), *fresh_seeds(30)])
+def test_episodes_that_continue_stay_connected_beside_others_that_never_do(seed):
+    rng = np.random.default_rng(seed)
+    buffer, number = EpisodeReplayBuffer(400), 0
+    for t in range(0, 200, 2):
+        others = [chunk_of(10 + (number := number + 1), 0, 3) for _ in range(int(rng.integers(3)))]
+        buffer.add([chunk_of(0, t, 2), *others, chunk_of(1, t, 2)])
+        state = buffer.get_state()
+        buffer = EpisodeReplayBuffer(400)
+        buffer.set_state(state)
+    ring = buffer._rings["default_policy"]
+    assert ring.num_lanes * ring.num_rows <= 400
+    numbers = ring.columns[Columns.OBS][:, 0]
+    for own in (0, 1):
+        assert len(np.unique(ring.numbers[(numbers == own) & (ring.columns[Columns.T] > 0)])) == 1

@@ -10,7 +10,7 @@ import pytest
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from helpers.fresh_seeds import fresh_seeds
-from marl_connectors import Columns, PPOConfig
+from marl_connectors import Columns, MultiAgentEpisode, PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
@@ -224,3 +224,23 @@ def test_wrong_use_is_named():
     with pytest.raises(EpisodeError, match="no steps to draw from"):
         TeamReplayBuffer(10, agents={}).sample(3)
     algo.stop()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(at_once):
+    buffer, episodes = TeamReplayBuffer(200, agents={"pi": ["a", "b"]}), []
+    for i in range(300):
+        episode = MultiAgentEpisode(f"e{i}", agent_to_module_mapping_fn=lambda agent, episode: "pi")
+        episode.add_env_reset(observations={a: np.array([i, 0], np.float32) for a in "ab"})
+        for t in range(1, 4):
+            seen = {a: np.array([i, t], np.float32) for a in "ab"}
+            episode.add_env_step(seen, dict.fromkeys("ab", 0), dict.fromkeys("ab", 1.0))
+        episodes.append(episode)
+    for added in [episodes] if at_once else [[episode] for episode in episodes]:
+        buffer.add(added)
+    ring = buffer._ring_of_all
+    assert ring.num_lanes * ring.num_rows <= 200 and len(buffer) >= 100
+    sample = buffer.sample(50)
+    seen = sample.observations("pi")
+    assert seen.shape == (50, 2, 2, 2) and sample.window.same.all()
+    np.testing.assert_array_equal(seen[:, 1], seen[:, 0] + [0, 1])

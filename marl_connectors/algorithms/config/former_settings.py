@@ -70,6 +70,8 @@ _RECORDED = "Actions are recorded as modules return them, so leave it out."
 _ROWS = "Files hold episodes. from_parquet reads tables of steps."
 
 NOT_HERE: Final[dict[str, str]] = {
+    "adam_epsilon": "Adam's epsilon is 1e-8. A Learner that overrides configure_optimizers_for_module registers an "
+    "optimizer with another one (docs/learner.md); epsilon is the probability of random actions.",
     "compress_observations": "Observations are not compressed, so leave it out.",
     "enable_connectors": "Connector pieces are always on, so leave it out.",
     "env_runner_cls": "Callbacks and connector pieces change what env runners do, so leave it out.",

@@ -32,7 +32,8 @@ class JointInputs:
 
     A vector holds four parts: the observation of each agent, flattened, zeros if it is absent; 1 for each agent that is
     present; the one-hot number of the agent whose action is judged; and the action of each other agent, one-hot if it
-    is Discrete, zeros if it does not act.
+    is Discrete, zeros if it does not act. An agent that was truncated alone is absent from then on, except in the
+    vector of its own last observation, which its target continues from.
 
     Attributes:
         agent_ids: All agents, in order.
@@ -64,28 +65,45 @@ class JointInputs:
         """Returns the place of an agent."""
         return self.agent_ids.index(agent_id)
 
-    def of_sample(self, sample: JointReplaySample) -> np.ndarray:
-        """Returns ``[N, W, size]`` float32 vectors of all env steps, without the number of an agent."""
+    def of_sample(self, sample: JointReplaySample) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the vectors of all env steps, without the number of an agent, and who has left.
+
+        Returns:
+            ``[N, W, size]`` float32 vectors, which hold the last observations of agents that have left, too, and
+            ``[N, W, A]`` bool, whether an agent was truncated alone by the step before. ``for_agents`` needs both.
+        """
         shape = sample.window.sources.shape
         found = np.zeros((*shape, self.size), np.float32)
+        left = np.zeros((*shape, len(self.agent_ids)), bool)
         for module_id, agent_ids in sample.agents.items():
             observations, actions = (sample.column(name, module_id) for name in (Columns.OBS, Columns.ACTIONS))
             for slot, agent_id in enumerate(agent_ids):
                 place, flags = self.place(agent_id), sample.flags[module_id][:, :, slot]
                 acted = (flags & ACTED) > 0
-                there = acted | ((flags & ALIVE) > 0)
-                there[:, 1:] |= acted[:, :-1] & ((flags[:, :-1] & TERMINATED) == 0)  # truncated, and so bootstrapped
-                there &= sample.window.same
+                there = (acted | ((flags & ALIVE) > 0)) & sample.window.same
+                is_next = acted[:, :-1] & ((flags[:, :-1] & TERMINATED) == 0) & sample.window.same[:, 1:]
+                left[:, 1:, place] = is_next & ~there[:, 1:]
                 flat = _flat(self._observations[place], observations, slot, shape)
-                found[..., self._bounds[place] : self._bounds[place + 1]] = flat * there[..., None]
+                seen = there | left[..., place]
+                found[..., self._bounds[place] : self._bounds[place + 1]] = flat * seen[..., None]
                 found[..., self.presence.start + place] = there
                 begin, end = self.actions_begin + self.action_bounds[place : place + 2]
                 found[..., begin:end] = _flat(self._actions[place], actions, slot, shape) * acted[..., None]
-        return found
+        return found, left
 
-    def for_agents(self, vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Returns ``[B, size]`` vectors for the agents at ``[B]`` places: with their numbers, without their actions."""
+    def for_agents(self, vectors: np.ndarray, left: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns ``[B, size]`` vectors for the agents at ``[B]`` places: with their numbers, without their actions.
+
+        Args:
+            vectors: ``[B, size]``, some of those that ``of_sample`` returned. They are changed.
+            left: ``[B, A]``, what it returned beside them.
+            places: ``[B]`` the places of the agents among all agents.
+        """
         vectors[np.arange(len(vectors)), self.presence.stop + places] = 1.0
+        for place in np.flatnonzero(left.any(0)):
+            own = places == place
+            vectors[left[:, place] & own, self.presence.start + place] = 1.0
+            vectors[left[:, place] & ~own, self._bounds[place] : self._bounds[place + 1]] = 0.0
         for place in np.unique(places):
             begin, end = self.actions_begin + self.action_bounds[place : place + 2]
             vectors[places == place, begin:end] = 0.0
@@ -134,13 +152,13 @@ class AddJointInputsToTrainBatch(ConnectorV2):
             raise ConnectorError(f"expected steps of a JointReplayBuffer, but got a {type(sample).__name__}.")
         if "joint_inputs" not in shared_data:
             shared_data["joint_inputs"] = self.inputs.of_sample(sample)
-        vectors, width = shared_data["joint_inputs"], sample.window.sources.shape[1]
+        (vectors, left), width = shared_data["joint_inputs"], sample.window.sources.shape[1]
         own: list[Any] = [sample.segments[module_id] for module_id in columns.module_ids]
         items, ahead = (np.concatenate([getattr(part, name) for part in own]) for name in ("items", "ahead"))
         places = np.concatenate(
             [np.array([self.inputs.place(a) for a in sample.agents[part.module_id]])[part.slots] for part in own]
         )
-        columns[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], places)
-        columns[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], places)
+        columns[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], left[items, 0], places)
+        columns[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], left[items, ahead], places)
         columns[PLACES] = places
         columns[NEW_ITEMS] = items * (width - 1) + ahead - 1

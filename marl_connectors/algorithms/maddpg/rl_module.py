@@ -100,7 +100,10 @@ class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
                 f"has no bounds. Give the action space finite bounds."
             )
         if config.use_lstm or config.use_gru:
-            raise ModuleError(f"{name}: use_lstm and use_gru are not supported. Stack frames instead.")
+            raise ModuleError(
+                f"{name}: use_lstm and use_gru are not supported. Let the environment stack frames instead, for "
+                f"example .environment(wrappers=['frame_stack_v1:4'])."
+            )
         if not self.inference_only and config.critic_inputs < 1:
             raise ModuleError(
                 f"{name}: model_config has critic_inputs={config.critic_inputs}, expected at least 1. MADDPGConfig "

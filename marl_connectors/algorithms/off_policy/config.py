@@ -27,13 +27,14 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
         tau: How far the target networks move towards the modules then: 1 to copy them.
         num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
             number before and schedules, it is counted by ``count_steps_by``.
-        training_intensity: The number of steps that are trained on for each step that is sampled; None for one update
-            after each sample.
+        training_intensity: The number of steps of each module that are trained on for each env step that is sampled,
+            whatever ``count_steps_by`` counts; None for one update after each sample.
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
             state is computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.
-        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"``, and the
-            arguments of that class, such as ``capacity``. Those that are left out are the algorithm's defaults, or with
-            another ``type`` those of the class.
+        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"`` (or RLlib's
+            names for several agents, ``"MultiAgentEpisodeReplayBuffer"`` and so on), and the arguments of that class,
+            such as ``capacity``. Those that are left out are the algorithm's defaults, or with another ``type`` those
+            of the class.
     """
 
     n_step: int
@@ -76,7 +77,7 @@ class OffPolicyConfig(AlgorithmConfig):
         """
 
     def validate(self) -> None:
-        """Checks in addition that one learner in this process updates all modules."""
+        """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
         super().validate()
         name = type(self).__name__
         if self.input_ is not None:
@@ -90,6 +91,26 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"{name}: num_learners={self.num_learners}, but a replay buffer is in the algorithm's process, and so "
                 f"must be its learner. Set num_learners=0."
             )
+        self._check_priorities()
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the replay buffer draws steps by their priorities."""
+        buffer_type = self.replay_buffer_config.get("type", type(self).replay_buffer_config["type"])
+        return "Prioritized" in str(buffer_type)
+
+    def _check_priorities(self) -> None:
+        """Checks that an update computes the errors of all rows at once, in the order in which they were drawn."""
+        if not self.has_priorities:
+            return
+        for name, without in (("shuffle_batch_per_epoch", False), ("minibatch_size", None)):
+            value = getattr(self, name)
+            if value != without:
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}={value!r}, but the replay buffer needs the errors of all rows of a "
+                    f"train batch in their order, for the priorities. Set {name}={without}, or draw all steps with "
+                    f"equal probabilities: replay_buffer_config={{'type': 'EpisodeReplayBuffer'}}."
+                )
 
 
 def with_model_settings(

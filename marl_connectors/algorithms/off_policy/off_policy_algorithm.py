@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
-from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults
+from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
@@ -94,6 +94,7 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
     replay_class: ClassVar[type[ReplayTraining]] = ReplayTraining
 
     def _build_learner(self) -> OffPolicyLearner:
+        check_no_frame_stacking(self._env_to_module, type(self.config).__name__)
         learner = super()._build_learner()
         self.replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
         self.replays = {"": self.replay}

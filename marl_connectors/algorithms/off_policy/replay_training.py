@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,9 @@ from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.common.frame_stacking import FrameStacking
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
@@ -23,6 +26,33 @@ from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import ModuleID
+
+_RLLIB_NAMES = {
+    "MultiAgentEpisodeReplayBuffer": "EpisodeReplayBuffer",
+    "MultiAgentPrioritizedEpisodeReplayBuffer": "PrioritizedEpisodeReplayBuffer",
+}
+"""RLlib's names of buffers for several agents. Here the same class keeps the steps of one agent or several."""
+
+
+def check_no_frame_stacking(pieces: Iterable[ConnectorV2], name: str) -> None:
+    """Checks that no piece stacks frames in batches, since a replay buffer draws steps without the frames before them.
+
+    Args:
+        pieces: The pieces of a pipeline.
+        name: The algorithm, for the message.
+
+    Raises:
+        ConfigError: If a piece does.
+    """
+    for piece in pieces:
+        if isinstance(piece, ConnectorPipelineV2):
+            check_no_frame_stacking(piece, name)
+        elif isinstance(piece, FrameStacking):
+            raise ConfigError(
+                f"{name}: FrameStacking does not work with a replay buffer, whose steps are drawn without the frames "
+                f"before them. Let the environment stack them: .environment(wrappers="
+                f"['frame_stack_v1:{piece.num_frames}']), and leave FrameStacking out of both pipelines."
+            )
 
 
 class UpdateResults:
@@ -81,13 +111,14 @@ class ReplayTraining:
             seed: As above.
 
         Raises:
-            ConfigError: If ``replay_buffer_config`` is wrong.
+            ConfigError: If ``replay_buffer_config`` is wrong, or a learner piece stacks frames.
         """
         self.config = config
         self.learner = learner
         self.setup = setup
         self.masking = masking
         self.seed = seed
+        check_no_frame_stacking(learner.pipeline, type(config).__name__)
         self.buffer = self._make_buffer()
         stateful = [module_id for module_id, module in learner.module.items() if module.is_stateful()]
         for module_id in stateful:
@@ -102,6 +133,8 @@ class ReplayTraining:
     def _make_buffer(self) -> EpisodeReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
         default, settings = type(self.config).replay_buffer_config, dict(self.config.replay_buffer_config)
+        if "type" in settings:
+            settings["type"] = _RLLIB_NAMES.get(settings["type"], settings["type"])
         if settings.get("type", default["type"]) == default["type"]:
             settings = {**default, **settings}
         name = settings.pop("type")

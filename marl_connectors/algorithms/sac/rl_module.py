@@ -114,7 +114,10 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         self.config: SACModelConfig = config
         self._check_spaces()
         if config.use_lstm or config.use_gru:
-            raise ModuleError(f"{type(self).__name__}: use_lstm and use_gru are not supported. Stack frames instead.")
+            raise ModuleError(
+                f"{type(self).__name__}: use_lstm and use_gru are not supported. Let the environment stack frames "
+                f"instead, for example .environment(wrappers=['frame_stack_v1:4'])."
+            )
         assert self.observation_space is not None and self.action_space is not None
         self._is_discrete = isinstance(self.action_space, spaces.Discrete)
         self.encoder = Encoder(self.observation_space, config)

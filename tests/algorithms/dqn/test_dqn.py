@@ -20,6 +20,7 @@ from marl_connectors import (
     MeanStdFilter,
     MultiRLModuleSpec,
     RLModuleSpec,
+    SACConfig,
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
@@ -192,9 +193,50 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     following = algo.learner._next_values(algo.config, algo.get_module(), group)
     values = algo.get_module().forward_target({Columns.OBS: group[Columns.NEXT_OBS]})["qf_preds"]
     for i, mask in enumerate(group["new_action_mask"].bool()):
-        allowed = values[i][mask] if mask.any() else values[i]
-        assert torch.isclose(allowed, following[i]).any()
+        assert mask.any()
+        assert torch.isclose(values[i][mask], following[i]).any()
     algo.stop()
+
+
+@pytest.mark.parametrize("config_class", [DQNConfig, SACConfig])
+@pytest.mark.parametrize("settings", [{"shuffle_batch_per_epoch": True}, {"minibatch_size": 4}])
+def test_priorities_need_the_errors_of_all_rows_in_their_order(config_class, settings):
+    (name,) = settings
+    config = config_class().environment("CartPole-v1").training(**settings)
+    config.training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
+    with pytest.raises(ConfigError, match=f"Config: {name}=.* for the priorities. Set {name}=.*EpisodeReplayBuffer"):
+        config.validate()
+    config.training(replay_buffer_config={"type": "EpisodeReplayBuffer"}).validate()
+    prioritized = (
+        config_class()
+        .environment("CartPole-v1")
+        .training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer"})
+    )
+    prioritized.rl_module(algorithm_config_overrides_per_module={"pi": {"minibatch_size": 4}})
+    with pytest.raises(ConfigError, match=r"of module 'pi': .*minibatch_size=4"):
+        prioritized.validate()
+
+
+@pytest.mark.parametrize("type_", BUFFERS)
+def test_rllibs_names_of_buffers_for_several_agents_stand_for_the_same_classes(type_):
+    config = small_dqn("CartPole-v1", replay_buffer_config={"type": f"MultiAgent{type_}", "capacity": 40})
+    with config.build_algo() as algo:
+        assert type(algo.replay_buffer).__name__ == type_ and algo.replay_buffer.capacity == 40
+    with small_dqn(
+        "CartPole-v1", replay_buffer_config={"type": "MultiAgentPrioritizedEpisodeReplayBuffer"}
+    ).build_algo() as algo:
+        assert algo.replay_buffer.capacity == 50_000  # the algorithm's default
+
+
+@pytest.mark.parametrize("by", ["env_steps", "agent_steps"])
+def test_training_intensity_counts_env_steps(by):
+    config = small_dqn(LifeEnv, training_intensity=4.0, num_steps_sampled_before_learning_starts=0)
+    config.environment(env_config={"max_steps": 10}).multi_agent(policies="independent", count_steps_by=by)
+    with config.build_algo() as algo:
+        result = algo.train()
+    assert result["num_agent_steps_sampled_lifetime"] == 3 * result["num_env_steps_sampled_lifetime"]
+    for own in result["learners"].values():
+        assert own["num_module_steps_trained"] == 4 * result["num_env_steps_sampled_lifetime"]
 
 
 @pytest.mark.parametrize("seed", range(3))

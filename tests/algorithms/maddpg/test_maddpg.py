@@ -128,8 +128,17 @@ def test_critics_see_all_agents_at_the_env_step_of_a_row(seed):
             seen = {}
             for agent, own in episode.agent_episodes.items():
                 if t < len(own):
-                    ended = own.is_terminated and t == len(own) - 1
-                    seen[agent] = (own.get_observations(t), own.get_actions(t), own.get_rewards(t), ended, own)
+                    is_last, is_over = t == len(own) - 1, t == episode.env_t - 1
+                    ended = own.is_terminated and is_last
+                    has_left = ended or (own.is_truncated and is_last and not is_over)
+                    seen[agent] = (
+                        own.get_observations(t),
+                        own.get_actions(t),
+                        own.get_rewards(t),
+                        ended,
+                        own,
+                        has_left,
+                    )
             env_steps[tuple(np.concatenate([seen[a][0] for a in sorted(seen)]).tolist())] = (seen, t)
     algo.learner.before_gradient_based_update(timesteps={})
     sample = algo.replay_buffer.every_step(n_step=1)
@@ -173,8 +182,10 @@ def check_row(algo, module_id, row, env_steps):
     assert row["discounts"] == pytest.approx(0.0 if seen[agent][3] else algo.config.gamma)
     observations, present, actions = parts(row["new_critic_obs"])
     for other in AGENTS:
-        goes_on = other in seen and not seen[other][3]
+        goes_on = other in seen and not seen[other][3 if other == agent else 5]  # who was truncated judges its own end
         assert present[other] is goes_on or agent not in seen or seen[agent][3]
+        if not seen[agent][3] and not goes_on:
+            assert not observations[other].any() and not actions[other].any()
         if goes_on and not seen[agent][3]:
             following = seen[other][4].get_observations(t + 1)
             np.testing.assert_array_equal(observations[other], following)

@@ -291,3 +291,90 @@ class MaskedBatch:
 
     def close(self):
         pass
+
+
+class ToldMasks(ParallelEnv):
+    """Agents whose observations are their masks, beside the masks themselves. A forbidden action raises.
+
+    Agents are terminated or truncated alone, may join again, and all are truncated by a time limit.
+
+    Args:
+        place: Where the masks are, ``"observation"`` or ``"info"``.
+        most: The number of agents that may appear.
+        die: The probability that an agent ends in a step, in half of the cases by a truncation.
+        max_steps: The time limit.
+        only: The actions that are ever allowed.
+    """
+
+    metadata = {"name": "told_masks", "render_modes": []}
+    render_mode = None
+
+    def __init__(self, place="observation", most=3, die=0.1, max_steps=5, only=(0, 1, 2)):
+        self.possible_agents = [f"agent_{i}" for i in range(most)]
+        self.place, self.die, self.max_steps, self.only = place, die, max_steps, list(only)
+        self.agents, self.rng = [], np.random.default_rng(0)
+
+    def observation_space(self, agent):
+        seen = spaces.Box(0.0, 1.0, (3,), np.float32)
+        if self.place == "info":
+            return seen
+        return spaces.Dict({"observation": seen, "action_mask": spaces.Box(0, 1, (3,), np.int8)})
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    def _told(self, agents):
+        seen, infos = {}, {agent: {} for agent in agents}
+        for agent in agents:
+            mask = np.zeros(3, np.int8)
+            mask[self.only] = self.rng.random(len(self.only)) < 0.5
+            mask[self.rng.choice(self.only)] = 1
+            self.masks[agent] = mask
+            seen[agent] = mask.astype(np.float32)
+            if self.place == "observation":
+                seen[agent] = {"observation": seen[agent], "action_mask": mask}
+            else:
+                infos[agent] = {"action_mask": mask}
+        return seen, infos
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.t, self.masks, self.agents = 0, {}, list(self.possible_agents)
+        return self._told(self.agents)
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        for agent, action in actions.items():
+            if not self.masks[agent][action]:
+                raise ValueError(f"{agent} took {action}, but {self.masks[agent]} forbids it")
+        self.t += 1
+        ended = [a for a in self.agents if self.rng.random() < self.die]
+        joined = [a for a in self.possible_agents if a not in self.agents and self.rng.random() < 0.3]
+        there = [*self.agents, *joined]
+        over, cut = dict.fromkeys(there, False), dict.fromkeys(there, self.t >= self.max_steps)
+        for agent in ended:
+            (over if self.rng.random() < 0.5 else cut)[agent] = True
+        seen, infos = self._told(there)
+        self.agents = [a for a in there if not over[a] and not cut[a]]
+        return seen, dict.fromkeys(there, 0.0), over, cut, infos
+
+    def close(self):
+        pass
+
+
+class AloneWithToldMasks(gym.Env):
+    """The single agent of ToldMasks."""
+
+    def __init__(self, **settings):
+        self._game = ToldMasks(**{**settings, "most": 1})
+        (self._agent,) = self._game.possible_agents
+        self.observation_space = self._game.observation_space(self._agent)
+        self.action_space = self._game.action_space(self._agent)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return tuple(by_agent[self._agent] for by_agent in self._game.reset(seed))
+
+    def step(self, action):
+        return tuple(by_agent[self._agent] for by_agent in self._game.step({self._agent: action}))
