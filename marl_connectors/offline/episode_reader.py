@@ -13,7 +13,15 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning, did_you_mean
-from marl_connectors.offline.shard import SUFFIX, Block, Damage, Shard
+from marl_connectors.offline.shard import (
+    SUFFIX,
+    Block,
+    Damage,
+    Shard,
+    UnreadableShardError,
+    name_of_file,
+    number_of_file,
+)
 from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID
@@ -22,6 +30,7 @@ from marl_connectors.validators import boolean, integer, number, one_of, optiona
 SHUFFLED: Final = "shuffled"
 IN_ORDER: Final = "in_order"
 AS_RECORDED: Final = "as_recorded"
+_CAUSES_SHOWN: Final = 3
 ORDERS: Final = (SHUFFLED, IN_ORDER, AS_RECORDED)
 
 
@@ -105,6 +114,8 @@ class EpisodeReader:
         self.files = [file for file, _ in found]
         self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
         self.damages: list[Damage] = []
+        for given in inputs:
+            self._note_missing(given)
         self._blocks = self._read_blocks(found)
         if check_all:
             for block in {id(block): block for block, _ in self._blocks}.values():
@@ -123,17 +134,37 @@ class EpisodeReader:
         self._read = np.zeros(2, np.int64)
 
     def _read_blocks(self, found: Sequence[tuple[Path, int]]) -> list[tuple[Block, int]]:
-        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already."""
-        blocks = []
+        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already.
+
+        Raises:
+            UnreadableShardError: If the only file is none of recorded episodes.
+        """
+        blocks: list[tuple[Block, int]] = []
         for i, (file, folder) in enumerate(found):
-            shard = Shard(file)
+            try:
+                shard = Shard(file)
+            except UnreadableShardError as error:
+                if len(found) == 1:
+                    raise
+                self._note(Damage(file, None, error.why))
+                continue
             for damage in shard.damages:
                 self._note(damage)
             is_last = not any(later == folder for _, later in found[i + 1 :])
-            if not shard.is_closed and not shard.damages and not is_last:
+            is_said = any(damage.ids is None and damage.num_episodes is None for damage in shard.damages)
+            if not shard.is_closed and not is_said and not is_last:
                 self._note(Damage(file, None, "its end is missing, although it is not the newest file"))
             blocks += [(block, folder) for block in shard.blocks]
         return blocks
+
+    def _note_missing(self, given: str | os.PathLike[str]) -> None:
+        """Notes the files of a folder that are missing between its others, by their numbers."""
+        source = Path(given)
+        names = [file.name for file in files_of(source)] if source.is_dir() else []
+        numbers = [number for name in names if (number := number_of_file(name)) is not None]
+        if len(numbers) == len(names):
+            for number in sorted({*range(max(numbers, default=-1))} - {*numbers}):
+                self._note(Damage(source / name_of_file(number), None, "the file is missing"))
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -173,7 +204,8 @@ class EpisodeReader:
                 f"offline data: {where} hold {self.num_incomplete} chunks, but no episode from its beginning to its "
                 f"end. Record with batch_mode='complete_episodes', or read with complete_episodes=False."
             )
-        return OfflineDataError(f"offline data: there is no intact episode in {where}.")
+        causes = " ".join(map(str, self.damages[:_CAUSES_SHOWN])) + " ..." * (len(self.damages) > _CAUSES_SHOWN)
+        return OfflineDataError(f"offline data: there is no intact episode in {where}. {causes}".rstrip())
 
     def records(self) -> list[Record]:
         """Returns the episodes and chunks in all blocks, in the order in which they were written."""

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.shard import SUFFIX, encoded_block, encoded_end, file_header
+from marl_connectors.offline.shard import SUFFIX, encoded_block, encoded_end, file_header, name_of_file
 from marl_connectors.offline.stored_episodes import stored_state
 from marl_connectors.validators import integer, one_of, optional
 
@@ -133,7 +133,7 @@ class EpisodeWriter:
             self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
 
     def _path(self, number: int | None = None) -> Path:
-        return self.folder / f"episodes-{self._file_number if number is None else number:06}{SUFFIX}"
+        return self.folder / name_of_file(self._file_number if number is None else number)
 
     def write(self, episodes: Sequence[Any]) -> None:
         """Appends episodes, or chunks of episodes. They stay together: they are one sample of ``EpisodeReader``.
@@ -166,20 +166,25 @@ class EpisodeWriter:
             self._close_file()
 
     def _append(self, document: dict[str, Any], tensors: dict[str, Any]) -> None:
+        header = b"" if self._size else file_header()
+        block = encoded_block(
+            document, tensors, offset=self._size + len(header), number=self._blocks, episodes_before=self._episodes
+        )
         if self._file is None:
             self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
-            self._size = self._file.write(file_header())
-        block = encoded_block(document, tensors, offset=self._size, number=self._blocks, episodes_before=self._episodes)
         try:
-            self._file.write(block)
+            self._file.write(header + block)
             self._file.flush()
         except OSError:
             self._file.close()
             self._file = None
-            os.truncate(self._path(), self._size)
+            if self._size:
+                os.truncate(self._path(), self._size)
+            else:
+                self._path().unlink()
             self._is_begun = False  # a later call continues after the last whole block
             raise
-        self._size += len(block)
+        self._size += len(header) + len(block)
 
     def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
         if key not in self._dropped:
