@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from marl_connectors import spaces
-from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning, did_you_mean
+from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
+from marl_connectors.offline.fit import Fit
 from marl_connectors.offline.shard import (
     SUFFIX,
     Block,
@@ -24,7 +24,6 @@ from marl_connectors.offline.shard import (
 )
 from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
-from marl_connectors.typing import AgentID
 from marl_connectors.validators import boolean, integer, number, one_of, optional
 
 SHUFFLED: Final = "shuffled"
@@ -114,6 +113,8 @@ class EpisodeReader:
         self.files = [file for file, _ in found]
         self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
         self.damages: list[Damage] = []
+        self._fit: Fit | None = None
+        self._fitting: set[int] = set()
         for given in inputs:
             self._note_missing(given)
         self._blocks = self._read_blocks(found)
@@ -347,6 +348,7 @@ class EpisodeReader:
             by_block.setdefault(id(record.block), []).append(record)
         made: dict[tuple[int, int, int], Any] = {}
         for records in by_block.values():
+            self._check_values(records[0].block)
             stored, folder = records[0].block.stored, records[0].folder
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
@@ -361,29 +363,23 @@ class EpisodeReader:
 
     # What has to fit.
 
-    def check_spaces(self, spaces_of: Mapping[AgentID, tuple[Any, Any]], who: str = "offline data") -> None:
-        """Checks that all episodes were recorded in the spaces of an environment.
+    def check(self, fit: Fit) -> None:
+        """Checks that the tables of all blocks fit a run now, and that the columns of each do when it is first used.
 
         Args:
-            spaces_of: Agent to observation space and action space. A single agent may have any id.
-            who: The first words of the message.
+            fit: What the run needs.
 
         Raises:
-            OfflineDataError: For the first episode with an unknown agent, or with other spaces.
+            OfflineDataError: For the first episode that does not fit. ``sample`` may raise it, too.
         """
-        checked: set[tuple[Any, str]] = set()
-        for block, _ in self._blocks:
-            stored = block.stored
-            for i, (agent, rollout) in enumerate(
-                zip(stored.chunks["agent"].tolist(), stored.chunks["rollout"].tolist(), strict=True)
-            ):
-                agent_id, recorded = stored.agents[agent], stored.spaces_of(rollout)
-                key = agent_id, repr(stored.space_texts(rollout))
-                if key in checked:
-                    continue
-                checked.add(key)
-                where = f"{who}: {block.file}, episode {stored.ids[stored.episode_of(i)]!r}"
-                _check_agent(agent_id, recorded, spaces_of, where)
+        self._fit, self._fitting = fit, set()
+        for block in {id(block): block for block, _ in self._blocks}.values():
+            fit.check_table(block)
+
+    def _check_values(self, block: Block) -> None:
+        if self._fit is not None and id(block) not in self._fitting:
+            self._fit.check_values(block)
+            self._fitting.add(id(block))
 
     # State.
 
@@ -453,26 +449,3 @@ def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:
 
 def _is_done(record: Record) -> bool:
     return record.fact("is_terminated") or record.fact("is_truncated")
-
-
-def _check_agent(
-    agent_id: AgentID, recorded: tuple[Any, Any], spaces_of: Mapping[AgentID, tuple[Any, Any]], where: str
-) -> None:
-    if agent_id not in spaces_of:
-        if agent_id is not None or len(spaces_of) != 1:
-            raise OfflineDataError(
-                f"{where}: it has an agent {agent_id!r}, which the environment does not have. "
-                f"{did_you_mean(agent_id, spaces_of)}"
-            )
-        agent_id = next(iter(spaces_of))
-    for kind, was, now in zip(("observation", "action"), recorded, spaces_of[agent_id], strict=True):
-        if was is not None and not spaces.same(was, now):
-            raise OfflineDataError(
-                f"{where}: agent {agent_id!r} was recorded with the {kind} space {spaces.describe(was)}, but the "
-                f"environment's is {spaces.describe(now)}{_difference(was, now)}. Use data of this environment, or "
-                f"the environment, env_config and wrappers with which they were recorded."
-            )
-
-
-def _difference(was: Any, now: Any) -> str:
-    return " with other bounds" if spaces.describe(was) == spaces.describe(now) else ""

@@ -58,6 +58,7 @@ class EpisodeWriter:
         max_file_size: int | None = DEFAULT_FILE_SIZE,
         max_rows_per_file: int | None = None,
         unstorable_infos: str = "error",
+        pieces: Sequence[str] | None = None,
     ):
         """Creates no file yet.
 
@@ -67,12 +68,15 @@ class EpisodeWriter:
             max_rows_per_file: The agent steps after which another file is begun; None for no limit.
             unstorable_infos: What happens to values of infos that no file can hold, such as objects: ``"error"``
                 refuses them, ``"drop"`` leaves them out and warns once for each key.
+            pieces: The names of the env-to-module pieces behind which the episodes are sampled, for runs that read
+                them; None if they are unknown.
         """
         who = type(self).__name__
         self.folder = Path(folder)
         self._max_file_size = optional(integer(min=1)).check(max_file_size, who, "max_file_size")
         self._max_rows = optional(integer(min=1)).check(max_rows_per_file, who, "max_rows_per_file")
         self._drops = one_of(*UNSTORABLE_INFOS).check(unstorable_infos, who, "unstorable_infos") == "drop"
+        self._pieces = None if pieces is None else list(pieces)
         self._dropped: set[Any] = set()
         self.num_samples = self.num_episodes = self.num_agent_steps = 0
         self._file_number = self._size = self._blocks = self._episodes = self._rows = 0
@@ -150,6 +154,8 @@ class EpisodeWriter:
         self.begin()
         document, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
         document["sample"] = self.num_samples
+        if self._pieces is not None:
+            document["pieces"] = self._pieces
         try:
             self._append(document, tensors)
         except OSError as error:

@@ -63,7 +63,7 @@ def test_if_nothing_is_left_the_error_says_why(folder):
     file.write_bytes(data)
     with (
         pytest.warns(OfflineDataWarning),
-        pytest.raises(OfflineDataError, match="no intact episode .* block 0: its columns are not what was written"),
+        pytest.raises(OfflineDataError, match=r"no intact episode .* block 0: its columns are not what was written"),
     ):
         EpisodeReader(folder, check_all=True).sample()
 
@@ -110,7 +110,7 @@ def test_a_first_block_that_cannot_be_written_leaves_no_file(tmp_path, monkeypat
 
     writer = EpisodeWriter(tmp_path / "d")
     with monkeypatch.context() as patch:
-        patch.setattr(episode_writer, "open", lambda *args: Full(open(*args)), raising=False)
+        patch.setattr(episode_writer, "open", lambda *args: Full(open(*args)), raising=False)  # noqa: SIM115
         with pytest.raises(OfflineDataError, match="no space left"):
             writer.write([chunk("m", 0, 3)])
     assert not list((tmp_path / "d").iterdir())

@@ -175,9 +175,7 @@ def test_a_changed_first_line_loses_nothing(file):
 @pytest.mark.parametrize("content", [b"", b"PAR1 and so on", b'{"format": "other", "format_version": 1}\n', b"[1]\n"])
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / "x.episodes").write_bytes(content)
-    with pytest.raises(
-        OfflineDataError, match=r"is not a file of recorded episodes, because it(s first line| is empty)"
-    ):
+    with pytest.raises(OfflineDataError, match=r"is not a file of recorded episodes, because it(s first| is empty)"):
         Shard(tmp_path / "x.episodes")
 
 
