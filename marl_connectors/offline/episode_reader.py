@@ -239,6 +239,11 @@ class EpisodeReader:
         return f"<EpisodeReader of {len(self.files)} files: {size}>"
 
     @property
+    def chooses_modules(self) -> bool:
+        """Whether ``policy_mapping_fn`` chooses the modules of agents, instead of those that acted."""
+        return self._module_for is not None
+
+    @property
     def num_episodes(self) -> int:
         """The number of episodes, or of chunks if ``complete_episodes`` is False."""
         return len(self._units)
