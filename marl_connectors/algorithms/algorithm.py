@@ -158,7 +158,13 @@ class Algorithm:
         self._num_evaluations = 0
         self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.offline_data = OfflineData(self.config, self._setup)
+        self.offline_data = OfflineData(
+            self.config,
+            self._setup,
+            self._env_to_module,
+            [piece for learner in self._learners for piece in learner.pipeline],
+            lambda: list(self.rl_module),
+        )
         self._remote = RemoteParts(self.config)
         self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
         try:
@@ -741,7 +747,8 @@ class Algorithm:
             seed = derived_seed(self.seed, "record")
         integer(min=0).check(seed, "record", "seed")
         num_envs = min(num_episodes, config.num_envs)
-        with EpisodeWriter(folder, unstorable_infos=unstorable_infos) as writer:
+        pieces = self.offline_data.pieces
+        with EpisodeWriter(folder, unstorable_infos=unstorable_infos, pieces=pieces) as writer:
             writer.begin()
             runner = self._runner(config, seed, num_envs)
             runner.in_evaluation = True

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.defaults import DEFAULT_PIECES
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.connectors.env_to_module.observation_preprocessor import (
+    MultiAgentObservationPreprocessor,
+    SingleAgentObservationPreprocessor,
+)
+from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
+from marl_connectors.connectors.observation_transform import ObservationTransform
 from marl_connectors.env_runners.sample import Sample
+from marl_connectors.errors import ConfigError
 from marl_connectors.offline.episode_reader import AS_RECORDED, IN_ORDER, EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
+from marl_connectors.offline.fit import Fit
+from marl_connectors.typing import ModuleID
+
+WRITERS: Final = (
+    ObservationTransform,
+    SingleAgentObservationPreprocessor,
+    MultiAgentObservationPreprocessor,
+    WriteObservationsToEpisodes,
+)
+"""The library's pieces that write observations to episodes, and the base classes of others that do."""
+
+
+def own_pieces(pipeline: Iterable[ConnectorV2]) -> list[ConnectorV2]:
+    """Returns the pieces of a pipeline, and of pipelines in it, without the default ones."""
+    found: list[ConnectorV2] = []
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            found += own_pieces(piece)
+        elif not isinstance(piece, DEFAULT_PIECES):
+            found.append(piece)
+    return found
+
+
+def _may_write(piece: ConnectorV2) -> bool:
+    """Whether a piece writes observations to episodes, or is not one of the library's."""
+    return isinstance(piece, WRITERS) or not type(piece).__module__.startswith("marl_connectors.")
 
 
 class OfflineData:
@@ -19,17 +56,39 @@ class OfflineData:
         held_out: Reads the recorded episodes that are held out for evaluations; None if there are none, and before
             ``open``.
         writer: Writes to ``output``; None if nothing is recorded.
+        pieces: The names of the env-to-module pieces that may write observations to episodes.
     """
 
-    def __init__(self, config: AlgorithmConfig, setup: Any):
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        setup: Any,
+        env_to_module: Iterable[ConnectorV2],
+        learner_pieces: Iterable[ConnectorV2],
+        module_ids: Callable[[], Collection[ModuleID]],
+    ):
         """Opens no file yet, as a restored run may only act.
 
         Args:
             config: The settings of the run.
             setup: The environment's properties.
+            env_to_module: The pieces of its env-to-module pipeline.
+            learner_pieces: The pieces of its learner pipelines.
+            module_ids: Returns its modules.
+
+        Raises:
+            ConfigError: If statistics of observations are to be learned from recorded ones.
         """
         self._config = config
         self._setup = setup
+        own = [piece for piece in own_pieces(env_to_module) if _may_write(piece)]
+        self.pieces = [type(piece).__name__ for piece in own]
+        learner_classes = {type(piece) for piece in learner_pieces}
+        self._writers = [
+            type(piece).__name__ for piece in own if isinstance(piece, WRITERS) and type(piece) not in learner_classes
+        ]
+        self._module_ids = module_ids
+        self._check_filters(own)
         self._position: Mapping[str, Any] | None = None
         self.reader: EpisodeReader | None = None
         self.held_out: EpisodeReader | None = None
@@ -40,7 +99,22 @@ class OfflineData:
                 max_file_size=config.output_max_file_size,
                 max_rows_per_file=config.output_max_rows_per_file,
                 unstorable_infos=config.output_unstorable_infos,
+                pieces=self.pieces,
             )
+
+    def _check_filters(self, own: Sequence[ConnectorV2]) -> None:
+        """Checks that no piece standardises observations by statistics that recorded episodes do not change."""
+        if self._config.input_ is not None and self._config.imitates:
+            for piece in own:
+                if isinstance(piece, MeanStdFilter):
+                    who = type(self._config).__name__
+                    raise ConfigError(
+                        f"{who}: {type(piece).__name__} in env_to_module_connector keeps statistics of the "
+                        f"observations that the run acts on, but {who.removesuffix('Config')} learns from recorded "
+                        f"ones, which do not change them, so that policies would act on other observations than they "
+                        f"have learned from. Leave the piece out and use data that were recorded without it, or "
+                        f"scale observations by fixed numbers in a wrapper of the environment."
+                    )
 
     @property
     def is_read(self) -> bool:
@@ -71,7 +145,7 @@ class OfflineData:
 
     def _opened(self, input_: Any, **settings: Any) -> EpisodeReader:
         """Returns a reader whose episodes fit the environment."""
-        config, setup = self._config, self._setup
+        config = self._config
         reader = EpisodeReader(
             input_,
             complete_episodes=config.batch_mode == "complete_episodes",
@@ -79,8 +153,22 @@ class OfflineData:
             without=config.unread_columns,
             **settings,
         )
-        reader.check_spaces({agent_id: setup.agent_spaces(agent_id) for agent_id in setup.agent_ids})
+        reader.check(self.fit())
         return reader
+
+    def fit(self, *, modules: bool = False) -> Fit:
+        """Returns what recorded episodes must be like for this run.
+
+        Args:
+            modules: Whether the modules that have acted must be those of the run.
+        """
+        setup = self._setup
+        return Fit(
+            {agent_id: setup.agent_spaces(agent_id) for agent_id in setup.agent_ids},
+            self.pieces,
+            self._writers,
+            self._module_ids() if modules else None,
+        )
 
     def begin(self, seed: int) -> None:
         """Opens the files to read, and checks that episodes can be recorded, before any is sampled.

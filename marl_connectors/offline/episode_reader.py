@@ -11,17 +11,25 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from marl_connectors import spaces
-from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning, did_you_mean
-from marl_connectors.offline.shard import SUFFIX, Block, Damage, Shard
+from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
+from marl_connectors.offline.fit import Fit
+from marl_connectors.offline.shard import (
+    SUFFIX,
+    Block,
+    Damage,
+    Shard,
+    UnreadableShardError,
+    name_of_file,
+    number_of_file,
+)
 from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
-from marl_connectors.typing import AgentID
 from marl_connectors.validators import boolean, integer, number, one_of, optional
 
 SHUFFLED: Final = "shuffled"
 IN_ORDER: Final = "in_order"
 AS_RECORDED: Final = "as_recorded"
+_CAUSES_SHOWN: Final = 3
 ORDERS: Final = (SHUFFLED, IN_ORDER, AS_RECORDED)
 
 
@@ -105,6 +113,10 @@ class EpisodeReader:
         self.files = [file for file, _ in found]
         self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
         self.damages: list[Damage] = []
+        self._fit: Fit | None = None
+        self._fitting: set[int] = set()
+        for given in inputs:
+            self._note_missing(given)
         self._blocks = self._read_blocks(found)
         if check_all:
             for block in {id(block): block for block, _ in self._blocks}.values():
@@ -123,17 +135,37 @@ class EpisodeReader:
         self._read = np.zeros(2, np.int64)
 
     def _read_blocks(self, found: Sequence[tuple[Path, int]]) -> list[tuple[Block, int]]:
-        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already."""
-        blocks = []
+        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already.
+
+        Raises:
+            UnreadableShardError: If the only file is none of recorded episodes.
+        """
+        blocks: list[tuple[Block, int]] = []
         for i, (file, folder) in enumerate(found):
-            shard = Shard(file)
+            try:
+                shard = Shard(file)
+            except UnreadableShardError as error:
+                if len(found) == 1:
+                    raise
+                self._note(Damage(file, None, error.why))
+                continue
             for damage in shard.damages:
                 self._note(damage)
             is_last = not any(later == folder for _, later in found[i + 1 :])
-            if not shard.is_closed and not shard.damages and not is_last:
+            is_said = any(damage.ids is None and damage.num_episodes is None for damage in shard.damages)
+            if not shard.is_closed and not is_said and not is_last:
                 self._note(Damage(file, None, "its end is missing, although it is not the newest file"))
             blocks += [(block, folder) for block in shard.blocks]
         return blocks
+
+    def _note_missing(self, given: str | os.PathLike[str]) -> None:
+        """Notes the files of a folder that are missing between its others, by their numbers."""
+        source = Path(given)
+        names = [file.name for file in files_of(source)] if source.is_dir() else []
+        numbers = [number for name in names if (number := number_of_file(name)) is not None]
+        if len(numbers) == len(names):
+            for number in sorted({*range(max(numbers, default=-1))} - {*numbers}):
+                self._note(Damage(source / name_of_file(number), None, "the file is missing"))
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -173,7 +205,8 @@ class EpisodeReader:
                 f"offline data: {where} hold {self.num_incomplete} chunks, but no episode from its beginning to its "
                 f"end. Record with batch_mode='complete_episodes', or read with complete_episodes=False."
             )
-        return OfflineDataError(f"offline data: there is no intact episode in {where}.")
+        causes = " ".join(map(str, self.damages[:_CAUSES_SHOWN])) + " ..." * (len(self.damages) > _CAUSES_SHOWN)
+        return OfflineDataError(f"offline data: there is no intact episode in {where}. {causes}".rstrip())
 
     def records(self) -> list[Record]:
         """Returns the episodes and chunks in all blocks, in the order in which they were written."""
@@ -204,6 +237,11 @@ class EpisodeReader:
         kind = "episode" if self._complete else "episodes and chunks"
         size = f"{self.num_episodes:,} {kind}, {self.num_agent_steps:,} agent steps"
         return f"<EpisodeReader of {len(self.files)} files: {size}>"
+
+    @property
+    def chooses_modules(self) -> bool:
+        """Whether ``policy_mapping_fn`` chooses the modules of agents, instead of those that acted."""
+        return self._module_for is not None
 
     @property
     def num_episodes(self) -> int:
@@ -315,6 +353,7 @@ class EpisodeReader:
             by_block.setdefault(id(record.block), []).append(record)
         made: dict[tuple[int, int, int], Any] = {}
         for records in by_block.values():
+            self._check_values(records[0].block)
             stored, folder = records[0].block.stored, records[0].folder
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
@@ -329,29 +368,23 @@ class EpisodeReader:
 
     # What has to fit.
 
-    def check_spaces(self, spaces_of: Mapping[AgentID, tuple[Any, Any]], who: str = "offline data") -> None:
-        """Checks that all episodes were recorded in the spaces of an environment.
+    def check(self, fit: Fit) -> None:
+        """Checks that the tables of all blocks fit a run now, and that the columns of each do when it is first used.
 
         Args:
-            spaces_of: Agent to observation space and action space. A single agent may have any id.
-            who: The first words of the message.
+            fit: What the run needs.
 
         Raises:
-            OfflineDataError: For the first episode with an unknown agent, or with other spaces.
+            OfflineDataError: For the first episode that does not fit. ``sample`` may raise it, too.
         """
-        checked: set[tuple[Any, str]] = set()
-        for block, _ in self._blocks:
-            stored = block.stored
-            for i, (agent, rollout) in enumerate(
-                zip(stored.chunks["agent"].tolist(), stored.chunks["rollout"].tolist(), strict=True)
-            ):
-                agent_id, recorded = stored.agents[agent], stored.spaces_of(rollout)
-                key = agent_id, repr(stored.space_texts(rollout))
-                if key in checked:
-                    continue
-                checked.add(key)
-                where = f"{who}: {block.file}, episode {stored.ids[stored.episode_of(i)]!r}"
-                _check_agent(agent_id, recorded, spaces_of, where)
+        self._fit, self._fitting = fit, set()
+        for block in {id(block): block for block, _ in self._blocks}.values():
+            fit.check_table(block)
+
+    def _check_values(self, block: Block) -> None:
+        if self._fit is not None and id(block) not in self._fitting:
+            self._fit.check_values(block)
+            self._fitting.add(id(block))
 
     # State.
 
@@ -421,26 +454,3 @@ def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:
 
 def _is_done(record: Record) -> bool:
     return record.fact("is_terminated") or record.fact("is_truncated")
-
-
-def _check_agent(
-    agent_id: AgentID, recorded: tuple[Any, Any], spaces_of: Mapping[AgentID, tuple[Any, Any]], where: str
-) -> None:
-    if agent_id not in spaces_of:
-        if agent_id is not None or len(spaces_of) != 1:
-            raise OfflineDataError(
-                f"{where}: it has an agent {agent_id!r}, which the environment does not have. "
-                f"{did_you_mean(agent_id, spaces_of)}"
-            )
-        agent_id = next(iter(spaces_of))
-    for kind, was, now in zip(("observation", "action"), recorded, spaces_of[agent_id], strict=True):
-        if was is not None and not spaces.same(was, now):
-            raise OfflineDataError(
-                f"{where}: agent {agent_id!r} was recorded with the {kind} space {spaces.describe(was)}, but the "
-                f"environment's is {spaces.describe(now)}{_difference(was, now)}. Use data of this environment, or "
-                f"the environment, env_config and wrappers with which they were recorded."
-            )
-
-
-def _difference(was: Any, now: Any) -> str:
-    return " with other bounds" if spaces.describe(was) == spaces.describe(now) else ""

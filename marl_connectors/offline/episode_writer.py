@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.shard import SUFFIX, encoded_block, encoded_end, file_header
+from marl_connectors.offline.shard import SUFFIX, encoded_block, encoded_end, file_header, name_of_file
 from marl_connectors.offline.stored_episodes import stored_state
 from marl_connectors.validators import integer, one_of, optional
 
@@ -58,6 +58,7 @@ class EpisodeWriter:
         max_file_size: int | None = DEFAULT_FILE_SIZE,
         max_rows_per_file: int | None = None,
         unstorable_infos: str = "error",
+        pieces: Sequence[str] | None = None,
     ):
         """Creates no file yet.
 
@@ -67,12 +68,15 @@ class EpisodeWriter:
             max_rows_per_file: The agent steps after which another file is begun; None for no limit.
             unstorable_infos: What happens to values of infos that no file can hold, such as objects: ``"error"``
                 refuses them, ``"drop"`` leaves them out and warns once for each key.
+            pieces: The names of the env-to-module pieces behind which the episodes are sampled, for runs that read
+                them; None if they are unknown.
         """
         who = type(self).__name__
         self.folder = Path(folder)
         self._max_file_size = optional(integer(min=1)).check(max_file_size, who, "max_file_size")
         self._max_rows = optional(integer(min=1)).check(max_rows_per_file, who, "max_rows_per_file")
         self._drops = one_of(*UNSTORABLE_INFOS).check(unstorable_infos, who, "unstorable_infos") == "drop"
+        self._pieces = None if pieces is None else list(pieces)
         self._dropped: set[Any] = set()
         self.num_samples = self.num_episodes = self.num_agent_steps = 0
         self._file_number = self._size = self._blocks = self._episodes = self._rows = 0
@@ -133,7 +137,7 @@ class EpisodeWriter:
             self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
 
     def _path(self, number: int | None = None) -> Path:
-        return self.folder / f"episodes-{self._file_number if number is None else number:06}{SUFFIX}"
+        return self.folder / name_of_file(self._file_number if number is None else number)
 
     def write(self, episodes: Sequence[Any]) -> None:
         """Appends episodes, or chunks of episodes. They stay together: they are one sample of ``EpisodeReader``.
@@ -150,6 +154,8 @@ class EpisodeWriter:
         self.begin()
         document, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
         document["sample"] = self.num_samples
+        if self._pieces is not None:
+            document["pieces"] = self._pieces
         try:
             self._append(document, tensors)
         except OSError as error:
@@ -166,20 +172,25 @@ class EpisodeWriter:
             self._close_file()
 
     def _append(self, document: dict[str, Any], tensors: dict[str, Any]) -> None:
+        header = b"" if self._size else file_header()
+        block = encoded_block(
+            document, tensors, offset=self._size + len(header), number=self._blocks, episodes_before=self._episodes
+        )
         if self._file is None:
             self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
-            self._size = self._file.write(file_header())
-        block = encoded_block(document, tensors, offset=self._size, number=self._blocks, episodes_before=self._episodes)
         try:
-            self._file.write(block)
+            self._file.write(header + block)
             self._file.flush()
         except OSError:
             self._file.close()
             self._file = None
-            os.truncate(self._path(), self._size)
+            if self._size:
+                os.truncate(self._path(), self._size)
+            else:
+                self._path().unlink()
             self._is_begun = False  # a later call continues after the last whole block
             raise
-        self._size += len(block)
+        self._size += len(header) + len(block)
 
     def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
         if key not in self._dropped:

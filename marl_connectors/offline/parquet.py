@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -37,7 +37,10 @@ FORMAT_VERSION: Final = 1
 _KEY: Final = b"marl_connectors"
 _FACTS: Final = ("episode", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated", "agent_eps_id", "agent_t")
 """Columns beside RLlib's: the number, env steps and ends of the episode, the id of the agent's, the agent's step."""
-_ROW: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, NEXT_OBS, "t", "new_t", "infos", "new_infos")
+_KEYS: Final = (Columns.EPS_ID, "episode", Columns.AGENT_ID, "agent_eps_id")
+"""What all rows of an agent's episode have in common, and no other rows."""
+_SAME: Final = (Columns.MODULE_ID, "eps_t_started", "eps_t", "eps_terminated", "eps_truncated")
+"""What else all rows of an agent's episode have in common."""
 
 
 def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
@@ -233,7 +236,7 @@ def from_parquet(
     files = sorted(source.glob("**/*.parquet")) if source.is_dir() else [source]
     if not files or not files[0].exists():
         raise OfflineDataError(f"from_parquet: there are no Parquet files at {source}. Check the path.")
-    found: dict[Any, list[tuple[int, SingleAgentEpisode, Mapping[str, Any]]]] = {}
+    found: dict[Any, list[_Agent]] = {}
     for file in files:
         try:
             table = pq.read_table(file)
@@ -259,67 +262,176 @@ def from_parquet(
                 f"from_parquet: {file} is not a table of agents' steps ({type(error).__name__}: {error})."
             ) from error
     # RLlib's episodes have no numbers, and stay in their order.
-    return [_episode([own for _, *own in members]) for _, members in sorted(found.items(), key=lambda item: item[0][0])]
+    return [_episode(members) for _, members in sorted(found.items(), key=lambda item: item[0][0])]
 
 
-def _episode(members: Sequence[Sequence[Any]]) -> Any:
-    """Returns the episode of agents' episodes and their facts."""
-    agents, (facts, *_) = [agent for agent, _ in members], [facts for _, facts in members]
-    if not facts["is_multi_agent"]:
-        return agents[0]
-    agents.sort(key=lambda own: int(own.storage.column(Columns.T)[0]))  # type: ignore[index,arg-type]
+def _episode(members: Sequence[_Agent]) -> Any:
+    """Returns the episode of agents' episodes.
+
+    Raises:
+        OfflineDataError: If their facts differ, or an agent has two episodes at the same time.
+    """
+    first = members[0]
+    for other in members[1:]:
+        if other.facts != first.facts:
+            raise OfflineDataError(
+                f"from_parquet: {other.where} says other things about the episode than {first.where}: "
+                f"{_differences(first.facts, other.facts)}. Each episode needs an id, and a number, of its own."
+            )
+    if not first.facts["is_multi_agent"] and len(members) > 1:
+        raise OfflineDataError(
+            f"from_parquet: {members[1].where} belongs to an episode of a single agent that {first.where} has already. "
+            f"Each episode needs an id, and a number, of its own."
+        )
+    if not first.facts["is_multi_agent"]:
+        return first.agent
+    ordered = sorted(members, key=lambda own: own.begin)
+    newest: dict[Any, _Agent] = {}
+    for own in ordered:
+        former = newest.get(own.agent.agent_id)
+        if former is not None and (not former.agent.is_done or former.end > own.begin):
+            raise OfflineDataError(
+                f"from_parquet: {own.where} begins another episode of agent {own.agent.agent_id!r}, but the one from "
+                f"{former.where} has not ended by then. Each episode needs an id, and a number, of its own."
+            )
+        newest[own.agent.agent_id] = own
+    facts = first.facts
     return whole_episode(
-        facts["id"], agents, facts["begin"], facts["end"], (facts["is_terminated"], facts["is_truncated"])
+        facts["id"],
+        [own.agent for own in ordered],
+        facts["begin"],
+        max(own.end for own in members) if facts["end"] is None else facts["end"],
+        _ends_of(facts, members),
     )
 
 
-def _agents_of(table: Any, about: Mapping[str, Any], file: str) -> dict[Any, list[Any]]:
-    """Returns the agents' episodes of a table by episode, with the facts of the episode."""
+def _ends_of(facts: Mapping[str, Any], members: Sequence[_Agent]) -> tuple[bool, bool]:
+    """Returns whether an episode is terminated, and truncated; tables of RLlib only say it of agents."""
+    if facts["is_terminated"] is not None:
+        return facts["is_terminated"], facts["is_truncated"]
+    if not all(own.agent.is_done for own in members):
+        return False, False
+    is_truncated = any(own.agent.is_truncated for own in members)
+    return not is_truncated, is_truncated
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {one[name]!r} and {other[name]!r}" for name in one if one[name] != other[name])
+
+
+class _Agent(NamedTuple):
+    """An agent's episode of a table, and what the table says about its whole episode.
+
+    Attributes:
+        agent: The agent's episode.
+        facts: What the table says about the whole episode; None where it does not say it.
+        where: The file, and the first row.
+        begin: The env step of its first observation.
+        end: That of its last one.
+    """
+
+    agent: SingleAgentEpisode
+    facts: dict[str, Any]
+    where: str
+    begin: int
+    end: int
+
+
+def _agents_of(table: Any, about: Mapping[str, Any], file: str) -> dict[Any, list[_Agent]]:
+    """Returns the agents' episodes of a table by episode. The rows of one may lie anywhere in the table.
+
+    Raises:
+        OfflineDataError: For rows that are no steps of an agent's episode, one after another.
+    """
     arrays = _arrays_of(table, about)
-    given = {name: arrays[name] for name in (Columns.EPS_ID, Columns.AGENT_ID, *_FACTS) if name in arrays}
-    keys = given.get("agent_eps_id", given.get(Columns.AGENT_ID))
-    numbers = given.get("episode", given[Columns.EPS_ID])
-    changes = [numbers[1:] != numbers[:-1]] + ([] if keys is None else [keys[1:] != keys[:-1]])
-    bounds = [0, *(np.flatnonzero(np.any(changes, axis=0)) + 1).tolist(), len(numbers)]
-    found: dict[Any, list[Any]] = {}
+    numbers = arrays.get("episode")
+    keys = [arrays[name] for name in _KEYS if name in arrays]
+    changes = [key[1:] != key[:-1] for key in keys]
+    bounds = [0, *(np.flatnonzero(np.any(changes, axis=0)) + 1).tolist(), table.num_rows]
+    spans: dict[Any, list[tuple[int, int]]] = {}
     for begin, end in itertools.pairwise(bounds):
         if end > begin:
-            agent, facts = _agent_of(arrays, about, begin, end)
-            found.setdefault((facts["number"], facts["id"], file if "episode" not in given else ""), []).append(
-                (begin, agent, facts)
-            )
+            spans.setdefault(tuple(key[begin] for key in keys), []).append((begin, end))
+    found: dict[Any, list[_Agent]] = {}
+    for own in spans.values():
+        rows = np.concatenate([np.arange(*span) for span in own])
+        if "agent_t" in arrays:
+            rows = rows[np.argsort(arrays["agent_t"][rows], kind="stable")]
+        _check_rows(arrays, rows, file)
+        member = _agent_of(arrays, about, rows, file)
+        number = 0 if numbers is None else int(numbers[rows[0]])
+        found.setdefault((number, member.facts["id"], file if numbers is None else ""), []).append(member)
     return found
 
 
-def _agent_of(
-    arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], begin: int, end: int
-) -> tuple[SingleAgentEpisode, dict[str, Any]]:
-    """Returns the agent's episode in the rows ``[begin, end)``, and the facts of its episode."""
+def _check_rows(arrays: Mapping[str, np.ndarray], rows: np.ndarray, file: str) -> None:
+    """Checks that rows are the steps of an agent's episode, one after another.
+
+    Raises:
+        OfflineDataError: For the first row that is not what follows the row before it.
+    """
+    last, following = rows[:-1], rows[1:]
+    wrong: list[tuple[np.ndarray, str]] = [
+        (arrays[name][following] != arrays[name][last], f"its {name} is another one")
+        for name in _SAME
+        if name in arrays
+    ]
+    is_over = arrays[Columns.TERMINATEDS][last].astype(bool) | arrays[Columns.TRUNCATEDS][last].astype(bool)
+    wrong.append((is_over, "the episode has ended there; each episode needs an eps_id of its own"))
+    if "agent_t" in arrays:
+        t = arrays["agent_t"]
+        wrong.append((t[following] != t[last] + 1, "its agent_t does not follow, so that steps are missing"))
+    if "t" in arrays:
+        t = arrays["t"]
+        is_wrong = t[following] != arrays["new_t"][last] if "new_t" in arrays else t[following] <= t[last]
+        wrong.append((is_wrong, "its t does not follow"))
+    for name, leaf in arrays.items():
+        if _is_obs(name):
+            former = arrays[NEXT_OBS + name[len(Columns.OBS) :]]
+            wrong.append((_differ(leaf[following], former[last]), f"its {name} is not the {NEXT_OBS} there"))
+    for is_wrong, why in wrong:
+        if is_wrong.any():
+            i = int(np.flatnonzero(is_wrong)[0])
+            raise OfflineDataError(
+                f"from_parquet: {file}, row {rows[i + 1]}, cannot be the step of episode "
+                f"{arrays[Columns.EPS_ID][rows[i]]!r} after row {rows[i]}: {why}. Rows with the same eps_id and "
+                f"agent_id must be the steps of one episode, in order and without gaps."
+            )
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns ``[N]``, whether two arrays differ in their rows; NaN equals NaN."""
+    is_same = (one == other) | ((one != one) & (other != other))
+    return ~is_same.all(axis=tuple(range(1, one.ndim)))
+
+
+def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: np.ndarray, file: str) -> _Agent:
+    """Returns the agent's episode in some rows."""
+    own = {name: leaf[rows] for name, leaf in arrays.items()}
 
     def first(name: str, otherwise: Any = None) -> Any:
-        value = arrays[name][begin] if name in arrays else otherwise
+        value = own[name][0] if name in own else otherwise
         return value.item() if isinstance(value, np.generic) else value
 
     def column(name: str) -> Tree:
-        leaves = {key: leaf[begin:end] for key, leaf in arrays.items()}
-        return tree_of(name, about["trees"].get(Columns.OBS if name == NEXT_OBS else name), leaves)
+        return tree_of(name, about["trees"].get(Columns.OBS if name == NEXT_OBS else name), own)
 
     def with_last(name: str, following: str) -> Tree:
         return tree_map(lambda a, b: np.concatenate([a, b[-1:]]), column(name), column(following))
 
-    steps = end - begin
-    t = arrays["t"][begin:end] if "t" in arrays else np.arange(steps)
-    new_t = arrays["new_t"][end - 1] if "new_t" in arrays else t[-1] + 1
-    infos = [_from_json(text) or {} for text in arrays["infos"][begin:end]] if "infos" in arrays else [{}] * steps
-    last_info = _from_json(arrays["new_infos"][end - 1]) or {} if "new_infos" in arrays else {}
-    ends = bool(arrays[Columns.TERMINATEDS][end - 1]), bool(arrays[Columns.TRUNCATEDS][end - 1])
+    steps = len(rows)
+    t = own["t"] if "t" in own else np.arange(steps)
+    new_t = own["new_t"][-1] if "new_t" in own else t[-1] + 1
+    infos = [_from_json(text) or {} for text in own["infos"]] if "infos" in own else [{}] * steps
+    last_info = _from_json(own["new_infos"][-1]) or {} if "new_infos" in own else {}
+    ends = bool(own[Columns.TERMINATEDS][-1]), bool(own[Columns.TRUNCATEDS][-1])
     id_, agent_id = str(first(Columns.EPS_ID)), _from_json(first(Columns.AGENT_ID))
     columns = {
         Columns.OBS: with_last(Columns.OBS, NEXT_OBS),
         Columns.INFOS: [*infos, last_info],
         Columns.T: np.append(t, new_t).astype(np.int64),
         Columns.ACTIONS: column(Columns.ACTIONS),
-        Columns.REWARDS: np.asarray(arrays[Columns.REWARDS][begin:end], np.float64),
+        Columns.REWARDS: np.asarray(own[Columns.REWARDS], np.float64),
         **{name: column(name) for name in about["outputs"]},
     }
     is_multi = about["is_multi_agent"]
@@ -334,15 +446,15 @@ def _agent_of(
         ends=ends,
     )
     facts = {
-        "number": first("episode", 0),
         "id": id_,
         "is_multi_agent": is_multi,
         "begin": first("eps_t_started", 0),
-        "end": first("eps_t", int(columns[Columns.T][-1])),
-        "is_terminated": first("eps_terminated", ends[0]),
-        "is_truncated": first("eps_truncated", ends[1]),
+        "end": first("eps_t"),
+        "is_terminated": first("eps_terminated"),
+        "is_truncated": first("eps_truncated"),
     }
-    return agent, facts
+    begin, end = int(columns[Columns.T][0]), int(columns[Columns.T][-1])
+    return _Agent(agent, facts, f"{file}, row {rows[0]},", begin, end)
 
 
 def _arrays_of(table: Any, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -356,7 +468,7 @@ def _arrays_of(table: Any, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
             dtype, shape = leaves[name]
             flat = column.flatten() if shape else column
             arrays[name] = flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(len(column), *shape)
-        elif str(column.type) in ("string", "large_string"):
+        elif "string" in str(column.type) or str(column.type) == "null":
             arrays[name] = np.array(column.to_pylist(), object)
         else:
             arrays[name] = column.to_numpy(zero_copy_only=False)

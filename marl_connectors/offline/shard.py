@@ -3,7 +3,7 @@ r"""Files with recorded episodes, called shards: a header, blocks of episodes, a
 ====================  ==================================================================================================
 part                  content
 ====================  ==================================================================================================
-first line            JSON: ``format``, ``format_version``, ``library_version``
+first line            JSON: ``format``, ``format_version``, ``library_version``, and ``crc32`` of these
 block                 a line ``#block`` with JSON: sizes and SHA-256 of the two parts that follow, and what came before
 \- document           JSON: the table of the episodes, and their plain data
 \- tensors            safetensors: the columns, and the arrays of infos and notes
@@ -11,6 +11,7 @@ last line             ``#end`` with JSON: the numbers of blocks and episodes. It
 ====================  ==================================================================================================
 
 Blocks are appended, so a run that is killed loses no earlier one. A damaged block is skipped up to the next ``#block``.
+A damaged line loses nothing if the digests say that the parts after it are intact.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import zlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -76,6 +78,8 @@ class Damage(NamedTuple):
         if self.ids:
             shown = ", ".join(map(repr, self.ids[:3])) + (f", ... {self.ids[-1]!r}" if len(self.ids) > 3 else "")
             lost = f"{len(self.ids)} episode{'s' * (len(self.ids) != 1)} or chunks are lost: {shown}"
+        elif self.num_episodes == 0:
+            lost = "no episode is lost"
         elif self.num_episodes is not None:
             lost = f"{self.num_episodes} episodes or chunks are lost, whose ids are unknown"
         else:
@@ -83,10 +87,46 @@ class Damage(NamedTuple):
         return f"{where}: {self.why}; {lost}."
 
 
+class UnreadableShardError(OfflineDataError):
+    """A file of which nothing can be read.
+
+    Attributes:
+        file: The file.
+        why: What is wrong.
+    """
+
+    def __init__(self, file: Path, why: str):
+        super().__init__(
+            f"offline data: {file} is not a file of recorded episodes, because {why}. Pass files or folders that "
+            f"output=... or EpisodeWriter wrote; from_parquet reads Parquet files."
+        )
+        self.file = file
+        self.why = why
+
+
+def name_of_file(number: int) -> str:
+    """Returns the name of the file with a number in a folder.
+
+    >>> name_of_file(3), number_of_file("episodes-000003.episodes"), number_of_file("other.episodes")
+    ('episodes-000003.episodes', 3, None)
+    """
+    return f"episodes-{number:06}{SUFFIX}"
+
+
+def number_of_file(name: str) -> int | None:
+    """Returns the number of a file with such a name; None for other names."""
+    digits = name.removeprefix("episodes-").removesuffix(SUFFIX)
+    return int(digits) if digits.isdecimal() and name_of_file(int(digits)) == name else None
+
+
 def file_header() -> bytes:
     """Returns the first line of a shard."""
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "library_version": library_version()}
-    return json.dumps(header).encode()
+    return json.dumps({**header, "crc32": _crc32(header)}).encode()
+
+
+def _crc32(header: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(header).encode())
 
 
 def encoded_block(
@@ -128,6 +168,7 @@ class Block:
     Attributes:
         file: The shard.
         number: Its number there.
+        sample: The number of the sample in its folder; None if it is unknown.
         stored: The episodes.
         digest: The SHA-256 of its tensors.
     """
@@ -135,6 +176,7 @@ class Block:
     def __init__(self, file: Path, number: int, document: dict[str, Any], data: memoryview, digest: str):
         self.file = file
         self.number = number
+        self.sample: int | None = document.get("sample")
         self.digest = digest
         self._data = data
         self.stored = StoredEpisodes(document, self._arrays)
@@ -180,13 +222,15 @@ class Shard:
         """Reads the documents.
 
         Raises:
-            OfflineDataError: If the file cannot be read, or is not a shard that this version can read.
+            UnreadableShardError: If it is not a shard, or nothing of it is left.
+            OfflineDataError: If the file cannot be read, or has a newer format.
         """
         self.file = file
         self.blocks: list[Block] = []
         self.damages: list[Damage] = []
         self.is_closed = False
         self._num_known = 0  # episodes of intact blocks and of lost ones that are accounted for
+        self._num_blocks = 0  # the same for blocks
         try:
             with open(file, "rb") as opened:
                 self._data = _mapped(opened)
@@ -196,20 +240,24 @@ class Shard:
         self._read_blocks()
 
     def _check_header(self) -> None:
+        if not len(self._data):
+            raise UnreadableShardError(self.file, "it is empty")
         line = bytes(self._data[:_LONGEST_LINE]).partition(b"\n")[0]
         try:
             header = json.loads(line)
-            found = (header["format"], header["format_version"])
-        except (KeyError, TypeError, ValueError):
-            found = None
-        if found is None or found[0] != FORMAT or type(found[1]) is not int:
+            checked = {name: header[name] for name in ("format", "format_version", "library_version")}
+            is_intact = header["format"] == FORMAT and type(header["format_version"]) is int
+            is_old = len(header) == len(checked)  # written before there was a crc32
+            is_intact = is_intact and (is_old or header["crc32"] == _crc32(checked))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            header, is_intact = {}, False
+        if not is_intact and self._find(_BLOCK, 0) < 0:
+            raise UnreadableShardError(self.file, "its first line is not that of one")
+        if not is_intact:
+            self.damages.append(Damage(self.file, None, "its first line is damaged", num_episodes=0))
+        elif header["format_version"] > FORMAT_VERSION:
             raise OfflineDataError(
-                f"offline data: {self.file} is not a file of recorded episodes, because its first line is not that of "
-                f"one. Pass files or folders that output=... or EpisodeWriter wrote; from_parquet reads Parquet files."
-            )
-        if found[1] > FORMAT_VERSION:
-            raise OfflineDataError(
-                f"offline data: {self.file} has format version {found[1]} (written by marl-connectors "
+                f"offline data: {self.file} has format version {header['format_version']} (written by marl-connectors "
                 f"{brief(header.get('library_version'))}), but this version reads up to {FORMAT_VERSION}. Upgrade "
                 f"marl-connectors."
             )
@@ -250,51 +298,84 @@ class Shard:
             end = middle + about["tensors_bytes"]
             number, before, num_episodes = about["number"], about["episodes_before"], about["num_episodes"]
             digests = about["document_sha256"], about["tensors_sha256"]
-            assert begin <= middle <= end
+            assert begin <= middle <= end and min(number, before, num_episodes) >= 0
         except (AssertionError, KeyError, TypeError, ValueError):
             following = self._next(at)
             why = f"the line at byte {at:,} is damaged"
             self.damages.append(Damage(self.file, None, why))
             return following
-        self._account_for(before, number)
-        self._num_known = before + num_episodes
+        if not self._account_for(before, number):
+            self.damages.append(Damage(self.file, number, "the counts in its line are damaged", num_episodes=0))
+            before, number = self._num_known, self._num_blocks
+        self._num_known, self._num_blocks = before + num_episodes, number + 1
         document = self._data[begin:middle]
         if len(document) < middle - begin or hashlib.sha256(document).hexdigest() != digests[0]:
-            why = "the file ends within it" if end > len(self._data) else "its table is damaged (its SHA-256 differs)"
+            is_cut = end > len(self._data) and self._next(at) == len(self._data)
+            why = "the file ends within it" if is_cut else "its table is damaged (its SHA-256 differs)"
             self.damages.append(Damage(self.file, number, why, num_episodes=num_episodes))
             return self._next(at)
+        columns, following = self._columns(middle, end, digests[1])
         try:
-            block = Block(self.file, number, json.loads(bytes(document)), self._data[middle:end], digests[1])
+            block = Block(self.file, number, json.loads(bytes(document)), columns, digests[1])
         except (KeyError, TypeError, ValueError) as error:
             why = f"its table has what is never written ({type(error).__name__}: {error})"
             self.damages.append(Damage(self.file, number, why, num_episodes=num_episodes))
-            return self._next(at)
-        if end > len(self._data):
-            ids = tuple(block.stored.ids)
-            self.damages.append(Damage(self.file, number, "the file ends within its columns", ids))
-            return len(self._data)
-        self.blocks.append(block)
-        return end
+            return following
+        self._num_known = before + len(block.stored)
+        if following != end and block.damage is not None:
+            is_cut = following == len(self._data)
+            why = "the file ends within its columns" if is_cut else "its columns, or their size, are damaged"
+            self.damages.append(Damage(self.file, number, why, tuple(block.stored.ids)))
+            if end < following:
+                self.damages.append(Damage(self.file, None, f"bytes {end:,} to {following:,} are not a block"))
+        else:
+            if following != end or len(block.stored) != num_episodes:
+                self.damages.append(Damage(self.file, number, "its line is damaged", num_episodes=0))
+            self.blocks.append(block)
+        return following
 
-    def _account_for(self, episodes_before: int, number: int | None) -> None:
-        """Names the number of lost episodes, once a later block tells how many were before it."""
-        missing = episodes_before - self._num_known
+    def _columns(self, begin: int, end: int, digest: str) -> tuple[memoryview, int]:
+        """Returns the columns of a block and the place of what follows: ``end``, unless that size must be wrong."""
+        columns = self._data[begin:end]
+        is_at_mark = end <= len(self._data) and any(self._data[end : end + len(m)] == m for m in (_BLOCK, _END))
+        if is_at_mark or end == len(self._data):
+            return columns, end
+        if end < len(self._data) and hashlib.sha256(columns).hexdigest() == digest:
+            return columns, end  # the line that follows is damaged
+        following = self._next(begin - 1)
+        return self._data[begin:following], following
+
+    def _account_for(self, episodes_before: int, number: int) -> bool:
+        """Names the number of lost episodes, once a later line tells how many were before it.
+
+        Returns:
+            Whether the counts of that line can be right.
+        """
+        missing, missing_blocks = episodes_before - self._num_known, number - self._num_blocks
         unknown = [i for i, damage in enumerate(self.damages) if damage.ids is None and damage.num_episodes is None]
-        if missing <= 0 or not unknown:
-            if missing > 0:
-                what = "at its end" if number is None else f"before block {number}"
-                self.damages.append(Damage(self.file, None, f"blocks {what} are missing", num_episodes=missing))
-            return
-        first, *others = unknown
-        self.damages[first] = self.damages[first]._replace(num_episodes=missing)
-        for i in reversed(others):  # parts of the same loss
-            del self.damages[i]
+        if missing < 0 or missing_blocks < 0 or (missing > 0) != (missing_blocks > 0):
+            return False
+        if missing and not unknown:
+            blocks = f"block {number - 1} is" if missing_blocks == 1 else f"{missing_blocks} blocks are"
+            why = f"{blocks} missing before block {number}"
+            self.damages.append(Damage(self.file, None, why, num_episodes=missing))
+        elif missing:
+            first, *others = unknown
+            self.damages[first] = self.damages[first]._replace(num_episodes=missing)
+            for i in reversed(others):  # parts of the same loss
+                del self.damages[i]
+        elif unknown:  # what is no block held none
+            for i in unknown:
+                self.damages[i] = self.damages[i]._replace(num_episodes=0)
+        return True
 
     def _read_end(self, line: bytes) -> None:
         try:
             about = json.loads(line[len(_END) :].partition(b"\n")[0])
-            self._account_for(about["num_episodes"], None)
+            is_intact = self._account_for(about["num_episodes"], about["num_blocks"])
         except (KeyError, TypeError, ValueError):
+            is_intact = False
+        if not is_intact:
             self.damages.append(Damage(self.file, None, "its last line is damaged", num_episodes=0))
         self.is_closed = True
 

@@ -280,6 +280,15 @@ class StoredEpisodes:
         own = self._document["state"]["rollouts"][rollout]
         return own["observation_space"], own["action_space"]
 
+    @property
+    def pieces(self) -> list[str] | None:
+        """The names of the env-to-module pieces behind which the episodes were sampled; None if they are unknown."""
+        return self._document.get("pieces")
+
+    def is_written(self, rollout: int, name: str) -> bool:
+        """Whether connector pieces have written values of a column to episodes of a stored rollout."""
+        return name in self._document["state"]["rollouts"][rollout]["layers"]
+
     def spaces_of(self, rollout: int) -> tuple[Any, Any]:
         """Returns the observation space and the action space of a stored rollout, or None where unknown."""
         observation_space, action_space = map(_space, self.space_texts(rollout))

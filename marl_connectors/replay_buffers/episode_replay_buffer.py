@@ -30,7 +30,10 @@ class EpisodeReplayBuffer:
         seed: The seed of what is drawn.
         num_samples: The number of times that steps were drawn.
         num_steps_sampled: The number of steps that were drawn.
+        check_added: Called with the episodes that are to be added, so that a run can refuse them; None for no check.
     """
+
+    check_added: Callable[[Iterable[Any]], None] | None = None
 
     def __init__(self, capacity: int = 100_000, *, extra_columns: Sequence[str] = (), seed: int = 0):
         """Creates an empty buffer.
@@ -101,6 +104,8 @@ class EpisodeReplayBuffer:
         Raises:
             EpisodeError: If their columns have other shapes or types than those of the same module before.
         """
+        if self.check_added is not None:
+            self.check_added(episodes)
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
             module_id = chunk.module_id or DEFAULT_MODULE_ID

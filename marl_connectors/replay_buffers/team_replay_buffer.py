@@ -89,6 +89,8 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             EpisodeError: If an episode is of a single agent, has agents that are not in ``agents``, or columns of other
                 shapes or types than those before.
         """
+        if self.check_added is not None:
+            self.check_added(episodes)
         chunks = []
         for episode in episodes:
             if not isinstance(episode, MultiAgentEpisode):

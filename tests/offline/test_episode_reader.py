@@ -8,6 +8,7 @@ from helpers.episodes.little_chunks import ACT, OBS, chunk
 from helpers.episodes.recorded import facts
 from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode
 from marl_connectors.errors import ConfigError, OfflineDataError
+from marl_connectors.offline.fit import Fit
 
 
 @pytest.fixture
@@ -174,19 +175,19 @@ def test_nothing_to_read_is_an_error(tmp_path):
 
 def test_spaces_that_do_not_fit_are_named_with_file_and_episode(folder):
     reader = EpisodeReader(folder)
-    reader.check_spaces({"a": (OBS, ACT), "b": (ACT, ACT)})
+    reader.check(Fit({"a": (OBS, ACT), "b": (ACT, ACT)}))
     with pytest.raises(OfflineDataError) as caught:
-        reader.check_spaces({"a": (spaces.Box(-1, 1, (3,)), ACT)})
+        reader.check(Fit({"a": (spaces.Box(-1, 1, (3,)), ACT)}))
     assert str(caught.value).startswith(
         f"offline data: {folder / 'episodes-000000.episodes'}, episode 'm0': agent 'a' was recorded with the "
         f"observation space Box(1,) float32, but the environment's is Box(3,) float32. Use data of this environment"
     )
     with pytest.raises(OfflineDataError, match=r"is Box\(1,\) float32 with other bounds"):
-        reader.check_spaces({"a": (spaces.Box(-1, 1, (1,), np.float32), ACT)})
+        reader.check(Fit({"a": (spaces.Box(-1, 1, (1,), np.float32), ACT)}))
     with pytest.raises(OfflineDataError, match=r"the action space Discrete\(9\), but the environment's is Discrete"):
-        reader.check_spaces({"a": (OBS, spaces.Discrete(4))})
+        reader.check(Fit({"a": (OBS, spaces.Discrete(4))}))
     with pytest.raises(OfflineDataError, match="it has an agent 'a', which the environment does not have"):
-        reader.check_spaces({"b": (OBS, ACT)})
+        reader.check(Fit({"b": (OBS, ACT)}))
 
 
 def test_a_newest_file_that_was_never_closed_is_fine(tmp_path):

@@ -123,3 +123,76 @@ def test_other_files_are_errors(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
     with pytest.raises(OfflineDataError, match="because it has no column 'eps_id'"):
         from_parquet(tmp_path)
+
+
+BOX, TWO = spaces.Box(-99, 99, (2,), np.float32), spaces.Discrete(2)
+
+
+def fragments(eps_id, agent_id=None):
+    """Six rows: the steps 0 and 1 of an episode, 10 and 11 of another one, and 2 and 3 of the first."""
+    first = [0.0, 1.0, 10.0, 11.0, 2.0, 3.0]
+    return pa.table(
+        {
+            "eps_id": eps_id,
+            "agent_id": pa.array([None] * 6 if agent_id is None else agent_id, pa.string()),
+            "module_id": ["default_policy"] * 6,
+            "obs": [[value, 0.5] for value in first],
+            "actions": [0, 1, 0, 1, 1, 0],
+            "rewards": [value + 0.5 for value in first],
+            "new_obs": [[value + 1, 0.5] for value in first],
+            "terminateds": [False] * 5 + [True],
+            "truncateds": [False] * 6,
+        }
+    )
+
+
+def test_fragments_of_two_episodes_that_take_turns_come_back_whole(tmp_path):
+    pq.write_table(fragments(["x", "x", "y", "y", "x", "x"]), tmp_path / "r.parquet")
+    one, other = from_parquet(tmp_path, observation_space=BOX, action_space=TWO)
+    assert (one.id_, one.get_rewards().tolist(), one.is_terminated) == ("x", [0.5, 1.5, 2.5, 3.5], True)
+    assert one.get_observations()[:, 0].tolist() == [0, 1, 2, 3, 4] and one.get_actions().tolist() == [0, 1, 1, 0]
+    assert (other.id_, other.get_rewards().tolist(), other.is_terminated) == ("y", [10.5, 11.5], False)
+
+
+def test_agents_whose_rows_take_turns_come_back_whole(tmp_path):
+    pq.write_table(fragments(["x"] * 6, ["a", "a", "b", "b", "a", "a"]), tmp_path / "r.parquet")
+    (episode,) = from_parquet(tmp_path, observation_space=BOX, action_space=TWO)
+    assert {a: e.get_rewards().tolist() for a, e in episode.agent_episodes.items()} == {
+        "a": [0.5, 1.5, 2.5, 3.5],
+        "b": [10.5, 11.5],
+    }
+
+
+def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
+    pq.write_table(fragments(["x"] * 6), tmp_path / "r.parquet")
+    with pytest.raises(OfflineDataError, match=r"r\.parquet, row 2, .* 'x' after row 1: its obs is not the new_obs"):
+        from_parquet(tmp_path)
+    table = fragments(["x", "x", "y", "y", "x", "x"])
+    ended = table.set_column(7, "terminateds", [[False, True, False, False, False, True]])
+    pq.write_table(ended, tmp_path / "r.parquet")
+    with pytest.raises(OfflineDataError, match=r"row 4, .* 'x' after row 1: the episode has ended there"):
+        from_parquet(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_come_back_in_any_order_of_the_rows(seed, tmp_path):
+    episodes = sampled(seed)
+    for file in to_parquet(episodes, tmp_path / "p"):
+        table = pq.read_table(file)
+        pq.write_table(table.take(np.random.default_rng(seed).permutation(table.num_rows)), file)
+    assert list(map(facts, from_parquet(tmp_path / "p"))) == list(map(facts, episodes))
+
+
+def test_a_row_that_is_gone_is_missed(tmp_path):
+    (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
+    table = pq.read_table(file)
+    pq.write_table(table.take([0, 2]), file)
+    with pytest.raises(OfflineDataError, match=r"row 1, .* 'm10' after row 0: its agent_t does not follow"):
+        from_parquet(tmp_path)
+
+
+def test_the_same_episode_in_two_files_is_refused(tmp_path):
+    (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
+    (tmp_path / "copy.parquet").write_bytes(file.read_bytes())
+    with pytest.raises(OfflineDataError, match=r"copy\.parquet, row 0, .*agents-0\.parquet, row 0, has already"):
+        from_parquet(tmp_path)

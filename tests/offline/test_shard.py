@@ -1,6 +1,8 @@
 """Damaged files lose only what is damaged, and say what."""
 
 import json
+import re
+import zlib
 
 import numpy as np
 import pytest
@@ -94,7 +96,7 @@ def test_a_block_that_is_gone_is_missed(file):
     file.write_bytes(b"\n#block ".join([parts[0], parts[1], parts[3]]))
     ids, (damage,) = read(file)
     assert ids == ["m0", "m10", "m40", "m50"]
-    assert damage == f"{file}: blocks before block 2 are missing; 2 episodes or chunks are lost, whose ids are unknown."
+    assert damage == f"{file}: block 1 is missing before block 2; 2 episodes or chunks are lost, whose ids are unknown."
 
 
 def test_zeros_in_the_middle_lose_what_they_replace(file):
@@ -104,8 +106,8 @@ def test_zeros_in_the_middle_lose_what_they_replace(file):
     file.write_bytes(data)
     ids, damages = read(file)
     assert ids == ["m40", "m50"] and len(damages) == 2
-    assert "block 0" in damages[1] and "'m0', 'm10'" in damages[1]
-    assert "are not a block; 2 episodes or chunks are lost" in damages[0]
+    assert "block 0" in damages[0] and "'m0', 'm10'" in damages[0]
+    assert "are not a block; 2 episodes or chunks are lost" in damages[1]
 
 
 def test_every_truncation_loses_no_block_that_is_whole(file):
@@ -133,15 +135,55 @@ def test_a_truncation_within_columns_names_the_episodes(file):
     assert damage.endswith("block 2: the file ends within its columns; 2 episodes or chunks are lost: 'm40', 'm50'.")
 
 
+def test_a_changed_size_of_columns_loses_nothing(file):
+    data = file.read_bytes()
+    for match in re.finditer(rb'"tensors_bytes": (\d)', data):
+        for digit in b"19":
+            broken = bytearray(data)
+            broken[match.start(1)] = digit
+            if bytes(broken) == data:
+                continue
+            file.write_bytes(broken)
+            ids, (damage,) = read(file)
+            assert ids == ["m0", "m10", "m20", "m30", "m40", "m50"]
+            assert damage.endswith(": its line is damaged; no episode is lost.")
+
+
+def test_a_changed_count_of_a_line_loses_nothing(file):
+    data = file.read_bytes()
+    for name in (b"number", b"episodes_before", b"num_episodes"):
+        begin = data.index(b'"%s": ' % name, data.index(b"\n#block ") + 9) + len(name) + 4
+        broken = bytearray(data)
+        broken[begin] = ord("7")
+        file.write_bytes(broken)
+        ids, damages = read(file)
+        assert ids == ["m0", "m10", "m20", "m30", "m40", "m50"], name
+        assert all("no episode is lost" in damage for damage in damages) and damages
+
+
+def test_a_changed_first_line_loses_nothing(file):
+    data = file.read_bytes()
+    for place in range(data.index(b"\n#block ")):
+        broken = bytearray(data)
+        broken[place] ^= 2
+        file.write_bytes(broken)
+        ids, (damage,) = read(file)
+        assert ids == ["m0", "m10", "m20", "m30", "m40", "m50"]
+        assert damage == f"{file}: its first line is damaged; no episode is lost."
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1 and so on", b'{"format": "other", "format_version": 1}\n', b"[1]\n"])
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / "x.episodes").write_bytes(content)
-    with pytest.raises(OfflineDataError, match="is not a file of recorded episodes, because its first line"):
+    with pytest.raises(OfflineDataError, match=r"is not a file of recorded episodes, because it(s first| is empty)"):
         Shard(tmp_path / "x.episodes")
 
 
 def test_a_newer_format_is_refused(file):
-    file.write_bytes(file.read_bytes().replace(b'"format_version": 1', b'"format_version": 2', 1))
+    _, marks, rest = file.read_bytes().partition(b"\n")
+    header = {"format": "marl-connectors episodes", "format_version": 2, "library_version": "9"}
+    header["crc32"] = zlib.crc32(json.dumps(header).encode())
+    file.write_bytes(json.dumps(header).encode() + marks + rest)
     with pytest.raises(OfflineDataError, match=r"has format version 2 \(written by .*Upgrade marl-connectors"):
         Shard(file)
 

@@ -838,6 +838,11 @@ class AlgorithmConfig:
         return ()
 
     @property
+    def imitates(self) -> bool:
+        """Whether policies learn to act as those of recorded episodes, instead of from episodes of their own."""
+        return False
+
+    @property
     def num_envs(self) -> int:
         """The number of sub-environments of all env runners."""
         return self.num_envs_per_env_runner * max(1, self.num_env_runners)

@@ -97,6 +97,11 @@ class MARWILConfig(AlgorithmConfig):
         return self.build_algo()
 
     @property
+    def imitates(self) -> bool:
+        """True: the policies of recorded episodes."""
+        return True
+
+    @property
     def unread_columns(self) -> tuple[str, ...]:
         """What the recorded policies have computed, which says nothing about the modules that imitate them."""
         return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP

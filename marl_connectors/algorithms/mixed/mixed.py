@@ -58,6 +58,7 @@ class Mixed(ReplayingAlgorithm):
             for pattern, config in configs.items()
             if (replay_class := self.config.replay_class(pattern)) is not None
         }
+        self._set_up_buffers()
         self._on_policy = [pattern for pattern in configs if pattern not in self.replays]
         self._kept: list[Any] = []
         return LearnerSet(modules, learners)

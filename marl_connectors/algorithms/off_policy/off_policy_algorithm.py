@@ -11,6 +11,7 @@ from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
 from marl_connectors.env_runners.sample import Sample
+from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
 _AUTO_FRAGMENT = 1
@@ -29,6 +30,15 @@ class ReplayingAlgorithm(Algorithm):
 
     config: Any
     replays: dict[str, ReplayTraining]
+
+    def _set_up_buffers(self) -> None:
+        """Lets the buffers refuse recorded episodes that do not fit the run."""
+        for replay in self.replays.values():
+            replay.buffer.check_added = self._check_added
+
+    def _check_added(self, episodes: Any) -> None:
+        if isinstance(episodes, EpisodeReader):
+            episodes.check(self.offline_data.fit(modules=not episodes.chooses_modules))
 
     def _fragment_length(self) -> int:
         given = self.config.rollout_fragment_length
@@ -98,6 +108,7 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
         learner = super()._build_learner()
         self.replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
         self.replays = {"": self.replay}
+        self._set_up_buffers()
         return learner
 
     @property

@@ -24,7 +24,7 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
-from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError, OfflineDataError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 
@@ -343,6 +343,23 @@ def test_recorded_episodes_fill_the_buffer(tmp_path):
     assert len(buffer) == algo.replay_buffer.get_added_timesteps()
     with pytest.raises(ConfigError, match=r"input_ is for algorithms.*algo.replay_buffer.add\(EpisodeReader"):
         small_dqn(LifeEnv).offline_data(input_=str(tmp_path / "data")).build_algo()
+
+
+def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tmp_path):
+    with small_dqn(LifeEnv).multi_agent(policies="independent").build_algo() as independent:
+        independent.record(tmp_path / "data", num_episodes=3)
+    with small_dqn("CartPole-v1").build_algo() as algo:
+        with pytest.raises(OfflineDataError, match="it has an agent 'a', which the environment does not have"):
+            algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
+        assert not len(algo.replay_buffer)
+    with small_dqn(LifeEnv).build_algo() as algo:
+        with pytest.raises(
+            OfflineDataError, match=r"module 'a' has acted in it, which this run does not have"
+        ):
+            algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
+        algo.replay_buffer.add(EpisodeReader(tmp_path / "data", policy_mapping_fn=algo.config.policy_mapping_fn))
+        assert len(algo.replay_buffer)
+        algo.train()
 
 
 def test_wrong_settings_are_named():

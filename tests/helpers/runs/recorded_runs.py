@@ -7,7 +7,7 @@ from typing import Any
 
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.runs.random_runs import random_config
-from marl_connectors import AlgorithmConfig, PPOConfig
+from marl_connectors import AlgorithmConfig, MeanStdFilter, PPOConfig
 from marl_connectors.validators import declared
 
 
@@ -18,8 +18,10 @@ def imitating(cls: Any, config: Any, folder: Path, **settings: Any) -> Any:
 
 
 def recorded_run(seed: int, folder: Path, iterations: int = 2) -> PPOConfig:
-    """Records a run with random settings. Returns its config."""
+    """Records a run with random settings, without filters, which imitation refuses. Returns its config."""
     config = random_config(seed).env_runners(num_env_workers=0)
+    if isinstance(config.env_to_module_connector and config.env_to_module_connector(), MeanStdFilter):
+        config.env_runners(env_to_module_connector=None)
     with config.copy().offline_data(output=folder).build_algo() as algo:
         for _ in range(iterations):
             algo.train()

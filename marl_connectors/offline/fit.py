@@ -1,0 +1,203 @@
+"""Fit: what decides whether recorded episodes fit a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from gymnasium import Space
+from gymnasium import spaces as gym_spaces
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.errors import OfflineDataError, did_you_mean
+from marl_connectors.offline.shard import Block
+from marl_connectors.offline.stored_episodes import StoredEpisodes, spans
+from marl_connectors.trees import leaves
+from marl_connectors.typing import AgentID, ModuleID, Tree
+
+_KINDS = {"observation": Columns.OBS, "action": Columns.ACTIONS}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fit:
+    """What recorded episodes must be like for a run: their agents, spaces, values, modules and connector pieces.
+
+    Attributes:
+        spaces_of: Agent to observation space and action space of the environment. A single agent may have any id.
+        pieces: The names of the run's env-to-module pieces that may write observations to episodes; None not to look
+            at pieces.
+        writers: Those of them that write observations to episodes, and whose work no learner piece does.
+        module_ids: The modules that may have acted; None if it does not matter.
+    """
+
+    spaces_of: Mapping[AgentID, tuple[Space, Space]]
+    pieces: Sequence[str] | None = None
+    writers: Sequence[str] = ()
+    module_ids: Collection[ModuleID] | None = None
+
+    def check_table(self, block: Block) -> None:
+        """Checks what the table of a block says, without reading its columns.
+
+        Raises:
+            OfflineDataError: For the first agent's episode with an unknown agent or module, with other spaces, or
+                behind other pieces.
+        """
+        stored = block.stored
+        for agent_id, rollout, members in _agents_of(stored):
+            where = _where(block, int(members[0]))
+            now_spaces = self._spaces_of(agent_id, where)
+            for kind, was, now in zip(_KINDS, stored.spaces_of(rollout), now_spaces, strict=True):
+                if was is not None and not spaces.same(was, now):
+                    other = " with other bounds" if spaces.describe(was) == spaces.describe(now) else ""
+                    raise OfflineDataError(
+                        f"{where}: agent {agent_id!r} was recorded with the {kind} space {spaces.describe(was)}, but "
+                        f"the environment's is {spaces.describe(now)}{other}. Use data of this environment, or the "
+                        f"environment, env_config and wrappers with which they were recorded."
+                    )
+            self._check_pieces(stored, rollout, where)
+        if self.module_ids is not None:
+            self._check_modules(block)
+
+    def _spaces_of(self, agent_id: AgentID, where: str) -> tuple[Space, Space]:
+        if agent_id in self.spaces_of:
+            return self.spaces_of[agent_id]
+        if agent_id is None and len(self.spaces_of) == 1:
+            return next(iter(self.spaces_of.values()))
+        raise OfflineDataError(
+            f"{where}: it has an agent {agent_id!r}, which the environment does not have. "
+            f"{did_you_mean(agent_id, self.spaces_of)}"
+        )
+
+    def _check_pieces(self, stored: StoredEpisodes, rollout: int, where: str) -> None:
+        if self.pieces is None:
+            return
+        is_written = stored.is_written(rollout, Columns.OBS)
+        was, now = stored.pieces, list(self.pieces)
+        if was == now or (is_written and was is None and now):
+            return
+        here = f"this run has {_listed(now)}"
+        if is_written:
+            of = "" if was is None else f"({_listed(was)}) "
+            raise OfflineDataError(
+                f"{where}: its observations are those that env-to-module pieces {of}have written, but {here}. A policy "
+                f"would learn from other observations than it acts on. Use the same pieces in env_to_module_connector, "
+                f"or record without them."
+            )
+        if self.writers:
+            raise OfflineDataError(
+                f"{where}: its observations are those of the environment, but {here}, of which "
+                f"{_listed(self.writers)} would change the observations that the policy acts on, and not the recorded "
+                f"ones. Record the episodes with the same env_to_module_connector, or leave these pieces out and "
+                f"change observations in a wrapper of the environment, for both."
+            )
+
+    def _check_modules(self, block: Block) -> None:
+        stored = block.stored
+        for number, module_id in enumerate(stored.modules):
+            chunks = np.flatnonzero(stored.chunks["module"] == number)
+            if module_id is not None and module_id not in (self.module_ids or ()) and len(chunks):
+                raise OfflineDataError(
+                    f"{_where(block, int(chunks[0]))}: module {module_id!r} has acted in it, which this run does not "
+                    f"have. Its modules are {', '.join(map(repr, self.module_ids or ()))}. Choose modules for the "
+                    f"recorded agents: EpisodeReader(PATH, policy_mapping_fn=...)."
+                )
+
+    def check_values(self, block: Block) -> None:
+        """Checks the columns of a block.
+
+        Raises:
+            OfflineDataError: For the first step whose observation or action cannot be in its space, or whose
+                observation, action or reward is not finite. Observations may be out of the bounds of a Box, as those of
+                environments are, and so may actions, which are those of modules.
+        """
+        stored = block.stored
+        for agent_id, number, members in _agents_of(stored):
+            rollout = stored.rollouts[number]
+            first, stop = stored.chunks["first_row"][members], stored.chunks["stop_row"][members]
+            observed, acted = spans(first, stop - first + 1), spans(first, stop - first)
+            observation_space, action_space = self._spaces_of(agent_id, _where(block, int(members[0])))
+            if rollout.actions_from_0:
+                action_space = spaces.counted_from_0(action_space)
+            both = (observation_space, rollout.source(Columns.OBS)), (action_space, rollout.columns[Columns.ACTIONS])
+            for (kind, name), (space, column), recorded in zip(
+                _KINDS.items(), both, stored.spaces_of(number), strict=True
+            ):
+                rows = observed if name == Columns.OBS else acted
+                why = _unlike(space, column, is_typed=recorded is not None)
+                if why and len(rows):
+                    raise OfflineDataError(
+                        f"{_where(block, int(members[0]))}: agent {agent_id!r} has {kind}s that {why}, but the "
+                        f"environment's {kind} space is {spaces.describe(space)}. Use data of this environment, or "
+                        f"convert them."
+                    )
+                for row, what in _beyond(space, column, rows):
+                    raise _value_error(block, number, row, f"its {kind} {what}")
+            for name, rows in ((Columns.OBS, observed), (Columns.ACTIONS, acted), (Columns.REWARDS, acted)):
+                if rollout.is_uniform(name, rows):
+                    for leaf in leaves(rollout.read(name, rows)):
+                        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                            bad = int(np.flatnonzero(~np.isfinite(leaf).reshape(len(rows), -1).all(axis=1))[0])
+                            value = leaf[bad].ravel()
+                            shown = value[~np.isfinite(value)][0]
+                            raise _value_error(block, number, int(rows[bad]), f"its {name} has the value {shown}")
+
+
+def _agents_of(stored: StoredEpisodes) -> Iterator[tuple[AgentID, int, np.ndarray]]:
+    """Yields each agent of each stored rollout, with the numbers of its episodes there."""
+    agents, rollouts = stored.chunks["agent"], stored.chunks["rollout"]
+    for agent, rollout in dict.fromkeys(zip(agents.tolist(), rollouts.tolist(), strict=True)):
+        yield stored.agents[agent], rollout, np.flatnonzero((agents == agent) & (rollouts == rollout))
+
+
+def _where(block: Block, chunk: int) -> str:
+    return f"offline data: {block.file}, episode {block.stored.ids[block.stored.episode_of(chunk)]!r}"
+
+
+def _value_error(block: Block, rollout: int, row: int, what: str) -> OfflineDataError:
+    """Returns the error for a row of a rollout."""
+    stored = block.stored
+    chunks = stored.chunks
+    inside = (chunks["rollout"] == rollout) & (chunks["first_row"] <= row) & (row <= chunks["stop_row"])
+    chunk = int(np.flatnonzero(inside)[0])
+    agent_id, t = stored.agents[chunks["agent"][chunk]], int(stored.rollouts[rollout].columns[Columns.T][row])  # type: ignore[index,arg-type]
+    return OfflineDataError(
+        f"{_where(block, chunk)}, agent {agent_id!r}, env step {t}: {what}. Correct or leave out what made it, and "
+        f"record again."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _unlike(space: Space, column: Tree, *, is_typed: bool) -> str:
+    """Returns why a column cannot be one of a space, by its structure, shapes and types; ``""`` if it can."""
+    if isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple)):
+        keys = [key for key, _ in spaces.parts_of(space)]
+        kind = dict if isinstance(space, gym_spaces.Dict) else tuple
+        found = list(column) if isinstance(column, dict) else list(range(len(column)))  # type: ignore[arg-type]
+        if not isinstance(column, kind) or set(found) != set(keys):
+            return f"are no {kind.__name__}s with the parts {keys}"
+        reasons = ((key, _unlike(part, column[key], is_typed=is_typed)) for key, part in spaces.parts_of(space))
+        return next((f"in part {key!r} {why}" for key, why in reasons if why), "")
+    if isinstance(column, (dict, tuple)):
+        return "have several parts"
+    if space.shape is None or space.dtype is None:
+        return ""
+    if column.shape[1:] != space.shape:
+        return f"have the shape {column.shape[1:]}"
+    now, was = np.dtype(space.dtype), column.dtype
+    whole = "biu"
+    is_like = (was == now) if now.kind == "f" else (was.kind in whole)
+    return "" if is_typed or is_like else f"are {was}"
+
+
+def _beyond(space: Space, column: Tree, rows: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Yields the rows of a column, and the reasons, whose values a space of whole numbers does not have."""
+    for _, part, values in spaces.parts_with_values(space, column):
+        if isinstance(part, (gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)):
+            bad, why = spaces.outside(part, values[rows])
+            if why:
+                yield int(rows[np.flatnonzero(bad)[0]]), why
