@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -206,12 +206,22 @@ def _together(number: int, members: Sequence[tuple[dict[str, Any], SingleAgentEp
 
 def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[str, Any], SingleAgentEpisode]]:
     """Returns the episodes of a data set with what is known about each."""
+    where = repr(given)
     try:
         dataset = minari.load_dataset(given) if isinstance(given, str) else given
-    except (FileNotFoundError, ValueError) as error:
-        raise OfflineDataError(f"from_minari: the data set {given!r} cannot be read: {error}") from error
+        where = f"{dataset.id} ({dataset.storage.data_path})"
+        return list(_episodes_of(dataset, agent_id))
+    except OfflineDataError:
+        raise
+    except Exception as error:  # Minari lets through what the libraries that it reads with raise
+        raise OfflineDataError(
+            f"from_minari: the data set {where} cannot be read ({type(error).__name__}: {error}). Check the name with "
+            f"minari.list_local_datasets(), or write or download it again."
+        ) from error
+
+
+def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[str, Any], SingleAgentEpisode]]:
     indices = list(dataset.episode_indices)
-    found = []
     for number, (data, metadata) in enumerate(
         zip(dataset.iterate_episodes(indices), dataset.storage.get_episode_metadata(indices), strict=True)
     ):
@@ -237,8 +247,7 @@ def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[
             spaces_of=(dataset.observation_space, dataset.action_space),
             ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
         )
-        found.append((facts, own))
-    return found
+        yield facts, own
 
 
 def _as_arrays(column: Tree) -> Tree:

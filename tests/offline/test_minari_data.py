@@ -60,6 +60,16 @@ def test_data_sets_of_others_are_put_together_step_by_step():
     assert alone.get_rewards().tolist() == [1.0, 2.0] and alone.is_terminated
 
 
+def test_a_damaged_data_set_is_named(tmp_path):
+    to_minari([chunk("m", 0, 3)], "test/data-v0")
+    files = [path for path in (tmp_path / "minari").rglob("*") if path.suffix == ".arrow"]
+    assert files
+    for content in (b"", files[0].read_bytes()[:40]):
+        files[0].write_bytes(content)
+        with pytest.raises(OfflineDataError, match=r"the data set test/data-v0 \(.*\) cannot be read \("):
+            from_minari("test/data-v0")
+
+
 def test_mistakes_are_errors():
     with pytest.raises(OfflineDataError, match="has no version"):
         to_minari([chunk("m", 0, 1)], "data")

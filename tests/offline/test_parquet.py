@@ -8,7 +8,7 @@ from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
 from helpers.runs.random_runs import random_config
 from marl_connectors import EpisodeReader, EpisodeWriter, from_parquet, to_parquet
-from marl_connectors.errors import OfflineDataError
+from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.agent_rows import agent_rows
 
 pa = pytest.importorskip("pyarrow")
@@ -123,6 +123,76 @@ def test_other_files_are_errors(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
     with pytest.raises(OfflineDataError, match="because it has no column 'eps_id'"):
         from_parquet(tmp_path)
+
+
+def from_rllib(tmp_path, **columns):
+    """The infos of the first episode of a table."""
+    pq.write_table(rllib_table(**columns), tmp_path / "r.parquet")
+    return from_parquet(tmp_path, observation_space=BOX, action_space=TWO)[0].get_infos()
+
+
+def test_infos_of_rllib_may_be_structs_or_texts(tmp_path):
+    assert from_rllib(tmp_path, infos=[{"a": 1}, {"a": 2}, {"a": 3}]) == [{"a": 1}, {"a": 2}, {}]
+    assert from_rllib(tmp_path, infos=["{}", '{"a": 2}', "{}"]) == [{}, {"a": 2}, {}]
+    assert from_rllib(tmp_path, infos=[None, '{"a": 2}', None]) == [{}, {"a": 2}, {}]
+    with pytest.raises(OfflineDataError, match=r"the info in row 1 of .*r\.parquet is no dict, but '5'"):
+        from_rllib(tmp_path, infos=["{}", "5", "{}"])
+    with pytest.raises(OfflineDataError, match=r"column 'infos' of .*r\.parquet holds binary.*Pickled"):
+        from_rllib(tmp_path, infos=[b"\x80\x04K\x01.", b"", b""])
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"rewards": [1.0, None, 3.0]}, "the column 'rewards' has no value"),
+        ({"rewards": [1.0, float("nan"), 3.0]}, "the column 'rewards' has nan, but rewards must be finite"),
+        ({"terminateds": [False, None, False]}, "the column 'terminateds' has no value"),
+        ({"obs": [[0.0, 0.5], None, [7.0, 0.5]]}, "the column 'obs' has no value"),
+        ({"obs": [[0.0, 0.5], [1.0], [7.0, 0.5]]}, r"the column 'obs' has \[1.0\], but 2 numbers are expected"),
+        ({"obs": [[0.0, 0.5], [1.0, None], [7.0, 0.5]]}, r"the column 'obs' has \[1.0, None\], but 2 numbers"),
+    ],
+)
+def test_rows_that_lack_values_are_named(columns, why, tmp_path):
+    with pytest.raises(OfflineDataError, match=rf"in row 1 of .*r\.parquet, {why}"):
+        from_rllib(tmp_path, **columns)
+
+
+def test_an_empty_table_is_an_error_of_its_own(tmp_path):
+    pq.write_table(rllib_table().slice(0, 0), tmp_path / "a.parquet")
+    with pytest.raises(OfflineDataError, match="have no rows"):
+        from_parquet(tmp_path)
+    pq.write_table(rllib_table(), tmp_path / "b.parquet")
+    assert len(from_parquet(tmp_path)) == 2
+
+
+def test_damaged_files_of_a_folder_are_left_out_by_name(tmp_path):
+    one, other = to_parquet([chunk("m", 10, 3), chunk("m", 20, 3, logp=0.5)], tmp_path)
+    data = one.read_bytes()
+    for broken in (b"", data[:-20], bytes(4) + data[4:-9] + bytes(9)):
+        one.write_bytes(broken)
+        with pytest.warns(OfflineDataWarning, match=r"agents-0\.parquet .*The other files are used"):
+            assert [episode.id_ for episode in from_parquet(tmp_path)] == ["m20"]
+        with pytest.raises(OfflineDataError, match=r"agents-0\.parquet"):
+            from_parquet(one)
+
+
+@pytest.mark.parametrize("bit", [0, 2, 6])
+def test_no_flipped_bit_changes_anything_silently(bit, tmp_path):
+    episode = chunk("m", 10, 3)
+    (file,) = to_parquet([episode], tmp_path)
+    data, usual, places = file.read_bytes(), facts(from_parquet(file)[0]), []
+    for place in range(bit, len(data), 23):
+        broken = bytearray(data)
+        broken[place] ^= 1 << bit
+        file.write_bytes(broken)
+        try:
+            (found,) = from_parquet(file)
+        except OfflineDataError as error:
+            assert file.name in str(error)
+            continue
+        if facts(found) != usual:
+            places.append(place)
+    assert places == []
 
 
 BOX, TWO = spaces.Box(-99, 99, (2,), np.float32), spaces.Discrete(2)

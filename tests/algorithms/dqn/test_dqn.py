@@ -311,9 +311,7 @@ def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tm
             algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
         assert not len(algo.replay_buffer)
     with small_dqn(LifeEnv).build_algo() as algo:
-        with pytest.raises(
-            OfflineDataError, match=r"module 'a' has acted in it, which this run does not have"
-        ):
+        with pytest.raises(OfflineDataError, match=r"module 'a' has acted in it, which this run does not have"):
             algo.replay_buffer.add(EpisodeReader(tmp_path / "data"))
         algo.replay_buffer.add(EpisodeReader(tmp_path / "data", policy_mapping_fn=algo.config.policy_mapping_fn))
         assert len(algo.replay_buffer)
