@@ -26,6 +26,7 @@ from marl_connectors.errors import (
     OfflineDataError,
     OfflineDataWarning,
 )
+from marl_connectors.names import brief
 from marl_connectors.offline.agent_rows import (
     NEXT_OBS,
     AgentRows,
@@ -37,7 +38,6 @@ from marl_connectors.offline.agent_rows import (
     tree_shape,
     whole_episode,
 )
-from marl_connectors.names import brief
 from marl_connectors.packages import how_to_install
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
@@ -52,10 +52,9 @@ _OTHERS: Final = (
     Columns.REWARDS,
     Columns.TERMINATEDS,
     Columns.TRUNCATEDS,
-    "infos",
-    "new_infos",
 )
-_MAY_LACK: Final = (Columns.AGENT_ID, Columns.MODULE_ID, "infos", "new_infos")
+_INFOS: Final = ("infos", "new_infos")
+_MAY_LACK: Final = (Columns.AGENT_ID, Columns.MODULE_ID, *_INFOS)
 """The columns that may have rows without a value."""
 _FACTS: Final = ("episode", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated", "agent_eps_id", "agent_t")
 """Columns beside RLlib's: the number, env steps and ends of the episode, the id of the agent's, the agent's step."""
@@ -310,16 +309,13 @@ def _read(file: Path, observation_space: Space | None, action_space: Space | Non
             f"from_parquet: {file} has the columns of to_parquet, but not its metadata (key {_KEY.decode()!r}), which "
             f"has the spaces. If a program has written the table again, let it keep the metadata of the schema."
         )
-    if kind is None:
-        about = _about_rllib(file, table, observation_space, action_space)
-    else:
-        about = _about(file, kind, metadata)
+    about = _about_rllib(file, table, observation_space, action_space) if kind is None else _about(file, kind, metadata)
     if about["format_version"] > FORMAT_VERSION:
         raise OfflineDataError(
             f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
             f"{FORMAT_VERSION}. Upgrade marl-connectors."
         )
-    needed = () if kind is None else (*_KEYS, *_SAME, *_OTHERS, *about["leaves"])
+    needed = () if kind is None else (*_KEYS, *_SAME, *_OTHERS, *_INFOS, *about["leaves"])
     missing = [name for name in needed if name not in names]
     if missing:
         raise _DamagedFileError(f"from_parquet: {file} has no column {missing[0]!r}, although its metadata say so.")
@@ -556,7 +552,7 @@ def _info(value: Any, file: str, row: int) -> dict[str, Any]:
         try:
             info = json.loads(info)
         except ValueError:
-            info = None if not info else info
+            info = info or None
     if info is None:
         return {}
     if not isinstance(info, dict):
@@ -578,18 +574,21 @@ def _arrays_of(table: Any, about: Mapping[str, Any], file: str) -> dict[str, np.
         if column.null_count and name not in _MAY_LACK:
             _refuse(file, name, int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]), "no value")
         if name in leaves:
-            arrays[name] = _leaf(column, *leaves[name], file, name)
+            dtype, shape = leaves[name]
+            arrays[name] = _leaf(column, dtype, shape, file, name)
         elif "string" in kind or kind == "null" or kind.startswith(("struct", "map")):
             items = np.empty(len(column), object)
             items[:] = column.to_pylist(maps_as_pydicts="strict") if kind.startswith("map") else column.to_pylist()
             arrays[name] = items
-        elif name in ("infos", "new_infos"):
+        elif name in _INFOS:
             raise OfflineDataError(
                 f"from_parquet: the column {name!r} of {file} holds {kind}, not texts or structs. Pickled infos are "
                 f"refused, as reading them can run code. Record again without them."
             )
         else:
             arrays[name] = column.to_numpy(zero_copy_only=False)
+            if arrays[name].dtype.kind not in "biuf":
+                raise OfflineDataError(f"from_parquet: the column {name!r} of {file} holds {kind}, which is not read.")
     rewards = arrays[Columns.REWARDS]
     if rewards.dtype.kind == "f" and not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
