@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +17,15 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import MissingDependencyError, OfflineDataError
-from marl_connectors.offline.agent_rows import AgentRows, agent_episode, agent_rows, batches_of, whole_episode
+from marl_connectors.offline.agent_rows import (
+    AgentRows,
+    agent_episode,
+    agent_rows,
+    batches_of,
+    left_out,
+    warn_of_left_out,
+    whole_episode,
+)
 from marl_connectors.packages import how_to_install
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -51,8 +60,10 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
         raise OfflineDataError(f"to_minari: the id {dataset_id!r} has no version. Write it as NAME-v0.")
     by_agent: dict[AgentID | None, list[tuple[int, Any, AgentRows]]] = {}
     number = 0
+    lacking: Counter[str] = Counter()
     for episodes in batches_of(data):
         for episode in episodes:
+            lacking += left_out(episode)
             for rows in agent_rows(episode):
                 by_agent.setdefault(rows.agent.agent_id, []).append((number, episode, rows))
             number += 1
@@ -63,6 +74,7 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
         found[agent_id] = _written(minari, name, agent_id, members, metadata)
     if not found:
         raise OfflineDataError("to_minari: there is no episode with a step in the data.")
+    warn_of_left_out("to_minari", lacking)
     return found
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,8 +35,10 @@ from marl_connectors.offline.agent_rows import (
     agent_rows,
     batches_of,
     leaf_columns,
+    left_out,
     tree_of,
     tree_shape,
+    warn_of_left_out,
     whole_episode,
 )
 from marl_connectors.packages import how_to_install
@@ -69,7 +72,9 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
 
     A row has the columns of RLlib: ``eps_id``, ``agent_id``, ``module_id``, ``obs``, ``actions``, ``rewards``,
     ``new_obs``, ``terminateds``, ``truncateds`` and module outputs. Observations are those of the environment, and
-    lookbacks are left out. Parts of nested spaces have columns of their own, such as ``obs.position``.
+    lookbacks are left out. Parts of nested spaces have columns of their own, such as ``obs.position``. A warning counts
+    what else has no place in a row: agents without a step, actions that are not answered yet at a cut, rewards after an
+    agent's last step, ``custom_data`` and the environment's ``state()``.
 
     Args:
         data: A folder or file of recorded episodes, a list of them, an EpisodeReader, or a list of episodes.
@@ -91,10 +96,12 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
     writers: dict[str, Any] = {}
     files: list[Path] = []
     number = 0
+    lacking: Counter[str] = Counter()
     try:
         for episodes in batches_of(data):
             kinds: dict[str, list[tuple[int, Any, AgentRows]]] = {}
             for episode in episodes:
+                lacking += left_out(episode)
                 for rows in agent_rows(episode):
                     kinds.setdefault(_metadata(episode, rows), []).append((number, episode, rows))
                 number += 1
@@ -107,6 +114,7 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
     finally:
         for writer in writers.values():
             writer.close()
+    warn_of_left_out("to_parquet", lacking)
     return files
 
 

@@ -1,5 +1,6 @@
 import base64
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from gymnasium import spaces
 from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
 from helpers.runs.random_runs import random_config
-from marl_connectors import EpisodeReader, EpisodeWriter, from_parquet, to_parquet
+from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode, from_parquet, to_parquet
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.agent_rows import agent_rows
 
@@ -24,6 +25,7 @@ def sampled(seed):
     return [episode for episode in episodes if agent_rows(episode)]
 
 
+@pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_come_back(seed, tmp_path):
     episodes = sampled(seed)
@@ -59,6 +61,24 @@ def test_files_of_recorded_episodes_go_to_parquet_and_back(tmp_path):
     with EpisodeWriter(tmp_path / "b") as writer:
         writer.write(from_parquet(tmp_path / "p"))
     assert [*map(facts, EpisodeReader(tmp_path / "b"))] == [*map(facts, EpisodeReader(tmp_path / "a"))]
+
+
+def test_what_has_no_place_in_a_row_is_counted(tmp_path):
+    episode = MultiAgentEpisode("g")
+    episode.add_env_reset(observations={"w": np.zeros(1, np.float32)})
+    episode.add_env_step({"b": np.ones(1, np.float32)}, {"w": 1}, {"w": 0.5})
+    episode.custom_data["k"] = 5
+    with pytest.warns(OfflineDataWarning) as caught:
+        assert to_parquet([episode], tmp_path / "p") == []
+    (message,) = (str(warning.message) for warning in caught)
+    assert message == (
+        "to_parquet: not written, because the format has no place for it: 2 agents' episodes without a step, 1 actions "
+        "that have not been answered yet, with their rewards, 1 episodes with custom_data. EpisodeWriter keeps "
+        "everything."
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_parquet([chunk("m", 10, 3)], tmp_path / "q")
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
@@ -242,6 +262,7 @@ def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
         from_parquet(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_come_back_in_any_order_of_the_rows(seed, tmp_path):
     episodes = sampled(seed)
