@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import chunks_of, packed
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, ArrayStorage, T
+from marl_connectors.errors import OfflineDataWarning
 from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, EpisodeID, Tree
@@ -83,6 +86,37 @@ def agent_rows(episode: Any) -> list[AgentRows]:
             )
         )
     return found
+
+
+def left_out(episode: Any) -> Counter[str]:
+    """Returns what of an episode ``agent_rows`` does not return, beside lookbacks and what pieces have written."""
+    chunks = [chunk if isinstance(chunk, SingleAgentEpisode) else chunk.episode() for chunk in chunks_of([episode])]
+    found: Counter[str] = Counter()
+    for chunk in chunks:
+        notes = chunk.get_notes()
+        found["agents' episodes without a step"] += not len(chunk)
+        found["actions that have not been answered yet, with their rewards"] += "pending" in notes
+        found["rewards after an agent's last step"] += "uncredited_reward" in notes
+        found["agents' episodes with custom_data"] += "custom_data" in notes
+        found["agents' episodes with states of the environment"] += (
+            isinstance(chunk.storage, LaneStorage) and Columns.ENV_STATE in chunk.storage.rollout.columns
+        )
+    if isinstance(episode, MultiAgentEpisode):
+        notes = episode.get_notes({})
+        found["episodes with custom_data"] += "custom_data" in notes
+        found["rewards of agents that have not observed yet"] += len(notes.get("unclaimed", ()))
+    return +found
+
+
+def warn_of_left_out(who: str, found: Counter[str]) -> None:
+    """Warns of what a format does not keep, with the numbers of items."""
+    if found:
+        what = ", ".join(f"{number:,} {name}" for name, number in found.items())
+        warnings.warn(
+            f"{who}: not written, because the format has no place for it: {what}. EpisodeWriter keeps everything.",
+            OfflineDataWarning,
+            stacklevel=3,
+        )
 
 
 def agent_episode(

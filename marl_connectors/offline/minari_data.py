@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,15 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import MissingDependencyError, OfflineDataError
-from marl_connectors.offline.agent_rows import AgentRows, agent_episode, agent_rows, batches_of, whole_episode
+from marl_connectors.offline.agent_rows import (
+    AgentRows,
+    agent_episode,
+    agent_rows,
+    batches_of,
+    left_out,
+    warn_of_left_out,
+    whole_episode,
+)
 from marl_connectors.packages import how_to_install
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -51,8 +60,10 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
         raise OfflineDataError(f"to_minari: the id {dataset_id!r} has no version. Write it as NAME-v0.")
     by_agent: dict[AgentID | None, list[tuple[int, Any, AgentRows]]] = {}
     number = 0
+    lacking: Counter[str] = Counter()
     for episodes in batches_of(data):
         for episode in episodes:
+            lacking += left_out(episode)
             for rows in agent_rows(episode):
                 by_agent.setdefault(rows.agent.agent_id, []).append((number, episode, rows))
             number += 1
@@ -63,6 +74,7 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
         found[agent_id] = _written(minari, name, agent_id, members, metadata)
     if not found:
         raise OfflineDataError("to_minari: there is no episode with a step in the data.")
+    warn_of_left_out("to_minari", lacking)
     return found
 
 
@@ -206,12 +218,22 @@ def _together(number: int, members: Sequence[tuple[dict[str, Any], SingleAgentEp
 
 def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[str, Any], SingleAgentEpisode]]:
     """Returns the episodes of a data set with what is known about each."""
+    where = repr(given)
     try:
         dataset = minari.load_dataset(given) if isinstance(given, str) else given
-    except (FileNotFoundError, ValueError) as error:
-        raise OfflineDataError(f"from_minari: the data set {given!r} cannot be read: {error}") from error
+        where = f"{dataset.id} ({dataset.storage.data_path})"
+        return list(_episodes_of(dataset, agent_id))
+    except OfflineDataError:
+        raise
+    except Exception as error:  # Minari lets through what the libraries that it reads with raise
+        raise OfflineDataError(
+            f"from_minari: the data set {where} cannot be read ({type(error).__name__}: {error}). Check the name with "
+            f"minari.list_local_datasets(), or write or download it again."
+        ) from error
+
+
+def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[str, Any], SingleAgentEpisode]]:
     indices = list(dataset.episode_indices)
-    found = []
     for number, (data, metadata) in enumerate(
         zip(dataset.iterate_episodes(indices), dataset.storage.get_episode_metadata(indices), strict=True)
     ):
@@ -237,8 +259,7 @@ def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[
             spaces_of=(dataset.observation_space, dataset.action_space),
             ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
         )
-        found.append((facts, own))
-    return found
+        yield facts, own
 
 
 def _as_arrays(column: Tree) -> Tree:

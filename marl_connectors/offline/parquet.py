@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +20,14 @@ from marl_connectors.checkpoints import decode_state, encode_state
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import CheckpointError, EpisodeError, MissingDependencyError, OfflineDataError
+from marl_connectors.errors import (
+    CheckpointError,
+    EpisodeError,
+    MissingDependencyError,
+    OfflineDataError,
+    OfflineDataWarning,
+)
+from marl_connectors.names import brief
 from marl_connectors.offline.agent_rows import (
     NEXT_OBS,
     AgentRows,
@@ -25,8 +35,10 @@ from marl_connectors.offline.agent_rows import (
     agent_rows,
     batches_of,
     leaf_columns,
+    left_out,
     tree_of,
     tree_shape,
+    warn_of_left_out,
     whole_episode,
 )
 from marl_connectors.packages import how_to_install
@@ -35,6 +47,18 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 
 FORMAT_VERSION: Final = 1
 _KEY: Final = b"marl_connectors"
+_DIGEST: Final = b"marl_connectors_sha256"
+_OTHERS: Final = (
+    "agent_t",
+    "t",
+    "new_t",
+    Columns.REWARDS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+)
+_INFOS: Final = ("infos", "new_infos")
+_MAY_LACK: Final = (Columns.AGENT_ID, Columns.MODULE_ID, *_INFOS)
+"""The columns that may have rows without a value."""
 _FACTS: Final = ("episode", "eps_t_started", "eps_t", "eps_terminated", "eps_truncated", "agent_eps_id", "agent_t")
 """Columns beside RLlib's: the number, env steps and ends of the episode, the id of the agent's, the agent's step."""
 _KEYS: Final = (Columns.EPS_ID, "episode", Columns.AGENT_ID, "agent_eps_id")
@@ -48,7 +72,9 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
 
     A row has the columns of RLlib: ``eps_id``, ``agent_id``, ``module_id``, ``obs``, ``actions``, ``rewards``,
     ``new_obs``, ``terminateds``, ``truncateds`` and module outputs. Observations are those of the environment, and
-    lookbacks are left out. Parts of nested spaces have columns of their own, such as ``obs.position``.
+    lookbacks are left out. Parts of nested spaces have columns of their own, such as ``obs.position``. A warning counts
+    what else has no place in a row: agents without a step, actions that are not answered yet at a cut, rewards after an
+    agent's last step, ``custom_data`` and the environment's ``state()``.
 
     Args:
         data: A folder or file of recorded episodes, a list of them, an EpisodeReader, or a list of episodes.
@@ -70,10 +96,12 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
     writers: dict[str, Any] = {}
     files: list[Path] = []
     number = 0
+    lacking: Counter[str] = Counter()
     try:
         for episodes in batches_of(data):
             kinds: dict[str, list[tuple[int, Any, AgentRows]]] = {}
             for episode in episodes:
+                lacking += left_out(episode)
                 for rows in agent_rows(episode):
                     kinds.setdefault(_metadata(episode, rows), []).append((number, episode, rows))
                 number += 1
@@ -81,11 +109,12 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
                 table = _table(pa, members, kind)
                 if kind not in writers:
                     files.append(target / f"agents-{len(files)}.parquet")
-                    writers[kind] = pq.ParquetWriter(files[-1], table.schema)
+                    writers[kind] = pq.ParquetWriter(files[-1], table.schema, write_page_checksum=True)
                 writers[kind].write_table(table)
     finally:
         for writer in writers.values():
             writer.close()
+    warn_of_left_out("to_parquet", lacking)
     return files
 
 
@@ -125,7 +154,11 @@ def _table(pa: Any, members: Sequence[tuple[int, Any, AgentRows]], kind: str) ->
         for name, values in _columns_of(number, episode, rows).items():
             columns.setdefault(name, []).append(values)
     arrays = {name: _as_arrow(pa, np.concatenate(parts)) for name, parts in columns.items()}
-    return pa.table(arrays).replace_schema_metadata({_KEY: kind.encode()})
+    return pa.table(arrays).replace_schema_metadata({_KEY: kind.encode(), _DIGEST: _sha256(kind.encode())})
+
+
+def _sha256(kind: bytes) -> bytes:
+    return hashlib.sha256(kind).hexdigest().encode()
 
 
 def _columns_of(number: int, episode: Any, rows: AgentRows) -> dict[str, np.ndarray]:
@@ -228,41 +261,100 @@ def from_parquet(
         action_space: The action space, for files that lack it.
 
     Raises:
-        OfflineDataError: If a file is not such a table, or holds pickled data.
+        OfflineDataError: If a file is not such a table, or holds pickled data; if the only file is damaged, or nothing
+            is left. Of several files, damaged ones are left out, with a warning.
         MissingDependencyError: If pyarrow is not installed.
     """
-    _, pq = _pyarrow()
     source = Path(path)
     files = sorted(source.glob("**/*.parquet")) if source.is_dir() else [source]
     if not files or not files[0].exists():
         raise OfflineDataError(f"from_parquet: there are no Parquet files at {source}. Check the path.")
     found: dict[Any, list[_Agent]] = {}
+    damages: list[str] = []
     for file in files:
         try:
-            table = pq.read_table(file)
-        except (OSError, ValueError) as error:
-            raise OfflineDataError(f"from_parquet: {file} cannot be read: {error}") from error
-        kind = (table.schema.metadata or {}).get(_KEY)
-        if kind is None:
-            about = _about_rllib(file, table, observation_space, action_space)
-        else:
-            about = json.loads(kind)
-            both = (about["observation_space"], about["action_space"])
-            about["spaces"] = tuple(None if own is None else spaces.from_json(own) for own in both)
-        if about["format_version"] > FORMAT_VERSION:
-            raise OfflineDataError(
-                f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
-                f"{FORMAT_VERSION}. Upgrade marl-connectors."
-            )
-        try:
-            for key, own in _agents_of(table, about, str(file)).items():
-                found.setdefault(key, []).extend(own)
-        except (KeyError, TypeError, ValueError) as error:
-            raise OfflineDataError(
-                f"from_parquet: {file} is not a table of agents' steps ({type(error).__name__}: {error})."
-            ) from error
+            agents = _read(file, observation_space, action_space)
+        except _DamagedFileError as error:
+            damages.append(str(error))
+            continue
+        for key, own in agents.items():
+            found.setdefault(key, []).extend(own)
+    if not found:
+        raise OfflineDataError(damages[0] if damages else f"from_parquet: the files at {source} have no rows.")
+    for damage in damages:
+        warnings.warn(
+            f"{damage} The other files are used; their episodes may lack agents whose rows were in this one.",
+            OfflineDataWarning,
+            stacklevel=2,
+        )
     # RLlib's episodes have no numbers, and stay in their order.
     return [_episode(members) for _, members in sorted(found.items(), key=lambda item: item[0][0])]
+
+
+class _DamagedFileError(OfflineDataError):
+    """A file that cannot be read as a table, or whose metadata are damaged."""
+
+
+def _read(file: Path, observation_space: Space | None, action_space: Space | None) -> dict[Any, list[_Agent]]:
+    """Returns the agents' episodes of a file by episode.
+
+    Raises:
+        OfflineDataError: If it is damaged, or no table of agents' steps.
+    """
+    pa, pq = _pyarrow()
+    unreadable = (OSError, ValueError, KeyError, TypeError, MemoryError, pa.ArrowException)
+    try:
+        table = pq.read_table(file, page_checksum_verification=True)
+        names = table.column_names
+    except unreadable as error:
+        raise _DamagedFileError(f"from_parquet: {file} cannot be read: {error}.") from error
+    metadata = table.schema.metadata or {}
+    kind = metadata.get(_KEY)
+    if kind is None and not table.num_rows:
+        return {}
+    if kind is None and {"agent_eps_id", "eps_t_started"} & {*names}:
+        raise _DamagedFileError(
+            f"from_parquet: {file} has the columns of to_parquet, but not its metadata (key {_KEY.decode()!r}), which "
+            f"has the spaces. If a program has written the table again, let it keep the metadata of the schema."
+        )
+    about = _about_rllib(file, table, observation_space, action_space) if kind is None else _about(file, kind, metadata)
+    if about["format_version"] > FORMAT_VERSION:
+        raise OfflineDataError(
+            f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
+            f"{FORMAT_VERSION}. Upgrade marl-connectors."
+        )
+    needed = () if kind is None else (*_KEYS, *_SAME, *_OTHERS, *_INFOS, *about["leaves"])
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise _DamagedFileError(f"from_parquet: {file} has no column {missing[0]!r}, although its metadata say so.")
+    try:
+        return _agents_of(table, about, str(file))
+    except OfflineDataError:
+        raise
+    except (*unreadable, AttributeError, IndexError, EpisodeError, CheckpointError) as error:
+        raise OfflineDataError(
+            f"from_parquet: {file} is not a table of agents' steps ({type(error).__name__}: {error}). Its columns are "
+            f"{', '.join(map(repr, names))}."
+        ) from error
+
+
+def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """Returns what the metadata of ``to_parquet`` say.
+
+    Raises:
+        OfflineDataError: If they are damaged.
+    """
+    try:
+        about = json.loads(kind)
+        if about["format_version"] <= FORMAT_VERSION and metadata.get(_DIGEST, _sha256(kind)) != _sha256(kind):
+            raise ValueError("their SHA-256 differs")
+        both = (about["observation_space"], about["action_space"])
+        about["spaces"] = tuple(None if own is None else spaces.from_json(own) for own in both)
+        return about
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _DamagedFileError(
+            f"from_parquet: the metadata of {file} are damaged ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _episode(members: Sequence[_Agent]) -> Any:
@@ -343,7 +435,7 @@ def _agents_of(table: Any, about: Mapping[str, Any], file: str) -> dict[Any, lis
     Raises:
         OfflineDataError: For rows that are no steps of an agent's episode, one after another.
     """
-    arrays = _arrays_of(table, about)
+    arrays = _arrays_of(table, about, file)
     numbers = arrays.get("episode")
     keys = [arrays[name] for name in _KEYS if name in arrays]
     changes = [key[1:] != key[:-1] for key in keys]
@@ -422,8 +514,8 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
     steps = len(rows)
     t = own["t"] if "t" in own else np.arange(steps)
     new_t = own["new_t"][-1] if "new_t" in own else t[-1] + 1
-    infos = [_from_json(text) or {} for text in own["infos"]] if "infos" in own else [{}] * steps
-    last_info = _from_json(own["new_infos"][-1]) or {} if "new_infos" in own else {}
+    infos = [_info(own["infos"][i], file, rows[i]) for i in range(steps)] if "infos" in own else [{}] * steps
+    last_info = _info(own["new_infos"][-1], file, rows[-1]) if "new_infos" in own else {}
     ends = bool(own[Columns.TERMINATEDS][-1]), bool(own[Columns.TRUNCATEDS][-1])
     id_, agent_id = str(first(Columns.EPS_ID)), _from_json(first(Columns.AGENT_ID))
     columns = {
@@ -457,22 +549,84 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
     return _Agent(agent, facts, f"{file}, row {rows[0]},", begin, end)
 
 
-def _arrays_of(table: Any, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _info(value: Any, file: str, row: int) -> dict[str, Any]:
+    """Returns the info dict that a row has as JSON or as a struct.
+
+    Raises:
+        OfflineDataError: If it has something else.
+    """
+    info = _from_json(value) if value is None or isinstance(value, str) else value
+    if isinstance(info, str):
+        try:
+            info = json.loads(info)
+        except ValueError:
+            info = info or None
+    if info is None:
+        return {}
+    if not isinstance(info, dict):
+        raise OfflineDataError(
+            f"from_parquet: the info in row {row} of {file} is no dict, but {brief(value)}. Infos must be structs, or "
+            f"texts with JSON objects; leave the column out if it holds anything else."
+        )
+    return info
+
+
+def _arrays_of(table: Any, about: Mapping[str, Any], file: str) -> dict[str, np.ndarray]:
     """Returns the columns of a table as arrays, in the dtypes and shapes that are known."""
     leaves = dict(about["leaves"])
     leaves |= {NEXT_OBS + name[len(Columns.OBS) :]: own for name, own in leaves.items() if _is_obs(name)}
     arrays: dict[str, np.ndarray] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
+        kind = str(column.type)
+        if column.null_count and name not in _MAY_LACK:
+            _refuse(file, name, int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]), "no value")
         if name in leaves:
             dtype, shape = leaves[name]
-            flat = column.flatten() if shape else column
-            arrays[name] = flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(len(column), *shape)
-        elif "string" in str(column.type) or str(column.type) == "null":
-            arrays[name] = np.array(column.to_pylist(), object)
+            arrays[name] = _leaf(column, dtype, shape, file, name)
+        elif "string" in kind or kind == "null" or kind.startswith(("struct", "map")):
+            items = np.empty(len(column), object)
+            items[:] = column.to_pylist(maps_as_pydicts="strict") if kind.startswith("map") else column.to_pylist()
+            arrays[name] = items
+        elif name in _INFOS:
+            raise OfflineDataError(
+                f"from_parquet: the column {name!r} of {file} holds {kind}, not texts or structs. Pickled infos are "
+                f"refused, as reading them can run code. Record again without them."
+            )
         else:
             arrays[name] = column.to_numpy(zero_copy_only=False)
+            if arrays[name].dtype.kind not in "biuf":
+                raise OfflineDataError(f"from_parquet: the column {name!r} of {file} holds {kind}, which is not read.")
+    rewards = arrays[Columns.REWARDS]
+    if rewards.dtype.kind == "f" and not np.isfinite(rewards).all():
+        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        _refuse(file, Columns.REWARDS, row, f"{rewards[row]}, but rewards must be finite")
     return arrays
+
+
+def _leaf(column: Any, dtype: str, shape: Sequence[int], file: str, name: str) -> np.ndarray:
+    """Returns a column of numbers, or of lists of equally many numbers.
+
+    Raises:
+        OfflineDataError: If a list has another length, or lacks a number.
+    """
+    flat = column
+    while hasattr(flat.type, "value_type"):
+        flat = flat.flatten()
+    size = int(np.prod(shape))
+    if flat.null_count or len(flat) != len(column) * size:
+        for row, item in enumerate(column.to_pylist()):
+            own = np.array(item, object).ravel()
+            if len(own) != size or None in own.tolist():
+                _refuse(file, name, row, f"{brief(item)}, but {size} numbers are expected")
+    return flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(len(column), *shape)
+
+
+def _refuse(file: str, name: str, row: int, what: str) -> None:
+    raise OfflineDataError(
+        f"from_parquet: in row {row} of {file}, the column {name!r} has {what}. Every step needs its observations, "
+        f"action, reward and ends. Correct the row, or leave out its episode."
+    )
 
 
 def _is_obs(name: str) -> bool:

@@ -18,6 +18,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
+@pytest.mark.filterwarnings("ignore:to_minari. not written")
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_come_back(seed):
     algo = random_config(seed).build_algo()
@@ -58,6 +59,16 @@ def test_data_sets_of_others_are_put_together_step_by_step():
     assert (len(episode), episode.is_terminated, sorted(episode.agent_ids)) == (2, True, ["a", "b"])
     (alone,) = from_minari("other/a-v0")
     assert alone.get_rewards().tolist() == [1.0, 2.0] and alone.is_terminated
+
+
+def test_a_damaged_data_set_is_named(tmp_path):
+    to_minari([chunk("m", 0, 3)], "test/data-v0")
+    files = [path for path in (tmp_path / "minari").rglob("*") if path.suffix == ".arrow"]
+    assert files
+    for content in (b"", files[0].read_bytes()[:40]):
+        files[0].write_bytes(content)
+        with pytest.raises(OfflineDataError, match=r"the data set test/data-v0 \(.*\) cannot be read \("):
+            from_minari("test/data-v0")
 
 
 def test_mistakes_are_errors():

@@ -1,4 +1,6 @@
 import base64
+import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -7,8 +9,8 @@ from gymnasium import spaces
 from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
 from helpers.runs.random_runs import random_config
-from marl_connectors import EpisodeReader, EpisodeWriter, from_parquet, to_parquet
-from marl_connectors.errors import OfflineDataError
+from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode, from_parquet, to_parquet
+from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.agent_rows import agent_rows
 
 pa = pytest.importorskip("pyarrow")
@@ -23,6 +25,7 @@ def sampled(seed):
     return [episode for episode in episodes if agent_rows(episode)]
 
 
+@pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_come_back(seed, tmp_path):
     episodes = sampled(seed)
@@ -58,6 +61,24 @@ def test_files_of_recorded_episodes_go_to_parquet_and_back(tmp_path):
     with EpisodeWriter(tmp_path / "b") as writer:
         writer.write(from_parquet(tmp_path / "p"))
     assert [*map(facts, EpisodeReader(tmp_path / "b"))] == [*map(facts, EpisodeReader(tmp_path / "a"))]
+
+
+def test_what_has_no_place_in_a_row_is_counted(tmp_path):
+    episode = MultiAgentEpisode("g")
+    episode.add_env_reset(observations={"w": np.zeros(1, np.float32)})
+    episode.add_env_step({"b": np.ones(1, np.float32)}, {"w": 1}, {"w": 0.5})
+    episode.custom_data["k"] = 5
+    with pytest.warns(OfflineDataWarning) as caught:
+        assert to_parquet([episode], tmp_path / "p") == []
+    (message,) = (str(warning.message) for warning in caught)
+    assert message == (
+        "to_parquet: not written, because the format has no place for it: 2 agents' episodes without a step, 1 actions "
+        "that have not been answered yet, with their rewards, 1 episodes with custom_data. EpisodeWriter keeps "
+        "everything."
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_parquet([chunk("m", 10, 3)], tmp_path / "q")
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
@@ -125,6 +146,73 @@ def test_other_files_are_errors(tmp_path):
         from_parquet(tmp_path)
 
 
+def from_rllib(tmp_path, **columns):
+    """The infos of the first episode of a table."""
+    pq.write_table(rllib_table(**columns), tmp_path / "r.parquet")
+    return from_parquet(tmp_path, observation_space=BOX, action_space=TWO)[0].get_infos()
+
+
+def test_infos_of_rllib_may_be_structs_or_texts(tmp_path):
+    assert from_rllib(tmp_path, infos=[{"a": 1}, {"a": 2}, {"a": 3}]) == [{"a": 1}, {"a": 2}, {}]
+    assert from_rllib(tmp_path, infos=["{}", '{"a": 2}', "{}"]) == [{}, {"a": 2}, {}]
+    assert from_rllib(tmp_path, infos=[None, '{"a": 2}', None]) == [{}, {"a": 2}, {}]
+    with pytest.raises(OfflineDataError, match=r"the info in row 1 of .*r\.parquet is no dict, but '5'"):
+        from_rllib(tmp_path, infos=["{}", "5", "{}"])
+    with pytest.raises(OfflineDataError, match=r"column 'infos' of .*r\.parquet holds binary.*Pickled"):
+        from_rllib(tmp_path, infos=[b"\x80\x04K\x01.", b"", b""])
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"rewards": [1.0, None, 3.0]}, "the column 'rewards' has no value"),
+        ({"rewards": [1.0, float("nan"), 3.0]}, "the column 'rewards' has nan, but rewards must be finite"),
+        ({"terminateds": [False, None, False]}, "the column 'terminateds' has no value"),
+        ({"obs": [[0.0, 0.5], None, [7.0, 0.5]]}, "the column 'obs' has no value"),
+        ({"obs": [[0.0, 0.5], [1.0], [7.0, 0.5]]}, r"the column 'obs' has \[1.0\], but 2 numbers are expected"),
+        ({"obs": [[0.0, 0.5], [1.0, None], [7.0, 0.5]]}, r"the column 'obs' has \[1.0, None\], but 2 numbers"),
+    ],
+)
+def test_rows_that_lack_values_are_named(columns, why, tmp_path):
+    with pytest.raises(OfflineDataError, match=rf"in row 1 of .*r\.parquet, {why}"):
+        from_rllib(tmp_path, **columns)
+
+
+def test_an_empty_table_is_an_error_of_its_own(tmp_path):
+    pq.write_table(rllib_table().slice(0, 0), tmp_path / "a.parquet")
+    with pytest.raises(OfflineDataError, match="have no rows"):
+        from_parquet(tmp_path)
+    pq.write_table(rllib_table(), tmp_path / "b.parquet")
+    assert len(from_parquet(tmp_path)) == 2
+
+
+def test_damaged_files_of_a_folder_are_left_out_by_name(tmp_path):
+    one, _ = to_parquet([chunk("m", 10, 3), chunk("m", 20, 3, logp=0.5)], tmp_path)
+    data = one.read_bytes()
+    for broken in (b"", data[:-20], bytes(4) + data[4:-9] + bytes(9)):
+        one.write_bytes(broken)
+        with pytest.warns(OfflineDataWarning, match=r"agents-0\.parquet .*The other files are used"):
+            assert [episode.id_ for episode in from_parquet(tmp_path)] == ["m20"]
+        with pytest.raises(OfflineDataError, match=r"agents-0\.parquet"):
+            from_parquet(one)
+
+
+@pytest.mark.parametrize("bit", [0, 2, 6])
+def test_no_flipped_bit_changes_anything_silently(bit, tmp_path):
+    episode = chunk("m", 10, 3)
+    (file,) = to_parquet([episode], tmp_path)
+    data, usual, places = file.read_bytes(), facts(from_parquet(file)[0]), []
+    for place in range(bit, len(data), 23):
+        broken = bytearray(data)
+        broken[place] ^= 1 << bit
+        file.write_bytes(broken)
+        with contextlib.suppress(OfflineDataError):
+            (found,) = from_parquet(file)
+            if facts(found) != usual:
+                places.append(place)
+    assert places == []
+
+
 BOX, TWO = spaces.Box(-99, 99, (2,), np.float32), spaces.Discrete(2)
 
 
@@ -174,6 +262,7 @@ def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
         from_parquet(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_come_back_in_any_order_of_the_rows(seed, tmp_path):
     episodes = sampled(seed)
