@@ -87,7 +87,8 @@ class _RowLayout(NamedTuple):
     @classmethod
     def of(cls, counts: Sequence[int]) -> _RowLayout:
         """Returns the layout for modules with these numbers of rows."""
-        longest = -(-max(counts) // row_tile()) * row_tile()
+        tile = row_tile().rows
+        longest = -(-max(counts) // tile) * tile
         total = sum(counts)
         if len(counts) == 1:
             return cls((longest,), total, None, total)
@@ -128,7 +129,8 @@ class _Dense:
         """
         self._sources: list[tuple[list[Linear], np.ndarray, np.ndarray]] = []
         self._steps: list[tuple[np.ndarray, np.ndarray, Activation | None, np.ndarray | None]] = []
-        self._product = np.dot if len(lead) == 1 else np.matmul
+        tile = row_tile()
+        self._product = np.dot if len(lead) == 1 and not tile.is_alone else tile.product
         width = in_width
         for own in stacks:
             for i, layer in enumerate(own[0]._linear_layers):
@@ -226,7 +228,7 @@ class _Cell:
         both, at = self._both, self._in_width
         both[..., :at] = x
         layout.put(both[..., at : at + self.size], state["h"])
-        gates = np.matmul(both, self._weight, out=self._gates)
+        gates = row_tile().product(both, self._weight, self._gates)
         gates += self._bias
         half = np.float32(0.5)
         if self._is_lstm:

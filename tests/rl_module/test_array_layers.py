@@ -7,9 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import DefaultPPORLModule
 from marl_connectors.rl_module import array_layers
-from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers, tile_rows
+from marl_connectors.rl_module.array_layers import ArrayLayer, RowTile, row_tile, run_layers, tile_rows
 
 NEEDS_TILES = pytest.mark.skipif(tile_rows() == 1, reason="this processor's matrix products have no known tiles")
 
@@ -60,3 +61,27 @@ def test_more_rows_than_fit_a_block_come_out_as_in_double_precision(modules):
     hidden, out = (w.astype(np.float64).swapaxes(-1, -2) for w in weights)
     expected = np.tanh(x @ hidden + biases[0][..., None, :]) @ out + biases[1][..., None, :]
     np.testing.assert_allclose(run_layers(x, layers), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [*range(20), *fresh_seeds(500)])
+def test_a_row_of_a_tiled_product_depends_on_no_other_row_and_not_on_its_place(seed):
+    rng, tile = np.random.default_rng(seed), row_tile()
+    lead = [(), (3,)][int(rng.integers(2))]
+    num_in, num_out = int(rng.integers(1, 300)), 16 * int(rng.integers(1, 17))
+    weight = rng.standard_normal((*lead, num_in, num_out), np.float32)
+    row, results = rng.standard_normal((*lead, 1, num_in), np.float32), []
+    for num_tiles in (1, 2, 5, 16):
+        x = rng.standard_normal((*lead, num_tiles * tile.rows, num_in), np.float32)
+        at = int(rng.integers(x.shape[-2]))
+        x[..., at : at + 1, :] = row
+        results.append(tile.product(x, weight)[..., at, :])
+    assert all(np.array_equal(own, results[0]) for own in results)
+
+
+def test_products_of_single_tiles_are_those_of_all_rows():
+    rng, tile = np.random.default_rng(0), RowTile(4, is_alone=True)
+    x, weight = rng.integers(-9, 9, (2, 12, 3)).astype(np.float32), rng.integers(-9, 9, (2, 3, 16)).astype(np.float32)
+    out = np.empty((2, 12, 16), np.float32)
+    assert np.array_equal(tile.product(x, weight), x @ weight)
+    assert tile.product(x, weight, out) is out and np.array_equal(out, x @ weight)
+    assert np.array_equal(tile.product(x[0], weight[0]), x[0] @ weight[0])
