@@ -1103,6 +1103,14 @@ class MultiAgentEpisode(EpisodeBase):
         Raises:
             EpisodeError: If ``other`` is not this episode's continuation.
         """
+        self._continue_with(other)
+
+    def take_over(self, other: MultiAgentEpisode) -> None:
+        """Does the same as ``concat_episode`` with a chunk that is not used any more; see SingleAgentEpisode."""
+        self._continue_with(other, is_given_up=True)
+
+    def _continue_with(self, other: MultiAgentEpisode, is_given_up: bool = False) -> None:
+        """Appends a chunk, whose parts may be used if it is given up."""
         if self.is_done:
             raise EpisodeError(f"{self.who}: concat_episode() continues an episode, but this one is over.")
         if (other.id_, other.env_t_started) != (self.id_, self.env_t):
@@ -1118,10 +1126,10 @@ class MultiAgentEpisode(EpisodeBase):
         for agent_id, reward in other._unclaimed.items():
             self._credit(agent_id, reward)
         for mine, episode in zip(continued, theirs, strict=True):
-            if mine is not None:
-                mine.concat_episode(episode)
+            if mine is None:
+                self.attach(episode.agent_id, episode if is_given_up else episode[:])
             else:
-                self.attach(episode.agent_id, episode[:])
+                mine.append_chunk(episode, is_given_up=is_given_up)
         self.env_t = other.env_t
         self._module_of.update(other._module_of)
         if self._spaces_by_agent is None:

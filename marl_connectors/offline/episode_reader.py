@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from marl_connectors import spaces
+from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning, did_you_mean
 from marl_connectors.offline.shard import SUFFIX, Block, Damage, Shard
 from marl_connectors.offline.stored_episodes import ModuleFor
@@ -319,13 +320,7 @@ class EpisodeReader:
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
             made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
-        found = []
-        for unit in units:
-            whole, *others = [made[id(r.block), r.folder, r.number] for r in unit]
-            for chunk in others:
-                whole.concat_episode(chunk)
-            found.append(whole)
-        return found
+        return joined([[made[id(r.block), r.folder, r.number] for r in unit] for unit in units])
 
     # What has to fit.
 
