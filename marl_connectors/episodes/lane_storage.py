@@ -58,6 +58,13 @@ class LaneStorage:
     def __len__(self) -> int:
         return self.last_row - self.start_row
 
+    def continued_by(self, other: LaneStorage) -> LaneStorage | None:
+        """Returns a view of the rows of both storages, if the other one begins in the last row of this one."""
+        if other.rollout is not self.rollout or other.lane != self.lane or other.start_row != self.stop_row:
+            return None
+        rows = {"first_row": self.first_row, "start_row": self.start_row, "stop_row": other.stop_row}
+        return LaneStorage(self.rollout, self.lane, **rows)
+
     def part(self, name: str, start: int, stop: int | None) -> list | Tree:
         """Returns the items ``[start, stop)`` of a column: a view of the rollout where one column holds them all."""
         rollout = self.rollout

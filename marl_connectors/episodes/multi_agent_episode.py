@@ -631,6 +631,29 @@ class MultiAgentEpisode(EpisodeBase):
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} has extra_model_outputs, but no action.")
         return acting
 
+    def _set_lives(self, lives: Sequence[SingleAgentEpisode], agents: Iterable[AgentID] | None = None) -> None:
+        """Sets the episodes of all lives.
+
+        Args:
+            lives: The lives, former ones before newer ones, in the order of ``all_agent_episodes``.
+            agents: The agents in their order, and maybe others; None for the order of their newest lives.
+
+        Raises:
+            EpisodeError: If a former life has not ended.
+        """
+        newest = {life.agent_id: life for life in lives}
+        past = [life for life in lives if life is not newest[life.agent_id]]
+        for life in past:
+            if not life.is_done:
+                raise self._has_not_ended(life.agent_id)
+        if agents is None:
+            agents = [life.agent_id for life in lives if life is newest[life.agent_id]]
+        self.past_agent_episodes = past
+        self.agent_episodes = {agent_id: newest[agent_id] for agent_id in agents if agent_id in newest}
+
+    def _has_not_ended(self, agent_id: AgentID) -> EpisodeError:
+        return EpisodeError(f"{self.who}: agent {agent_id!r} begins a life, but has not ended the last.")
+
     def attach(self, agent_id: AgentID, episode: SingleAgentEpisode) -> None:
         """Begins a new life of an agent with an episode.
 
@@ -640,7 +663,7 @@ class MultiAgentEpisode(EpisodeBase):
         former = self.agent_episodes.get(agent_id)
         if former is not None:
             if not former.is_done:
-                raise EpisodeError(f"{self.who}: agent {agent_id!r} begins a life, but has not ended the last.")
+                raise self._has_not_ended(agent_id)
             self.past_agent_episodes.append(former)
         self.agent_episodes[agent_id] = episode
 
@@ -1080,8 +1103,8 @@ class MultiAgentEpisode(EpisodeBase):
         part._module_of, part._ended_before = dict(self._module_of), dict(self._ended_before)
         part._truncated_before = self._truncated_before
         part._copy_notes(self)
-        for episode in self.all_agent_episodes():
-            piece = between(
+        pieces = [
+            between(
                 episode,
                 begin,
                 end,
@@ -1089,8 +1112,9 @@ class MultiAgentEpisode(EpisodeBase):
                 env_t=self.env_t,
                 len_lookback_buffer=len_lookback_buffer,
             )
-            if piece is not None:
-                part.attach(episode.agent_id, piece)
+            for episode in self.all_agent_episodes()
+        ]
+        part._set_lives([piece for piece in pieces if piece is not None], self.agent_episodes)
         if begin == self.env_t_started and (end > begin or not len(self)):
             part._unclaimed = dict(self._unclaimed)
         if end == self.env_t:
@@ -1103,6 +1127,14 @@ class MultiAgentEpisode(EpisodeBase):
         Raises:
             EpisodeError: If ``other`` is not this episode's continuation.
         """
+        self._continue_with(other)
+
+    def take_over(self, other: MultiAgentEpisode) -> None:
+        """Does the same as ``concat_episode`` with a chunk that is not used any more; see SingleAgentEpisode."""
+        self._continue_with(other, is_given_up=True)
+
+    def _continue_with(self, other: MultiAgentEpisode, is_given_up: bool = False) -> None:
+        """Appends a chunk, whose parts may be used if it is given up."""
         if self.is_done:
             raise EpisodeError(f"{self.who}: concat_episode() continues an episode, but this one is over.")
         if (other.id_, other.env_t_started) != (self.id_, self.env_t):
@@ -1117,11 +1149,15 @@ class MultiAgentEpisode(EpisodeBase):
                 mine.check_continuation(episode)
         for agent_id, reward in other._unclaimed.items():
             self._credit(agent_id, reward)
+        new = []
         for mine, episode in zip(continued, theirs, strict=True):
-            if mine is not None:
-                mine.concat_episode(episode)
+            if mine is None:
+                new.append(episode)
             else:
-                self.attach(episode.agent_id, episode[:])
+                mine.append_chunk(episode, is_given_up=is_given_up)
+        order = {agent_id: number for number, agent_id in enumerate(other.agent_episodes)}
+        for episode in sorted(new, key=lambda life: (_first_t(life, other.env_t), order[life.agent_id])):
+            self.attach(episode.agent_id, episode if is_given_up else episode[:])
         self.env_t = other.env_t
         self._module_of.update(other._module_of)
         if self._spaces_by_agent is None:
@@ -1212,9 +1248,7 @@ class MultiAgentEpisode(EpisodeBase):
         begin, end = state["env_t_started"], state["env_t"]
         episode = cls.__new__(cls)
         episode._init(decode(state["id_"]), {}, begin, end, agent_to_module_mapping_fn, module_of)
-        for agent_state in state["agent_episodes"]:
-            life = SingleAgentEpisode.from_state(agent_state)
-            episode.attach(life.agent_id, life)
+        episode._set_lives([SingleAgentEpisode.from_state(agent_state) for agent_state in state["agent_episodes"]])
         episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
         episode._ended_before = dict(decode(state["ended_before"]))
         episode._truncated_before = state["truncated_before"]
@@ -1235,6 +1269,12 @@ def agent_episode_id(episode_id: EpisodeID, agent_id: AgentID, t: int) -> Episod
     """
     name = agent_id if isinstance(agent_id, str) else f"{type(agent_id).__name__}:{agent_id}"
     return f"{episode_id}/{name}/{t}"
+
+
+def _first_t(life: SingleAgentEpisode, end: int) -> int:
+    """Returns the env step of a life's first observation in its chunk, ``end`` if it has none."""
+    times: Any = life.storage.part(Columns.T, life.storage.lookback, None)
+    return int(times[0]) if len(times) else end
 
 
 def _by_agent(by_key: Mapping[str, Mapping[AgentID, Any]]) -> dict[AgentID, dict[str, Any]]:

@@ -22,7 +22,7 @@ the same row, the newest rows are one contiguous slice; otherwise they are one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.items import alike
 from marl_connectors.errors import EpisodeError
-from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map
+from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map, tree_structure
 from marl_connectors.typing import Tree
 
 Positions = slice | np.ndarray
@@ -48,6 +48,16 @@ def take(column: Tree, positions: Positions) -> Tree:
     if type(column) is dict:
         return {key: take(part, positions) for key, part in column.items()}
     return tree_map(lambda leaf: leaf[positions], column)
+
+
+def spans(begins: np.ndarray, counts: np.ndarray, stride: int = 1) -> np.ndarray:
+    """Returns the positions of several spans, one after another.
+
+    >>> spans(np.array([5, 20]), np.array([2, 3])).tolist()
+    [5, 6, 20, 21, 22]
+    """
+    before = np.cumsum(counts) - counts
+    return np.repeat(begins - before * stride, counts) + np.arange(int(counts.sum())) * stride
 
 
 def put(column: Tree, positions: Positions, values: Tree) -> None:
@@ -453,6 +463,46 @@ class Rollout:
             found.infos = {i: infos[p] for i, p in enumerate(positions.tolist()) if p in infos}
         return found
 
+    @property
+    def kind(self) -> Any:
+        """What rollouts must have in common to be ``joined``: their spaces, and what their columns are made of."""
+        plain = {name: column for name, column in self.columns.items() if name not in self._layers}
+        return (
+            (self.observation_space, self.action_space, self.actions_from_0, set(self.given)),
+            {name: _kind_of(column) for name, column in plain.items()},
+            {name: list(map(_kind_of, layers)) for name, layers in self._layers.items()},
+        )
+
+    @classmethod
+    def joined(cls, rollouts: Sequence[Rollout]) -> Rollout:
+        """Returns a rollout with the rows of several rollouts of one lane and one ``kind``, one after another."""
+        first, infos, begin = rollouts[0], {}, 0
+
+        def concatenated(columns: Iterable[Tree]) -> Tree:
+            return tree_map(lambda *parts: np.concatenate(parts), *columns)
+
+        for rollout in rollouts:
+            infos.update({begin + row: info for row, info in rollout.infos.items()})
+            begin += rollout.num_rows
+        found = cls.of_columns(
+            dict.fromkeys(first.columns),  # in this order
+            first.observation_space,
+            first.action_space,
+            num_rows=begin,
+            actions_from_0=first.actions_from_0,
+        )
+        found.infos = infos
+        for name in first.columns:
+            if name in first._layers:
+                numbers = range(len(first._layers[name]))
+                found._layers[name] = [concatenated(r._layers[name][i] for r in rollouts) for i in numbers]
+                found.layered[name] = concatenated(r.layered[name] for r in rollouts)
+            else:
+                found.columns[name] = concatenated(r.columns[name] for r in rollouts)
+        found.given = {name: concatenated(r.given[name] for r in rollouts) for name in first.given}
+        found._share_layers()
+        return found
+
     def arrays(self) -> dict[str, Any]:
         """Returns the columns of a rollout of one lane, without copying them, for ``of_arrays``."""
         return {
@@ -516,6 +566,13 @@ class Rollout:
         self.cursor = np.concatenate([moved(self.cursor), np.arange(old_lanes, num_lanes)])
         self.pending = np.concatenate([self.pending, np.zeros(num_lanes - old_lanes, bool)])
         self.num_lanes = num_lanes
+
+
+def _kind_of(column: Tree) -> Any:
+    """Returns the structure of a column, and the types and shapes of its items."""
+    if type(column) is np.ndarray:
+        return column.dtype, column.shape[1:]
+    return tree_structure(column), [(leaf.dtype, leaf.shape[1:]) for leaf in leaves(column)]
 
 
 def _shaped(values: Tree, column: Tree) -> Tree:

@@ -842,7 +842,23 @@ class SingleAgentEpisode(EpisodeBase):
             EpisodeError: If ``other`` is not this episode's continuation. The episode is then unchanged.
         """
         self.check_continuation(other)
-        self.lists().extend(other.storage)
+        self.append_chunk(other)
+
+    def take_over(self, other: SingleAgentEpisode) -> None:
+        """Does the same as ``concat_episode`` with a chunk that is not used any more, whose rows are not copied.
+
+        They are copied nevertheless if they do not follow those of this chunk in one rollout.
+        """
+        self.check_continuation(other)
+        self.append_chunk(other, is_given_up=True)
+
+    def append_chunk(self, other: SingleAgentEpisode, *, is_given_up: bool = False) -> None:
+        """Appends a chunk that ``check_continuation`` has accepted, whose rows may be used if it is given up."""
+        joined = _adjoining(self.storage, other.storage) if is_given_up else None
+        if joined is None:
+            self.lists().extend(other.storage)
+        else:
+            self.storage = joined
         if other.uncredited_reward:
             self._credit_before(other)
         self._append_notes(other)
@@ -859,10 +875,11 @@ class SingleAgentEpisode(EpisodeBase):
         mine, theirs = self.storage, other.storage
         if not other.is_reset:
             raise EpisodeError(f"{self.who}: concat_episode() got a chunk without observations. Give it at least one.")
-        boundary, here = mine.column(T)[-1:], theirs.lookback  # type: ignore[index]
-        shared = len(boundary) and boundary[0] == theirs.column(T)[here]  # type: ignore[index]
-        if shared and not same_item(self.get_observations(-1), other.get_observations(0)):
-            raise EpisodeError(f"{self.who}: the chunks differ in the observation that they share, at t={self.t}.")
+        if _adjoining(mine, theirs) is None:
+            boundary, here = mine.column(T)[-1:], theirs.lookback  # type: ignore[index]
+            shared = len(boundary) and boundary[0] == theirs.column(T)[here]  # type: ignore[index]
+            if shared and not same_item(self.get_observations(-1), other.get_observations(0)):
+                raise EpisodeError(f"{self.who}: the chunks differ in the observation that they share, at t={self.t}.")
         known, extras = mine.extra_keys(), theirs.extra_keys()
         if set(known) != set(extras) and len(mine.column(REWARDS)) and (len(theirs) or theirs.pending()):
             raise EpisodeError(
@@ -1007,3 +1024,10 @@ class SingleAgentEpisode(EpisodeBase):
 
 def _listed(items: Sequence[Any] | None) -> list[Any]:
     return [] if items is None else list(items)
+
+
+def _adjoining(mine: EpisodeStorage, theirs: EpisodeStorage) -> LaneStorage | None:
+    """Returns the rows of two chunks if those of the second one follow those of the first one in a rollout, or None."""
+    if isinstance(mine, LaneStorage) and isinstance(theirs, LaneStorage):
+        return mine.continued_by(theirs)
+    return None

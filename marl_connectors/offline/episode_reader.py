@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.fit import Fit
 from marl_connectors.offline.shard import (
@@ -358,13 +359,7 @@ class EpisodeReader:
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
             made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
-        found = []
-        for unit in units:
-            whole, *others = [made[id(r.block), r.folder, r.number] for r in unit]
-            for chunk in others:
-                whole.concat_episode(chunk)
-            found.append(whole)
-        return found
+        return joined([[made[id(r.block), r.folder, r.number] for r in unit] for unit in units])
 
     # What has to fit.
 

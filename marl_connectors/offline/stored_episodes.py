@@ -16,7 +16,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.packing import chunks_of, packed
-from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.rollout import Rollout, spans
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import INFOS, ListStorage, T
 from marl_connectors.errors import CheckpointError, EpisodeError
@@ -156,16 +156,6 @@ def _rollouts_of(chunks: Sequence[Chunk]) -> tuple[list[Rollout], list[_Place]]:
         for i, own in zip(members, rows, strict=True):
             places[i] = _Place(number, *own)
     return rollouts, places
-
-
-def spans(begins: np.ndarray, counts: np.ndarray, stride: int = 1) -> np.ndarray:
-    """Returns the positions of several spans, one after another.
-
-    >>> spans(np.array([5, 20]), np.array([2, 3])).tolist()
-    [5, 6, 20, 21, 22]
-    """
-    before = np.cumsum(counts) - counts
-    return np.repeat(begins - before * stride, counts) + np.arange(int(counts.sum())) * stride
 
 
 def _rollout_state(rollout: Rollout) -> dict[str, Any]:

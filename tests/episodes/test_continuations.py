@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.stated_envs import StatedAEC, StatedLife, expected_states
 from helpers.fresh_seeds import fresh_seeds
-from marl_connectors import PPOConfig, PrevActionsPrevRewards
+from helpers.runs.random_runs import differences, plain
+from marl_connectors import Columns, MAPPOConfig, PPOConfig, PrevActionsPrevRewards
 from marl_connectors.episodes.continuations import put_together
 from marl_connectors.errors import EpisodeError
 
@@ -61,6 +65,57 @@ def test_a_batch_of_short_samples_is_that_of_one_sample(seed):
         np.testing.assert_allclose(found[module_id], rows, rtol=1e-4, atol=1e-5)
     once.stop()
     often.stop()
+
+
+def described(episode):
+    """All that an episode says about itself, but for times, and for how it is stored."""
+    return plain(_without(episode.to_numpy().get_state()))
+
+
+def _without(value):
+    if isinstance(value, list):
+        return [_without(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name: _without(own) for name, own in value.items() if name not in ("duration_s", "heads", "untyped")}
+    return {**kept, "t": np.asarray(kept["t"]).tolist()} if "t" in kept else kept
+
+
+@pytest.mark.parametrize("seed", [*range(12), *FRESH])
+def test_chunks_that_are_put_together_are_the_episode_that_concat_episode_makes(seed):
+    rng, algo = np.random.default_rng(seed), random_run(seed).build_algo()
+    chunks = [chunk for _ in range(int(rng.integers(2, 9))) for chunk in algo.env_runner.sample(num_timesteps=3)]
+    for chunk in chunks:
+        if rng.random() < 0.2:
+            chunk.custom_data["note"] = int(rng.integers(9))
+        if rng.random() < 0.1:
+            chunk.to_numpy()  # no rows of a rollout any more
+    expected = {}
+    for chunk in copy.deepcopy(chunks):
+        if chunk.id_ in expected:
+            expected[chunk.id_].concat_episode(chunk)
+        else:
+            expected[chunk.id_] = chunk
+    found = put_together(chunks)
+    assert [episode.id_ for episode in found] == list(expected)
+    for episode in found:
+        assert not differences(described(expected[episode.id_]), described(episode))
+    algo.stop()
+
+
+@pytest.mark.parametrize("env", [StatedLife, StatedAEC])
+@pytest.mark.parametrize("seed", [*range(3), *fresh_seeds(20)])
+def test_the_states_of_the_environment_stay_with_their_rows(env, seed):
+    config = MAPPOConfig().environment(env, env_config={"die": 0.1, "max_steps": 8}, disable_env_checking=True)
+    config.training(critic_obs="state").env_runners(num_env_workers=0, num_envs_per_env_runner=2).debugging(seed=seed)
+    algo = config.multi_agent(policies="independent").build_algo()
+    chunks = [chunk for _ in range(15) for chunk in algo.env_runner.sample(num_timesteps=2)]
+    together = put_together(chunks)
+    assert len(together) < len(chunks)
+    for group in algo.learner.make_batch(together).groups:
+        rows = group.rows
+        np.testing.assert_array_equal(rows.get(Columns.ENV_STATE), expected_states(rows, seed))
+    algo.stop()
 
 
 def test_a_missing_chunk_is_named():

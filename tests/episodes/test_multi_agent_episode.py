@@ -1,9 +1,13 @@
+import copy
 import json
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.episodes.multi_agent_histories import AGENTS, play
+from helpers.fresh_seeds import fresh_seeds
+from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EpisodeError
@@ -291,3 +295,57 @@ def test_wrong_use_is_an_error_and_changes_nothing():
     for call in (lambda: episode.add_env_step({}, {}, {}), episode.cut, lambda: episode.concat_episode(episode)):
         with pytest.raises(EpisodeError, match=r"over|after the end"):
             call()
+
+
+# The order of agents.
+
+
+def random_lives(seed):
+    """An episode whose agents pause, end, and come back in new lives."""
+    rng = np.random.default_rng(seed)
+    history = [
+        {
+            "absent": set(rng.choice(AGENTS, int(rng.integers(3)), replace=False).tolist()),
+            "ends": {str(rng.choice(AGENTS)): bool(rng.integers(2))} if rng.random() < 0.6 else {},
+            "rewards": {},
+        }
+        for _ in range(int(rng.integers(1, 12)))
+    ]
+    return play([history], dict.fromkeys(AGENTS, "red"))[0], int(rng.integers(len(history) + 1))
+
+
+def through_a_file(episode, folder):
+    with EpisodeWriter(folder) as writer:
+        writer.write([episode])
+    return EpisodeReader(folder).sample()[0]
+
+
+def in_two_parts(episode, cut):
+    first = episode[:cut]
+    first.concat_episode(episode[cut:])
+    return first
+
+
+def order_of_lives(episode):
+    return list(episode.agent_episodes), [life.id_ for life in episode.all_agent_episodes()]
+
+
+@pytest.mark.parametrize("seed", [*range(30), *fresh_seeds(200)])
+def test_agents_and_their_lives_keep_their_order(seed, tmp_path):
+    episode, cut = random_lives(seed)
+    expected = order_of_lives(episode)
+    assert order_of_lives(MultiAgentEpisode.from_state(episode.get_state())) == expected
+    assert order_of_lives(episode[:]) == expected
+    assert order_of_lives(copy.deepcopy(episode)) == expected
+    assert order_of_lives(through_a_file(episode, tmp_path)) == expected
+    assert order_of_lives(in_two_parts(episode, cut)) == expected
+    present = order_of_lives(episode[:cut])[0]
+    assert present == [agent for agent in expected[0] if agent in present]
+
+
+def test_a_state_in_which_an_agent_lives_twice_is_refused():
+    episode, _ = random_lives(0)
+    state = episode.get_state()
+    state["agent_episodes"][0]["is_terminated"] = state["agent_episodes"][0]["is_truncated"] = False
+    with pytest.raises(EpisodeError, match="begins a life, but has not ended the last"):
+        MultiAgentEpisode.from_state(state)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.envs.stated_envs import StatedAEC, StatedLife, expected_states
 from helpers.episodes.little_chunks import ACT, OBS, chunk
 from helpers.episodes.recorded import facts
-from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode
+from helpers.fresh_seeds import fresh_seeds
+from marl_connectors import Columns, EpisodeReader, EpisodeWriter, MAPPOConfig, MultiAgentEpisode
 from marl_connectors.errors import ConfigError, OfflineDataError
 from marl_connectors.offline.fit import Fit
 
@@ -139,6 +141,22 @@ def test_chunks_are_put_together(tmp_path, lengths):
     (found,) = reader.sample()
     assert facts(found) == facts(whole)
     assert (reader.num_episodes, reader.num_incomplete) == (1, 0)
+
+
+@pytest.mark.parametrize("env", [StatedLife, StatedAEC])
+@pytest.mark.parametrize("seed", [*range(2), *fresh_seeds(20)])
+def test_chunks_that_are_put_together_keep_the_states_of_the_environment(env, seed, tmp_path):
+    config = MAPPOConfig().environment(env, env_config={"die": 0.1, "max_steps": 8}, disable_env_checking=True)
+    config.training(critic_obs="state", train_batch_size_per_learner=60).debugging(seed=seed)
+    config.env_runners(num_env_workers=0, num_envs_per_env_runner=2, rollout_fragment_length=3)
+    config.multi_agent(policies="independent")
+    with config.copy().offline_data(output=tmp_path).build_algo() as algo:
+        algo.train()
+    with config.build_algo() as algo:
+        chunks, episodes = (EpisodeReader(tmp_path, complete_episodes=c).sample() for c in (False, True))
+        assert 1 < len(episodes) < len(chunks)
+        for group in algo.learner.make_batch(episodes).groups:
+            np.testing.assert_array_equal(group.rows.get(Columns.ENV_STATE), expected_states(group.rows, seed))
 
 
 def test_incomplete_episodes_are_left_out_and_counted(tmp_path):

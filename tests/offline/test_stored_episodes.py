@@ -15,8 +15,9 @@ from helpers.runs.recurrent_runs import config_of as recurrent_config
 from helpers.runs.turn_based_configs import stateful_config, tictactoe
 from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 from marl_connectors.algorithms.mappo import MAPPOConfig
+from marl_connectors.episodes.rollout import spans
 from marl_connectors.errors import EpisodeError
-from marl_connectors.offline.stored_episodes import spans, stored_state
+from marl_connectors.offline.stored_episodes import stored_state
 
 
 def assert_same_batches(config, iterations=3):

@@ -10,10 +10,12 @@ import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.stated_envs import StatedLife, expected_states
 from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import (
     Algorithm,
+    Columns,
     DQNConfig,
     Learner,
     MAPPOConfig,
@@ -77,6 +79,22 @@ def random_mixed(seed):
         batch_mode=str(rng.choice(["truncate_episodes", "complete_episodes"])),
         env_to_module_connector=[None, lambda: MeanStdFilter()][int(rng.integers(2))],
     ).multi_agent(count_steps_by=str(rng.choice(["env_steps", "agent_steps"])))
+
+
+def test_a_central_critic_sees_the_states_of_episodes_that_come_in_short_samples():
+    critic = MAPPOConfig().training(train_batch_size_per_learner=30, num_epochs=1, critic_obs="state")
+    algo = mixed({"a": dqn(), "*": critic}, StatedLife).build_algo()
+    seen = []
+    learner = algo.learner.learners["*"]
+    make_batch = learner.make_batch
+    learner.make_batch = lambda episodes: seen.append(make_batch(episodes)) or seen[-1]
+    for _ in range(2):
+        algo.train()
+    for batch in seen:
+        for group in batch.groups:
+            np.testing.assert_array_equal(group.rows.get(Columns.ENV_STATE), expected_states(group.rows, algo.seed))
+    assert len(seen) == 2
+    algo.stop()
 
 
 def parameters(algo, *module_ids):
