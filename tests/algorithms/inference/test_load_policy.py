@@ -619,7 +619,7 @@ def test_what_has_no_name_has_to_be_passed(tmp_path):
     second = config.build_algo().save_to_path(tmp_path / "b")
     with pytest.raises(CheckpointError, match=r"'env_to_module_connector' was .*load_policy\(path, config=...\)"):
         load_policy(second, "one")
-    with pytest.raises(CheckpointError, match=r"module_class of module 'one' was .*Mine"):
+    with pytest.raises(CheckpointError, match=r"module_class'\] of module 'one' was .*Mine.* not set in"):
         load_policy(second, config=config.copy().rl_module(rl_module_spec=None))
     assert type(load_policy(second, config=config).rl_module["one"]) is Mine
 
