@@ -214,7 +214,7 @@ class Algorithm:
 
     def _so_far(self) -> str:
         iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
-        return f"{iterations}, {self._lifetime_steps()[1]:,} agent steps"
+        return f"{iterations}, {self.num_agent_steps:,} agent steps"
 
     def __enter__(self) -> Self:
         return self
@@ -392,7 +392,7 @@ class Algorithm:
                 self._recent,
                 learned,
                 num_episodes=self._num_episodes,
-                num_steps=self._lifetime_steps(),
+                num_steps=(self.num_env_steps, self.num_agent_steps),
                 sample_s=sampled - began,
                 update_s=ended - sampled,
             ),
@@ -535,13 +535,20 @@ class Algorithm:
 
     def _timesteps(self) -> dict[str, int]:
         """Returns the steps so far, as learners get them."""
-        env_steps, agent_steps = self._lifetime_steps()
-        return {"num_env_steps_sampled_lifetime": env_steps, "num_agent_steps_sampled_lifetime": agent_steps}
+        return {
+            "num_env_steps_sampled_lifetime": self.num_env_steps,
+            "num_agent_steps_sampled_lifetime": self.num_agent_steps,
+        }
 
-    def _lifetime_steps(self) -> tuple[int, int]:
-        """Returns the numbers of env steps and agent steps that were sampled or read so far."""
-        env_steps, agent_steps = self.offline_data.num_steps
-        return self.env_runner_group.num_env_steps + env_steps, self.env_runner_group.num_agent_steps + agent_steps
+    @property
+    def num_env_steps(self) -> int:
+        """The number of env steps that were sampled, or read from recorded episodes, so far."""
+        return self.env_runner_group.num_env_steps + self.offline_data.num_steps[0]
+
+    @property
+    def num_agent_steps(self) -> int:
+        """The number of agent steps that were sampled, or read from recorded episodes, so far."""
+        return self.env_runner_group.num_agent_steps + self.offline_data.num_steps[1]
 
     def _sample(self, size: int | None = None) -> Sample:
         """Samples a number of steps, which are counted as in a train batch: None for those of a batch, 0 for none."""

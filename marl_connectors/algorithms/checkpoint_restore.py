@@ -218,16 +218,13 @@ def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: A
         state: The algorithm's state.
         name: The setting.
         names: Looks up the names in the checkpoint.
-        config: The config with the specs of ``policies``, of which only the ids change.
+        config: The config, which has the specs of ``policies``.
 
     Raises:
         CheckpointError: If it cannot be imported by name.
     """
     if name == "policies":
-        data = state["config"]["settings"][name]
-        specs = config.policies if isinstance(config.policies, dict) else {}
-        ids = checkpoint_settings.policy_ids(data)
-        return {module_id: specs.get(module_id) for module_id in ids} if data["__kind__"] == "dict" else ids
+        return checkpoint_settings.changed_policies(state["config"]["settings"][name], config.policies)
     try:
         return from_state(state["config"]["settings"][name], name, names)
     except CheckpointError as error:

@@ -155,13 +155,21 @@ def _check_policies(settings: Mapping[str, Any], config: AlgorithmConfig, module
     """Compares the ids in ``policies``, if the config names them."""
     if config.policies is not None:
         saved = settings.get(_POLICIES)
-        there = policy_ids(saved) if saved is not None else list(module_ids)
+        there = list(module_ids) if saved is None else list(_plain(saved))
         _check_same(_POLICIES, sorted(there), sorted(config.policies))
 
 
-def policy_ids(data: Any) -> list[ModuleID]:
-    """Returns the ids in ``policies``, of which ``data`` is the JSON data."""
-    return list(_entries(data)) if data["__kind__"] == "dict" else data["value"]
+def changed_policies(data: Any, own: Any) -> Any:
+    """Returns ``policies`` after modules were added and removed.
+
+    Args:
+        data: The JSON data of the setting in the checkpoint, of which the ids are used.
+        own: The setting in the config, of which the specs are used. Modules that were added have no specs there.
+    """
+    if data["__kind__"] != "dict":
+        return _plain(data)
+    specs = own if isinstance(own, dict) else {}
+    return {m: None if spec is None else specs.get(m) for m, spec in _entries(data).items()}
 
 
 def _check_specs(settings: Mapping[str, Any], config: AlgorithmConfig, built: Mapping[ModuleID, Any]) -> None:

@@ -186,7 +186,10 @@ class OfflineData:
     @property
     def num_steps(self) -> tuple[int, int]:
         """The numbers of env steps and agent steps that were read so far."""
-        return (0, 0) if self.reader is None else (self.reader.num_env_steps_read, self.reader.num_agent_steps_read)
+        if self.reader is not None:
+            return self.reader.num_env_steps_read, self.reader.num_agent_steps_read
+        env_steps, agent_steps = (0, 0) if self._position is None else self._position["read"]
+        return env_steps, agent_steps
 
     def sample(self, size: int, *, by_agent_steps: bool) -> tuple[Sample | None, int]:
         """Returns the recorded episodes of one train batch, and the number of steps to sample for the rest of it.

@@ -87,8 +87,8 @@ class CallbackCalls:
         return any(self._calls[name] for name in names)
 
     @contextmanager
-    def extended(self, given: Any) -> Iterator[None]:
-        """Adds callbacks in its block, which are called after the others.
+    def extended(self, given: Any) -> Iterator[list[Any]]:
+        """Adds callbacks in its block, which are called after the others, and returns their objects.
 
         Args:
             given: A subclass or an object of Callbacks, a function for ``on_train_result``, or a list of these.
@@ -110,7 +110,7 @@ class CallbackCalls:
         try:
             for name, calls in more._calls.items():
                 self._calls[name] += calls
-            yield
+            yield more.objects
         finally:
             self._calls = before
             more.close()

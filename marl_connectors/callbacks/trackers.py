@@ -84,7 +84,7 @@ class Tracker(Callbacks):
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Continues the tracked run after the steps of the checkpoint."""
         self.close()
-        self.continue_after(algorithm.env_runner_group.num_agent_steps)
+        self.continue_after(algorithm.num_agent_steps)
 
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Writes the results of an iteration, and adds the id of the tracked run to them."""
@@ -206,8 +206,9 @@ class TensorBoardTracker(Tracker):
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_quiet_event_writers())
         folder = Path("tensorboard") / name if self._folder is None else Path(self._folder)
+        is_new = not self._first_step or not any(folder.glob("events.out.tfevents.*"))
         self._events = SummaryWriter(str(folder), purge_step=self._first_step or None)
-        if not self._first_step:
+        if is_new:
             lines = json.dumps(config, indent=2).splitlines()
             self._events.add_text("config", "\n".join(f"    {line}" for line in lines))  # a block of code
 

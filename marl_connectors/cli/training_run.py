@@ -496,7 +496,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         algo = load_algorithm(checkpoint, changed, source=given.get("config"), **options)
     try:
         _check_same_env(algo, settings, checkpoint)
-        steps_done = algo.env_runner_group.num_agent_steps
+        steps_done = algo.num_agent_steps
         if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "

@@ -181,6 +181,51 @@ def test_tensorboard_has_each_step_once_after_training_continues_from_a_checkpoi
     assert b'"fcnet_hiddens"' in config.tensor_proto.string_val[0]
 
 
+def test_tensorboard_drops_later_events_if_a_tracker_is_given_to_fit_after_a_restore(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = functools.partial(TensorBoardTracker, folder="events")
+
+    def fit(algo, num_iterations):
+        algo.fit(num_iterations=num_iterations, callbacks=tracker, progress=False)
+        return algo.num_agent_steps
+
+    def steps():
+        events = accumulator.EventAccumulator("events")
+        events.Reload()
+        assert len(events.Tensors("config/text_summary")) == 1
+        return [point.step for point in events.Scalars("num_agent_steps_sampled_lifetime")]
+
+    algo = tiny().build_algo()
+    assert [fit(algo, 1), fit(algo, 1)] == [50, 100]
+    algo.save_to_path(tmp_path / "checkpoint")
+    assert fit(algo, 2) == 200 and steps() == [50, 100, 150, 200]
+    algo.restore_from_path(tmp_path / "checkpoint")
+    assert fit(algo, 1) == 150 and steps() == [50, 100, 150]
+    algo.stop()
+    longer = tiny().training(train_batch_size_per_learner=120)
+    restored = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=longer)
+    assert fit(restored, 1) == 220 and steps() == [50, 100, 220]
+    restored.stop()
+
+
+def test_tensorboard_has_the_config_of_a_restored_run_in_a_new_folder(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    algo = tiny().build_algo()
+    algo.train()
+    algo.save_to_path(tmp_path / "checkpoint")
+    algo.fit(num_iterations=1, callbacks=functools.partial(TensorBoardTracker, folder="other"), progress=False)
+    algo.stop()
+    restored = Algorithm.from_checkpoint(
+        tmp_path / "checkpoint", config=tiny(functools.partial(TensorBoardTracker, folder="mine"))
+    )
+    restored.train()
+    restored.stop()
+    for folder in ("other", "mine"):
+        events = accumulator.EventAccumulator(folder)
+        events.Reload()
+        assert len(events.Tensors("config/text_summary")) == 1
+
+
 # With the packages ---------------------------------------------------------------------------------------------------
 
 

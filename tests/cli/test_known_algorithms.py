@@ -34,6 +34,8 @@ def test_a_run_of_each_algorithm_is_trained_resumed_and_evaluated(algo, tmp_path
     assert json.loads(Path("run/config.json").read_text())["command"]["algo"] == algo
     has_buffer = "replay_buffer" in json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
     assert ("The replay buffer: " in capsys.readouterr().out) == has_buffer == (algo not in NO_BUFFER)
+    assert main(["train", "--resume", "run"]) == 2
+    assert "agent steps of 80 done" in capsys.readouterr().err
     assert main(["train", "--resume", "run", "--steps", "160"]) == 0
     assert main(["evaluate", "run", "--episodes", "1", "--json"]) == 0
     assert f"--algo {algo}" in capsys.readouterr().out or algo == "ppo"

@@ -98,8 +98,8 @@ class FakeAlgorithm:
         }
 
     @property
-    def env_runner_group(self):
-        return SimpleNamespace(num_agent_steps=self.iteration * STEPS)
+    def num_agent_steps(self):
+        return self.iteration * STEPS
 
     def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None, is_enough=None):
         self.evaluated_with.append((num_episodes, explore, seed))

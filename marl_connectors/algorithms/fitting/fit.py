@@ -25,6 +25,7 @@ from marl_connectors.algorithms.fitting.run_files import (
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_conditions import StopConditions
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate
+from marl_connectors.callbacks.trackers import Tracker
 from marl_connectors.checkpoints import is_checkpoint
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.validators import integer
@@ -62,7 +63,10 @@ def fit(
     every = integer(min=1).check(checkpoint_every, WHO, "checkpoint_every")
     if keep_checkpoints is not None:
         integer(min=1).check(keep_checkpoints, WHO, "keep_checkpoints")
-    with algo.callbacks.extended(callbacks):
+    with algo.callbacks.extended(callbacks) as added:
+        for tracker in added:
+            if isinstance(tracker, Tracker) and algo.iteration:
+                tracker.continue_after(algo.num_agent_steps)
         files = None
         if checkpoint_folder is not None:
             files = _files(algo, Path(checkpoint_folder), keep_best=keep_best, keep_checkpoints=keep_checkpoints)
@@ -149,7 +153,7 @@ class _Fit:
         """Shows progress in its block. If the block fails, the newest complete state is saved."""
         display: Progress = NoProgress()
         if self.has_progress:
-            steps, runners = self.algo.env_runner_group.num_agent_steps, self.algo.config.num_env_runners
+            steps, runners = self.algo.num_agent_steps, self.algo.config.num_env_runners
             display = open_progress(Watched(self.goal, steps, sys.stdout, runners, lambda: self.algo.activity))
         try:
             yield display
@@ -175,8 +179,7 @@ class _Fit:
 
 def _counts(algo: Any) -> dict[str, int]:
     """Returns what the algorithm has counted so far, under the keys of its results."""
-    runners = algo.env_runner_group
-    counted = (runners.num_agent_steps, runners.num_env_steps, algo.iteration)
+    counted = (algo.num_agent_steps, algo.num_env_steps, algo.iteration)
     return dict(zip(COUNTS.values(), counted, strict=True))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from marl_connectors import (
     RLModuleSpec,
     SingleAgentEpisode,
 )
+from marl_connectors.callbacks import TensorBoardTracker
 from marl_connectors.errors import ConfigError
 
 FRESH = fresh_seeds(30)
@@ -71,6 +74,28 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     assert not differences(trained(whole, 3), trained(resumed, 3))
     whole.stop()
     resumed.stop()
+
+
+def test_steps_that_were_read_count_in_fit_and_for_trackers(tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    config = life_config(BCConfig).offline_data(input_=life_data(tmp_path / "data"))
+    config.callbacks(functools.partial(TensorBoardTracker, folder="events"))
+    algo = config.build_algo()
+    for goal in (200, 400):
+        results = algo.fit(num_agent_steps=200, progress=False)
+        assert goal <= algo.num_agent_steps < goal + 100 and len(results) > 1
+    counted = [algo.num_agent_steps, algo.num_env_steps]
+    path = algo.save_to_path("checkpoint")
+    algo.train()
+    algo.stop()
+    with Algorithm.from_checkpoint(path, config=config) as algo:
+        assert [algo.num_agent_steps, algo.num_env_steps] == counted
+        result = algo.train()
+    events = accumulator.EventAccumulator("events")
+    events.Reload()
+    steps = [point.step for point in events.Scalars("num_agent_steps_sampled_lifetime")]
+    assert steps == sorted(set(steps)) and len(steps) == result["training_iteration"]
 
 
 def by_hand(algo, config, module_id, batch, dist_cls):
