@@ -175,7 +175,7 @@ def restored_config(
             if name not in given and name not in skip:
                 restored.change(**{name: changed_setting(state, name, names, restored)})
         restored.change(**given)
-        checkpoint_settings.check_settings(state, restored, names)
+        checkpoint_settings.check_settings(state, restored, names, restored_later=skip)
         if restored.action_mask_key == AUTO:  # a run from before masks were applied by default ignores them
             restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]

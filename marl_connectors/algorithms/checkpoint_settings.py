@@ -41,7 +41,8 @@ def check_settings(
         state: The algorithm's state.
         config: The config of the run that goes on.
         names: Looks up the classes of configs in the checkpoint.
-        restored_later: Settings that are not compared, because those of the checkpoint will take their place.
+        restored_later: Settings that are not compared, because those of the checkpoint will take their place, or
+            because they are not used.
 
     Raises:
         CheckpointError: If it is the config of another algorithm, or differs in one of its ``fixed_settings``.
