@@ -130,7 +130,8 @@ class _Dense:
         self._sources: list[tuple[list[Linear], np.ndarray, np.ndarray]] = []
         self._steps: list[tuple[np.ndarray, np.ndarray, Activation | None, np.ndarray | None]] = []
         tile = row_tile()
-        self._product = np.dot if len(lead) == 1 and not tile.is_alone else tile.product
+        self._product = np.dot if len(lead) == 1 and not tile.is_alone else np.matmul
+        self._lead, self._tiled = lead, tile.tiled((*lead, 0))[:-1] if tile.is_alone else lead
         width = in_width
         for own in stacks:
             for i, layer in enumerate(own[0]._linear_layers):
@@ -140,7 +141,8 @@ class _Dense:
                 weight = np.zeros((*lead[:-1], *shape), np.float32)
                 bias = np.zeros((*lead, shape[1]), np.float32)
                 self._sources.append(([mlp._linear_layers[i] for mlp in own], weight, bias))
-                self._steps.append((weight, bias, activation, np.empty(bias.shape, np.float32)))
+                added = bias.reshape(tile.tiled(bias.shape))
+                self._steps.append((tile.weights(weight), added, activation, np.empty_like(added)))
                 width = shape[1]
         if fresh:
             self._steps[-1] = (*self._steps[-1][:-1], None)
@@ -160,12 +162,14 @@ class _Dense:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Returns ``[*lead, out]`` outputs, with padding, of ``[*lead, in]`` inputs."""
         product = self._product
+        if self._tiled is not self._lead:
+            x = x.reshape(*self._tiled, x.shape[-1])
         for weight, bias, activation, out in self._steps:
             x = product(x, weight) if out is None else product(x, weight, out)
             x += bias
             if activation is not None:
                 activation(x, x)
-        return x
+        return x if self._tiled is self._lead else x.reshape(*self._lead, x.shape[-1])
 
 
 class _Cell:
@@ -197,6 +201,12 @@ class _Cell:
         self._bias = np.zeros((4, *lead, self.width), np.float32)
         self._both = np.zeros((*lead, in_width + self.width), np.float32)
         self._gates = np.empty_like(self._bias)
+        tile = row_tile()
+        self._product = (  # the rows, the weights and the place for the results
+            self._both.reshape(tile.tiled(self._both.shape)),
+            tile.weights(self._weight),
+            self._gates.reshape(tile.tiled(self._gates.shape)),
+        )
         self._c = np.zeros((*lead, self.width), np.float32)
 
     def load(self) -> None:
@@ -228,7 +238,8 @@ class _Cell:
         both, at = self._both, self._in_width
         both[..., :at] = x
         layout.put(both[..., at : at + self.size], state["h"])
-        gates = row_tile().product(both, self._weight, self._gates)
+        np.matmul(*self._product)
+        gates = self._gates
         gates += self._bias
         half = np.float32(0.5)
         if self._is_lstm:

@@ -152,22 +152,13 @@ class RowTile(NamedTuple):
     rows: int
     is_alone: bool
 
-    def product(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Returns ``[..., P, n]`` products of ``[..., P, k]`` rows, as many as are a multiple of ``rows``.
+    def tiled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of ``[..., P, n]`` rows in products, ``[..., P / rows, rows, n]`` if tiles are alone."""
+        return (*shape[:-2], shape[-2] // self.rows, self.rows, shape[-1]) if self.is_alone else shape
 
-        Args:
-            x: The rows.
-            weight: ``[..., k, n]``.
-            out: A contiguous array for the result; None for a new one.
-        """
-        if not self.is_alone:
-            return np.matmul(x, weight, out=out)
-        tiles = None if out is None else self._tiles(out)
-        result = np.matmul(self._tiles(x), weight[..., None, :, :], out=tiles)
-        return result.reshape(*result.shape[:-3], -1, result.shape[-1]) if out is None else out
-
-    def _tiles(self, x: np.ndarray) -> np.ndarray:
-        return x.reshape(*x.shape[:-2], -1, self.rows, x.shape[-1])
+    def weights(self, weight: np.ndarray) -> np.ndarray:
+        """Returns a view of ``[..., k, n]`` weights for the product with such rows."""
+        return weight[..., None, :, :] if self.is_alone else weight
 
 
 @cache
