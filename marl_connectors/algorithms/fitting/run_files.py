@@ -47,6 +47,7 @@ class RunFiles:
         names: The names of all results so far, as ``leaves`` has them; empty without a best checkpoint.
         keep_best: The metric by which the best checkpoint is chosen, as in ``Algorithm.fit``.
         keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
+        logged_iteration: The newest iteration in the metrics; 0 if there is none.
     """
 
     RESUME: ClassVar[str] = "Algorithm.from_checkpoint(FOLDER).fit(...)"
@@ -63,6 +64,7 @@ class RunFiles:
         self._scores: list[tuple[int, dict[str, float]]] = []
         self._has_warned = False
         self._in_between: Path | None = None
+        self.logged_iteration = 0
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
 
@@ -166,6 +168,7 @@ class RunFiles:
                 _remove_checkpoint(entry)
 
     def _remember(self, row: Mapping[str, Any]) -> None:
+        self.logged_iteration = int(row["training_iteration"])
         if self._metrics:
             numbers = dict(scalars(row))
             self.names.update(_names_of(row))

@@ -59,7 +59,7 @@ class Saver:
         self._saved_at = time.monotonic()
         self._saving_s = 0.0
         self._kept_at, self._keeping_s = -math.inf, 0.0
-        self._is_within = False
+        self._is_within = self._has_failed = False
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
@@ -93,13 +93,22 @@ class Saver:
         if self.saved_iteration == iteration:
             return
         began = time.monotonic()
-        files.save_checkpoint(self._algo, iteration, in_between=in_between)
+        try:
+            files.save_checkpoint(self._algo, iteration, in_between=in_between)
+        except Exception:
+            self._has_failed = True
+            raise
         self.saved_iteration, self._saved_at, self._last = iteration, time.monotonic(), None
         self._saving_s = self._saved_at - began
 
     def save_last(self, files: RunFiles) -> None:
-        """Saves the newest complete state that there is, if it is not saved yet. Called if the run fails."""
-        if not self._is_within and self._algo.iteration > 0:
+        """Saves the newest complete state whose metrics are on disk, if it is not saved yet. Called if the run fails.
+
+        It does nothing if the run fails because a checkpoint could not be written.
+        """
+        if self._has_failed:
+            return
+        if not self._is_within and 0 < self._algo.iteration == files.logged_iteration:
             self.save(files, self._algo.iteration)
         elif self._last is not None:
             files.save_checkpoint(self._last, self._iteration)
