@@ -28,7 +28,7 @@ _LOADED: Final = "load_state_path"
 """The field of specs that says where parameters begin, which may be left out when they go on."""
 _SPECS: Final = "rl_module_specs"
 """The field of a MultiRLModuleSpec with the specs of its modules."""
-_CLASS: Final = "class"
+_MODEL, _CLASS = "model_config", "class"
 _NOT_SET: Final = object()
 
 
@@ -60,7 +60,7 @@ def check_settings(
         _check_overrides(settings, algorithms, config, module_ids)
     if _POLICIES not in restored_later:
         _check_policies(settings, config, module_ids)
-    _check_specs(settings, config, dict(state["rl_modules"]))
+    _check_specs(settings, algorithms, config, dict(state["rl_modules"]))
 
 
 @contextmanager
@@ -141,12 +141,11 @@ def _check_overrides(
     module_ids: Collection[ModuleID],
 ) -> None:
     """Compares the fixed settings of modules with settings of their own."""
-    saved = _entries(settings.get(_OVERRIDES))
     here: Mapping[ModuleID, Any] = config.algorithm_config_overrides_per_module
     for module_id in module_ids:
-        own, name = config.get_config_for_module(module_id), config.algorithm_of(module_id)
-        there = {**algorithms[name]["settings"], **_entries(saved.get(module_id))}
-        changed = {*_entries(saved.get(module_id)), *here.get(module_id, ())}
+        own, there = config.get_config_for_module(module_id), algorithms[config.algorithm_of(module_id)]["settings"]
+        saved = _entries(_entries(settings.get(_OVERRIDES)).get(module_id))
+        changed, there = {*saved, *here.get(module_id, ())}, {**there, **saved}
         for setting in sorted(own.fixed_settings & changed & there.keys()):
             value = _plain(to_state(getattr(own, setting), setting))
             _check_same(setting, _plain(there[setting]), value, of=f" of module {module_id!r}")
@@ -173,29 +172,32 @@ def changed_policies(data: Any, own: Any) -> Any:
     return {m: None if spec is None else specs.get(m) for m, spec in _entries(data).items()}
 
 
-def _check_specs(settings: Mapping[str, Any], config: AlgorithmConfig, built: Mapping[ModuleID, Any]) -> None:
+def _check_specs(
+    settings: Mapping[str, Any], algorithms: Mapping[str, Any], config: AlgorithmConfig, built: Mapping[ModuleID, Any]
+) -> None:
     """Compares ``rl_module_spec``, and the specs of modules in it and in ``policies``.
 
-    A spec that the run did not have may say what the module is anyway, such as its class, if that has no name.
+    A spec that the run did not have may say what the module is anyway, such as its class, if that has no name. The
+    ``model_config`` of a spec is compared with that of the config where the other one has none.
     """
     own = {name: to_state(getattr(config, name), name) for name in (_SPEC, _POLICIES)}
     _check_same(_SPEC, *_without_initial(_fields_of_all(settings.get(_SPEC)), _fields_of_all(own[_SPEC])))
     for module_id, spec in built.items():
+        actual, of = _fields(spec), f" of module {module_id!r}"
         there, here = _without_initial(_fields_of(settings, module_id), _fields_of(own, module_id))
-        if not there:
-            there = {name: _part_like(value, _fields(spec).get(name)) for name, value in here.items()}
-        _check_same(_SPEC, there, here, of=f" of module {module_id!r}")
+        models = there.pop(_MODEL, None), here.pop(_MODEL, None)
+        _check_same(_SPEC, there or {name: actual.get(name) for name in here}, here, of)
+        if models != (None, None) and models[1] != actual.get(_MODEL):
+            saved = algorithms[config.algorithm_of(module_id)]["settings"]
+            saved = {**saved, **_entries(_entries(settings.get(_OVERRIDES)).get(module_id))}
+            default = _plain(saved.get(_MODEL)), _plain(to_state(config.get_config_for_module(module_id).model_config))
+            one, other = (own if own is not None else of_config for own, of_config in zip(models, default, strict=True))
+            _check_same(f"{_SPEC}[{_MODEL!r}]", one, other, of)
 
 
 def _without_initial(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of two specs, without the place where parameters began if only the first one has it."""
     return {name: value for name, value in there.items() if name != _LOADED or name in here}, here
-
-
-def _part_like(given: Any, value: Any) -> Any:
-    """Returns the items of a dict for which there are some in ``given``; other values as they are."""
-    both = isinstance(given, dict) and isinstance(value, dict) and _CLASS not in value
-    return {key: value.get(key) for key in given} if both else value
 
 
 def _fields_of_all(spec: Any) -> dict[str, Any]:

@@ -127,6 +127,10 @@ def test_a_changed_setting_of_the_architecture_is_named(cls, training, setting, 
             *("rl_module_spec['model_config']['fcnet_hiddens'] of module 'default_policy'", "[4]", "[5]"),
         ),
         (
+            lambda c: c.rl_module(model_config=None, rl_module_spec=RLModuleSpec(model_config={"use_lstm": True})),
+            *("model_config", "{'fcnet_hiddens': [4]}", "None"),
+        ),
+        (
             lambda c: c.rl_module(rl_module_spec=RLModuleSpec(OtherModule)),
             "rl_module_spec['module_class'] of module 'default_policy'",
             "'marl_connectors:DefaultPPORLModule'",
@@ -138,13 +142,9 @@ def test_a_changed_setting_of_the_architecture_is_named(cls, training, setting, 
             ),
             *("model_config['fcnet_hiddens'] of module 'default_policy'", "[4]", "[5]"),
         ),
-        (
-            lambda c: c.multi_agent(policies=["default_policy", "b"]),
-            *("policies", "['default_policy']", "['b', 'default_policy']"),
-        ),
         (lambda c: c.env_runners(episode_lookback_horizon=3), "episode_lookback_horizon", "1", "3"),
     ],
-    ids=["sizes", "activation", "spec", "class", "overrides", "policies", "lookback"],
+    ids=["sizes", "activation", "spec", "instead", "class", "overrides", "lookback"],
 )
 def test_a_changed_setting_of_the_modules_is_named(changed, setting, there, here, tmp_path):
     path = saved_run(small(PPOConfig), tmp_path / "c")
@@ -155,8 +155,29 @@ class OtherModule(DefaultPPORLModule):
     stackable = True
 
 
-def test_another_seed_is_named(tmp_path):
+def test_a_model_config_of_a_spec_takes_the_place_of_all_of_the_other_one(tmp_path):
+    sizes, more = {"fcnet_hiddens": (4,)}, {"fcnet_hiddens": (4,), "fcnet_activation": "relu"}
+    run = small(PPOConfig).rl_module(model_config=more)
+    path = saved_run(run, tmp_path / "c")
+    setting = "rl_module_spec['model_config']['fcnet_activation'] of module 'default_policy'"
+    assert_refused(
+        path, run.copy().rl_module(rl_module_spec=RLModuleSpec(model_config=sizes)), setting, "'relu'", "not set"
+    )
+    for same in (RLModuleSpec(model_config=more), RLModuleSpec(DefaultPPORLModule, model_config=more)):
+        Algorithm.from_checkpoint(path, config=run.copy().rl_module(rl_module_spec=same)).stop()
+    path = saved_run(run.copy().rl_module(rl_module_spec=RLModuleSpec(model_config=sizes)), tmp_path / "d")
+    assert_refused(path, run, setting, "not set", "'relu'")
+
+
+def test_other_policies_and_another_seed_are_named_where_training_goes_on(tmp_path):
     path = saved_run(small(PPOConfig), tmp_path / "c")
+    more = small(PPOConfig).multi_agent(policies=["default_policy", "b"])
+    words = (
+        r"^checkpoint: policies was \['default_policy'\] in its run, but it is \['b', 'default_policy'\] in config\. "
+    )
+    with pytest.raises(CheckpointError, match=words):
+        Algorithm.from_checkpoint(path, config=more)
+    load_policy(path, config=more.debugging(seed=5))  # to act, neither matters
     with pytest.raises(CheckpointError, match=r"^checkpoint: seed was 0 in its run, but it is 5 in config\. "):
         Algorithm.from_checkpoint(path, config=small(PPOConfig).debugging(seed=5))
     with Algorithm.from_checkpoint(path, config=small(PPOConfig).debugging(seed=None)) as algo:
