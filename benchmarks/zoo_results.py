@@ -68,6 +68,8 @@ def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
     if defaults:  # what belongs to the task, and not to its settings
         for name, value in task.settings.get("env_config", {}).items():
             own += ["--env-config", f"{name}={value}"]
+        for wrapper in task.settings.get("wrappers", []):
+            own += ["--wrap", wrapper]
         for name in ("policies", "eval_opponent"):
             if name in task.settings:
                 own += [f"--{name.replace('_', '-')}", task.settings[name]]
