@@ -16,6 +16,7 @@ from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_recorde
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.numpy_threads import follow_torch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID, Tree
 
@@ -127,6 +128,7 @@ class _Dense:
             in_width: The width of the inputs, with padding.
             fresh: Whether each call returns a new array, instead of one that the next call overwrites.
         """
+        follow_torch()
         self._sources: list[tuple[list[Linear], np.ndarray, np.ndarray]] = []
         self._steps: list[tuple[np.ndarray, np.ndarray, Activation | None, np.ndarray | None]] = []
         tile = row_tile()

@@ -28,6 +28,7 @@ from marl_connectors.rl_module.array_layers import (
     is_watched,
     run_layers,
 )
+from marl_connectors.rl_module.numpy_threads import follow_torch
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -157,6 +158,7 @@ class _Arrays(NamedTuple):
     @classmethod
     def over(cls, mlp: MLP, parameters: Sequence[Tensor]) -> _Arrays:
         """Returns the layers over the current memory of the parameters."""
+        follow_torch()
         fixed = [parameter.detach() for parameter in parameters]  # keep their memory if the parameters change
         count = len(fixed) // 2
         layers = []

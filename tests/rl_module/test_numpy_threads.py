@@ -1,0 +1,37 @@
+"""follow_torch: numpy's matrix products have no more threads than torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from marl_connectors.rl_module.layers import MLP
+from marl_connectors.rl_module.numpy_threads import follow_torch
+
+
+def numpy_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.fixture
+def torch_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("of_numpy", "of_torch", "then"), [(4, 1, 1), (4, 2, 2), (1, 3, 1)])
+def test_numpy_has_at_most_the_threads_of_torch(torch_threads, of_numpy, of_torch, then):
+    with threadpool_limits(of_numpy, user_api="blas"):
+        torch_threads(of_torch)
+        follow_torch()
+        assert set(numpy_threads()) == {then}
+
+
+def test_the_first_products_of_a_network_follow_torch(torch_threads):
+    with threadpool_limits(4, user_api="blas"):
+        torch_threads(1)
+        with torch.no_grad():
+            MLP(3, [16, 2], "tanh")(torch.zeros(5, 3))
+        assert set(numpy_threads()) == {1}
