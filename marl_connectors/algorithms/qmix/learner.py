@@ -135,13 +135,13 @@ class QMIXLearner(DQNLearner):
         norms = [self.optimizers.norms(minibatch.module_ids) for minibatch in step.minibatches]
         for minibatch, own in zip(step.minibatches, norms, strict=True):
             self._loss_statistics.log_gradient_norms(minibatch.module_ids, own)
-        if not self._check.holds(loss, torch.cat([*norms, self.mixing.norm().to(self.device)])):
+        of_mixer = self.mixing.norm().to(self.device)
+        if not self._check.holds(loss, torch.cat([*norms, of_mixer])):
             raise self._not_finite_error(batch)
         for minibatch, own in zip(step.minibatches, norms, strict=True):
             self._postprocess_gradients(minibatch.module_ids, own)
             self.optimizers.step(minibatch.module_ids, self._check)
-        if self._check.all_finite():
-            self.mixing.step(self.config, value_at(self.config.lr, self.timestep))
+        self.mixing.step(self.config, of_mixer, value_at(self.config.lr, self.timestep), self._check)
 
     def _team_gradients(self, step: Step) -> Tensor:
         """Computes the gradients of all modules and of the mixer, and returns the loss.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.gradients import clip_gradients, global_norm
+from marl_connectors.learner.gradients import clip_stacked_gradients
+from marl_connectors.learner.loss_stats import FiniteCheck
+from marl_connectors.learner.optimizers import OTHERS, DefaultAdam
 from marl_connectors.rl_module.apis import follow, make_target_network
+from marl_connectors.rl_module.architecture import fits_a_row
+from marl_connectors.rl_module.stacking import Bucket
+
+_MIXER = "mixer"
 
 
 class Mixing:
-    """A mixer, its target network, and Adam for its parameters.
+    """A mixer, its target network, and Adam for its parameters, which stand side by side in memory as a module's do.
 
     Attributes:
         mixer: Turns the values of all agents' actions into that of what they do together.
@@ -23,34 +28,44 @@ class Mixing:
     """
 
     def __init__(self, mixer: nn.Module, device: torch.device):
-        """Makes the target network and the optimizer."""
-        self.mixer = mixer.to(device)
+        """Makes the target network and the optimizer.
+
+        Raises:
+            LearnerError: If the mixer's parameters have several dtypes, or are made in its first call.
+        """
+        self.mixer: Any = mixer.to(device)
         self.target = make_target_network(self.mixer)
-        self._parameters = list(self.mixer.parameters())
-        self._optimizer = torch.optim.Adam(self._parameters, lr=0.0) if self._parameters else None
+        self._adam = DefaultAdam()
+        self._bucket: Bucket | None = None  # of a mixer with parameters
+        if any(True for _ in self.mixer.parameters()):
+            if not fits_a_row(self.mixer):
+                raise LearnerError(
+                    f"the mixer {type(mixer).__name__} has parameters of several dtypes, or such that its first call "
+                    f"makes. Give all of them one dtype, and their sizes when it is built."
+                )
+            self._bucket = Bucket({_MIXER: self.mixer})
+            row = self._bucket.row(_MIXER)
+            trained = [p for p in self.mixer.parameters() if p.requires_grad]
+            self._adam.arrange({_MIXER: trained}, lambda _: row, {})
 
     def compute_gradients(self, loss: Tensor) -> None:
         """Computes the gradients of the mixer, and of the leaves of the loss."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        if self._bucket is not None:
+            self._bucket.gradients.zero_()
         loss.backward()
 
     def norm(self) -> Tensor:
         """Returns the norm of the gradients, ``[1]``; no numbers if there are no parameters."""
-        own = self._gradients()
-        return global_norm(own).reshape(1) if own else torch.zeros(0)
+        return torch.zeros(0) if self._bucket is None else torch.linalg.vector_norm(self._bucket.gradients, dim=1)
 
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters if p.grad is not None]
-
-    def step(self, config: Any, lr: float) -> None:
-        """Clips the gradients as the config says, and steps the parameters."""
-        if self._optimizer is None:
+    def step(self, config: Any, norm: Tensor, lr: float, check: FiniteCheck) -> None:
+        """Clips the gradients, which have this norm, as the config says, and steps the parameters."""
+        if self._bucket is None:
             return
-        clip_gradients(self._gradients(), config.grad_clip, config.grad_clip_by)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        if config.grad_clip is not None:
+            clip_stacked_gradients(self._bucket.stack_of((_MIXER,)), self._bucket.gradients, norm, [config])
+        self._adam.set_rates({_MIXER: {OTHERS: lr}})
+        self._adam.step([_MIXER], check)
 
     def update_target(self, tau: float) -> None:
         """Moves the target network towards the mixer."""
@@ -60,13 +75,7 @@ class Mixing:
         """Returns the parameters and the optimizer's moments, as JSON data and tensors."""
         kept = {name: value.detach().cpu().clone() for name, value in self.mixer.state_dict().items()}
         slow = {name: value.detach().cpu().clone() for name, value in self.target.state_dict().items()}
-        moments = {}
-        if self._optimizer is not None:
-            names = [name for name, _ in self.mixer.named_parameters()]
-            state = self._optimizer.state
-            for name, parameter in zip(names, self.mixer.parameters(), strict=True):
-                moments[name] = {key: value.detach().cpu().clone() for key, value in state.get(parameter, {}).items()}
-        return {"mixer": kept, "target": slow, "adam": moments}
+        return {"mixer": kept, "target": slow, "adam": self._adam.get_state().get(_MIXER, [])}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned.
@@ -85,12 +94,6 @@ class Mixing:
             with torch.no_grad():
                 for name, value in own.items():
                     value.copy_(torch.as_tensor(saved[name]))
-        if self._optimizer is None:
-            return
-        for name, parameter in self.mixer.named_parameters():
-            moments = {key: torch.as_tensor(value).clone() for key, value in state["adam"].get(name, {}).items()}
-            if any(not math.isfinite(float(value.sum())) for value in moments.values()):
-                raise LearnerError(f"the saved moments of the mixer's {name} are not finite.")
-            self._optimizer.state[parameter] = {
-                key: value if key == "step" else value.to(parameter) for key, value in moments.items()
-            }
+        if self._bucket is not None:
+            row = self._bucket.row(_MIXER)
+            self._adam.set_state({_MIXER: state["adam"]}, lambda _: row)
