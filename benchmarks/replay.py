@@ -1,9 +1,9 @@
-"""Measures replay buffers, DQN and SAC: memory, the cost of drawing by the buffer's size, updates beside a bare loop.
+"""Measures replay buffers and their algorithms: memory, the cost of drawing, and updates beside a bare loop.
 
 The bare loop does the same work as one update of DQN, written by hand: it draws rows of plain arrays, computes the loss
 of double Q-learning with a target network, and steps Adam. One with priorities also keeps a binary tree of sums, and
-another one does the work of SAC, with three losses and three optimizers. Each runs in turn with ours, and the median of
-their ratios is printed.
+another one does the work of SAC, with three losses and three optimizers. A fourth one does that of QMIX or VDN for a
+team of three agents with one network. Each runs in turn with ours, and the median of their ratios is printed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from marl_connectors import (
     DQNConfig,
     EpisodeReplayBuffer,
     PrioritizedEpisodeReplayBuffer,
+    QMIXConfig,
     SACConfig,
     SingleAgentEpisode,
+    VDNConfig,
 )
+from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 OBS, ACTIONS, BATCH, HIDDEN = 18, 5, 256, 64
 LENGTH = 50
+AGENTS = 3
+TEAM_ROWS = 20_000
 
 
 def episodes(rows: int, rng: np.random.Generator, *, boxes: bool = False) -> list[SingleAgentEpisode]:
@@ -216,6 +221,78 @@ class BareSAC:
         optimizer.step()
 
 
+class BareTeam:
+    """QMIX or VDN by hand, on arrays of a team's transitions."""
+
+    def __init__(self, rows: int, batch: int, *, is_qmix: bool):
+        rng = self.rng = np.random.default_rng(0)
+        self.batch = batch
+        self.obs, self.new_obs = (rng.normal(size=(rows, AGENTS, OBS)).astype(np.float32) for _ in range(2))
+        self.actions = rng.integers(ACTIONS, size=(rows, AGENTS))
+        self.rewards = rng.normal(size=rows).astype(np.float32)
+        self.terminated = (rng.random(rows) < 1 / LENGTH).astype(np.float32)
+        layers = [nn.Linear(OBS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, ACTIONS)]
+        self.net = nn.Sequential(*layers)
+        self.mixer = QMixer(AGENTS, AGENTS * OBS, 32) if is_qmix else VDNMixer()
+        self.target_net, self.target_mixer = copy.deepcopy(self.net), copy.deepcopy(self.mixer)
+        self.parameters = [*self.net.parameters(), *self.mixer.parameters()]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=5e-4)
+
+    def update(self) -> None:
+        """Draws a batch of env steps and takes one gradient step."""
+        at = self.rng.integers(len(self.obs), size=self.batch)
+        columns = (self.obs, self.new_obs, self.actions, self.rewards, self.terminated)
+        obs, new_obs, actions, rewards, terminated = (torch.from_numpy(column[at]) for column in columns)
+        with torch.no_grad():
+            best = self.net(new_obs).argmax(-1, keepdim=True)
+            following = self.target_net(new_obs).gather(-1, best).squeeze(-1)
+            targets = rewards + 0.99 * (1 - terminated) * self.target_mixer(following, new_obs.flatten(1))
+        taken = self.net(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        loss = F.mse_loss(self.mixer(taken, obs.flatten(1)), targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 10.0)
+        self.optimizer.step()
+
+
+def team_run(config: Any, batch: int) -> Any:
+    """Returns a run of a team whose buffer is full."""
+    import gymnasium as gym
+    from pettingzoo import ParallelEnv
+
+    class Team(ParallelEnv):
+        metadata = {"name": "team"}
+        possible_agents = [f"agent_{i}" for i in range(AGENTS)]
+
+        def observation_space(self, agent: str) -> gym.Space:
+            return gym.spaces.Box(-np.inf, np.inf, (OBS,))
+
+        def action_space(self, agent: str) -> gym.Space:
+            return gym.spaces.Discrete(ACTIONS)
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            self.t, self.rng, self.agents = 0, np.random.default_rng(seed), list(self.possible_agents)
+            return self.seen(), {agent: {} for agent in self.agents}
+
+        def seen(self) -> dict[str, np.ndarray]:
+            return {agent: self.rng.normal(size=OBS).astype(np.float32) for agent in self.agents}
+
+        def step(self, actions: Any) -> Any:
+            self.t += 1
+            ended, agents = self.t == LENGTH, self.agents
+            rewards = {agent: float(self.rng.normal()) for agent in agents}
+            flags = dict.fromkeys(agents, ended), dict.fromkeys(agents, False)
+            found = (self.seen(), rewards, *flags, {agent: {} for agent in agents})
+            self.agents = [] if ended else agents
+            return found
+
+    config.environment(lambda _: Team()).rl_module(model_config={"fcnet_hiddens": (HIDDEN, HIDDEN)})
+    config.multi_agent(policies="shared").training(train_batch_size_per_learner=batch)
+    algo = config.debugging(seed=0).build_algo()
+    algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=TEAM_ROWS))
+    return algo
+
+
 def run_of(config: Any, hidden: int, *, boxes: bool) -> Any:
     """Returns a run whose buffer is full."""
     import gymnasium as gym
@@ -249,7 +326,7 @@ def updates(bare: Any, algo: Any, repeats: int, rounds: int) -> dict[str, float]
         ours = seconds(lambda: algo.replay._update_once({}), repeats)
         samples = iter([algo.env_runner.sample(num_timesteps=1) for _ in range(repeats)])
         ratios.append(by_hand / ours)
-        draws.append(seconds(lambda: algo.replay_buffer.sample(BATCH), repeats) / ours)
+        draws.append(seconds(lambda: algo.replay.draw(algo.replay_buffer.module_ids), repeats) / ours)
         additions.append(seconds(lambda: algo.replay_buffer.add(next(samples)), repeats) / ours)  # noqa: B023
     algo.stop()
     return {
@@ -284,6 +361,10 @@ def main() -> None:
     for hidden in (HIDDEN, 256):
         algo = run_of(SACConfig(), hidden, boxes=True)
         found[f"updates_SAC_{hidden}"] = updates(BareSAC(100_000, hidden), algo, args.repeats, args.rounds)
+    for name, config in (("VDN", VDNConfig), ("QMIX", QMIXConfig)):
+        for batch in (32, BATCH):
+            bare = BareTeam(TEAM_ROWS, batch, is_qmix=name == "QMIX")
+            found[f"updates_{name}_{batch}"] = updates(bare, team_run(config(), batch), args.repeats, args.rounds)
     print(json.dumps(found, indent=1))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
