@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ class EpisodeReplayBuffer:
         capacity: The greatest number of rows of each module. A row is a step, or the last observation of an episode.
         extra_columns: The recorded module outputs that are kept, such as ``state_out``.
         seed: The seed of what is drawn.
+        spill_folder: A folder for files that hold the columns, if the buffer may be larger than the memory; None to
+            hold them in memory. The files have no names, and are gone when the buffer is.
         num_samples: The number of times that steps were drawn.
         num_steps_sampled: The number of steps that were drawn.
         check_added: Called with the episodes that are to be added, so that a run can refuse them; None for no check.
@@ -35,13 +39,21 @@ class EpisodeReplayBuffer:
 
     check_added: Callable[[Iterable[Any]], None] | None = None
 
-    def __init__(self, capacity: int = 100_000, *, extra_columns: Sequence[str] = (), seed: int = 0):
+    def __init__(
+        self,
+        capacity: int = 100_000,
+        *,
+        extra_columns: Sequence[str] = (),
+        seed: int = 0,
+        spill_folder: str | os.PathLike[str] | None = None,
+    ):
         """Creates an empty buffer.
 
         Args:
             capacity: As above.
             extra_columns: As above.
             seed: As above.
+            spill_folder: As above.
 
         Raises:
             ConfigError: If the capacity is not a number of rows.
@@ -50,6 +62,7 @@ class EpisodeReplayBuffer:
         self.capacity = integer(min=2).check(capacity, name, "capacity")
         self.seed = integer(min=0).check(seed, name, "seed")
         self.extra_columns = tuple(extra_columns)
+        self.spill_folder = None if spill_folder is None else Path(spill_folder)
         self.num_samples = 0
         self.num_steps_sampled = 0
         self._rings: dict[ModuleID, RowRing] = {}
@@ -64,7 +77,7 @@ class EpisodeReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all arrays, in bytes."""
+        """The size of all arrays, in bytes: of memory or, with ``spill_folder``, of files."""
         return sum(ring.nbytes for ring in self._rings.values())
 
     @property
@@ -119,7 +132,7 @@ class EpisodeReplayBuffer:
             ring.add(chunks)
 
     def _new_ring(self, module_id: ModuleID) -> RowRing:
-        return RowRing(module_id, self.capacity, self.extra_columns)
+        return RowRing(module_id, self.capacity, self.extra_columns, spill_folder=self.spill_folder)
 
     def sample(
         self,

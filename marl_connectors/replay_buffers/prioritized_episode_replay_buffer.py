@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,18 +39,19 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
         beta: float = 0.4,
         extra_columns: Sequence[str] = (),
         seed: int = 0,
+        spill_folder: str | os.PathLike[str] | None = None,
     ):
         """Creates an empty buffer. The arguments are the attributes.
 
         Raises:
             ConfigError: If one of them is no such number.
         """
-        super().__init__(capacity, extra_columns=extra_columns, seed=seed)
+        super().__init__(capacity, extra_columns=extra_columns, seed=seed, spill_folder=spill_folder)
         self.alpha = number(min=0).check(alpha, type(self).__name__, "alpha")
         self.beta = number(min=0).check(beta, type(self).__name__, "beta")
 
     def _new_ring(self, module_id: ModuleID) -> RowRing:
-        return PrioritizedRowRing(module_id, self.capacity, self.extra_columns)
+        return PrioritizedRowRing(module_id, self.capacity, self.extra_columns, spill_folder=self.spill_folder)
 
     def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         assert isinstance(ring, PrioritizedRowRing)
@@ -90,14 +92,14 @@ class PrioritizedRowRing(RowRing):
         greatest: The greatest weight so far, which new steps get.
     """
 
-    def __init__(self, module_id: ModuleID, capacity: int, extra_columns: Sequence[str] = ()):
-        super().__init__(module_id, capacity, extra_columns)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.tree = SumTree(1)
         self.greatest = 1.0
 
     @property
     def nbytes(self) -> int:
-        """The memory of all arrays, in bytes."""
+        """The size of all arrays, in bytes."""
         return super().nbytes + self.tree.nbytes
 
     def set_priorities(self, positions: np.ndarray, weights: np.ndarray) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.replay_buffers.spilled_arrays import zeros
 from marl_connectors.spaces import from_json, to_json
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID, Tree
@@ -93,16 +95,25 @@ class RowRing:
         num_episodes_added: The number of agents' episodes of which steps were added.
     """
 
-    def __init__(self, module_id: ModuleID, capacity: int, extra_columns: Sequence[str] = ()):
+    def __init__(
+        self,
+        module_id: ModuleID,
+        capacity: int,
+        extra_columns: Sequence[str] = (),
+        *,
+        spill_folder: Path | None = None,
+    ):
         """Creates an empty ring, whose columns are allocated when the first chunks are added.
 
         Args:
             module_id: The module whose agents' steps these are.
             capacity: The greatest number of rows.
             extra_columns: Recorded module outputs that are kept where episodes have them.
+            spill_folder: Where the files are that hold the columns; None to hold them in memory.
         """
         self.module_id = module_id
         self.capacity = capacity
+        self.spill_folder = spill_folder
         self.extra_columns = tuple(extra_columns)
         self.num_lanes = 0
         self.num_rows = 0
@@ -119,9 +130,12 @@ class RowRing:
         self._open: dict[str, OpenEpisode] = {}
         self._free: list[tuple[int, int]] = []
 
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return zeros(shape, dtype, self.spill_folder)
+
     @property
     def nbytes(self) -> int:
-        """The memory of all arrays, in bytes."""
+        """The size of all arrays, in bytes."""
         columns = sum(leaf.nbytes for column in self.columns.values() for leaf in leaves(column))
         return columns + self.flags.nbytes + self.numbers.nbytes + self.written.nbytes
 
@@ -207,7 +221,7 @@ class RowRing:
         if not self.columns:
             size = self.num_rows * self.num_lanes
             for name, values in columns.items():
-                self.columns[name] = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), values)
+                self.columns[name] = tree_map(lambda leaf: self._zeros((size, *leaf.shape[1:]), leaf.dtype), values)
         places = self._places(chunks, counts)
         self._write(columns, counts, places, _end_flags(chunks))
         self.num_steps_added += int(counts.sum()) - len(counts)
@@ -344,7 +358,7 @@ class RowRing:
         new = self.positions(lanes, rows)
 
         def moved(leaf: np.ndarray) -> np.ndarray:
-            fresh = np.zeros((num_rows * num_lanes, *leaf.shape[1:]), leaf.dtype)
+            fresh = self._zeros((num_rows * num_lanes, *leaf.shape[1:]), leaf.dtype)
             fresh[new] = leaf[old]
             return fresh
 
@@ -418,7 +432,7 @@ class RowRing:
     def with_room(self, values: Any) -> np.ndarray:
         """Returns the first rows of an array, in one with room for all rows."""
         found = np.asarray(values)
-        whole = np.zeros((self.num_rows * self.num_lanes, *found.shape[1:]), found.dtype)
+        whole = self._zeros((self.num_rows * self.num_lanes, *found.shape[1:]), found.dtype)
         whole[: len(found)] = found
         return whole
 

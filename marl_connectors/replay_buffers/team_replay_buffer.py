@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
         agents: Mapping[ModuleID, Sequence[AgentID]],
         extra_columns: Sequence[str] = (),
         seed: int = 0,
+        spill_folder: str | os.PathLike[str] | None = None,
     ):
         """Creates an empty buffer.
 
@@ -45,16 +47,17 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             agents: All agents that can appear, by module.
             extra_columns: The recorded module outputs that are kept, such as ``state_out``, and ``env_state``.
             seed: The seed of what is drawn.
+            spill_folder: As for every buffer.
 
         Raises:
             ConfigError: If the capacity is not a number of rows.
         """
-        super().__init__(capacity, extra_columns=extra_columns, seed=seed)
+        super().__init__(capacity, extra_columns=extra_columns, seed=seed, spill_folder=spill_folder)
         self.agents = {module_id: tuple(own) for module_id, own in agents.items()}
         self._rings[_ALL] = self._new_ring(_ALL)
 
     def _new_ring(self, module_id: ModuleID) -> RowRing:
-        return TeamRing(self.capacity, self.agents, self.extra_columns)
+        return TeamRing(self.capacity, self.agents, self.extra_columns, spill_folder=self.spill_folder)
 
     @property
     def _ring_of_all(self) -> TeamRing:

@@ -15,6 +15,7 @@ row   env step       agent a      agent b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,15 +95,23 @@ class TeamRing(RowRing):
         spaces: The observation and action space of each module whose agents' steps were added.
     """
 
-    def __init__(self, capacity: int, agents: Mapping[ModuleID, Sequence[AgentID]], extra_columns: Sequence[str] = ()):
+    def __init__(
+        self,
+        capacity: int,
+        agents: Mapping[ModuleID, Sequence[AgentID]],
+        extra_columns: Sequence[str] = (),
+        *,
+        spill_folder: Path | None = None,
+    ):
         """Creates an empty ring.
 
         Args:
             capacity: The greatest number of env steps.
             agents: As above.
             extra_columns: Recorded module outputs that are kept where episodes have them.
+            spill_folder: As for every ring.
         """
-        super().__init__("all agents", capacity, extra_columns)
+        super().__init__("all agents", capacity, extra_columns, spill_folder=spill_folder)
         self.agents = {module_id: tuple(own) for module_id, own in agents.items()}
         self.spaces: dict[ModuleID, tuple[Any, Any]] = {}
         self._slots = {a: (m, slot) for m, own in self.agents.items() for slot, a in enumerate(own)}
@@ -226,7 +235,7 @@ class TeamRing(RowRing):
             number = 1 if key == ENVIRONMENT else len(self.agents[module_id])
             if key not in known:
                 shape = self.num_rows * self.num_lanes, number
-                known[key] = tree_map(lambda leaf, s=shape: np.zeros((*s, *leaf.shape[1:]), leaf.dtype), values)
+                known[key] = tree_map(lambda leaf, s=shape: self._zeros((*s, *leaf.shape[1:]), leaf.dtype), values)
             put(known[key], at_environment if key == ENVIRONMENT else at_agents, take(values, fresh))
 
     def has(self, name: str, module_id: ModuleID) -> bool:
