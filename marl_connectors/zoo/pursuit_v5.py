@@ -12,9 +12,12 @@ TASK = ZooTask(
     settings={
         "algo": "ppo",
         "policies": "shared",
-        "steps": 2_500_000,
+        "steps": 1_000_000,
         "eval_explore": True,
         "num_envs": 16,
+        # Each pursuer is paid for its own catches, instead of the mean of all, which says little about its own actions.
+        # The mean return of an agent is the same.
+        "env_config": {"shared_reward": False},
         "hidden": [256, 256],
         "learner_connector": ["NormalizeRewards"],
         "training": {
