@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import re
+import shlex
+import symtable
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,7 +19,9 @@ from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.parser import build_parser
+from marl_connectors.errors import OfflineDataError
 from marl_connectors.validators import declared
+from marl_connectors.zoo import find_task
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +39,11 @@ SMALLER = (
 )
 """What to replace in the pages' code so that it runs in seconds."""
 
+BUILD_ON_ONE_ANOTHER = "The code blocks of this page build on one another, from top to bottom."
+"""What a page says before its first code block, unless each block runs alone or says that it follows the one above."""
+FOLLOWS = "the code block above"
+"""What the paragraph before a block says, if the block needs the block above and the page does not say it of all."""
+
 ROW = re.compile(r"^\| `([^`]+)` \| `([^`]*)` \| (.+) \|$", re.MULTILINE)
 
 
@@ -40,8 +51,71 @@ def text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+class Block(NamedTuple):
+    """A block of Python code in a page."""
+
+    number: int
+    code: str
+    follows: bool
+
+
+def python_blocks(page: Path) -> list[Block]:
+    found = re.finditer(r"^```python\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+    paragraphs = ((match[1], text(page)[: match.start()].rstrip().rpartition("\n\n")[2]) for match in found)
+    return [
+        Block(number, code, FOLLOWS in " ".join(paragraph.split()))
+        for number, (code, paragraph) in enumerate(paragraphs, 1)
+    ]
+
+
+def builds_on_one_another(page: Path) -> bool:
+    return BUILD_ON_ONE_ANOTHER in text(page).partition("```python")[0]
+
+
+def programs(page: Path) -> list[list[Block]]:
+    """The code of a page as what a reader runs: all blocks in one program, or each alone with those that follow it."""
+    found: list[list[Block]] = []
+    for block in python_blocks(page):
+        if found and (block.follows or builds_on_one_another(page)):
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return found
+
+
+def undefined_names(code: str) -> set[str]:
+    """The names that some code uses, does not define itself, and Python does not have."""
+    module = symtable.symtable(code, "a block", "exec")
+    defined = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    used, scopes = set(), [module]
+    for scope in scopes:
+        names = (symbol for symbol in scope.get_symbols() if scope is module or symbol.is_global())
+        used |= {symbol.get_name() for symbol in names if symbol.is_referenced()}
+        scopes += scope.get_children()
+    return used - defined - vars(builtins).keys()
+
+
+def run(blocks: list[Block], page: Path) -> None:
+    namespace = {"__name__": "a_page"}
+    for block in blocks:
+        code = block.code
+        for pattern, smaller in SMALLER:
+            code = re.sub(pattern, smaller, code)
+        exec(compile(code, f"{page.name}, block {block.number}", "exec", dont_inherit=True), namespace)
+
+
+@pytest.fixture
+def ready_for_pages():
+    """One thread, as the pages recommend, and no warning of PettingZoo 1.27, which announces a registry of its own."""
+    pytest.importorskip("mpe2")
+    import torch
+
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
 
 
 def page_id(page: Path) -> str:
@@ -56,32 +130,54 @@ def test_the_readme_has_the_command_in_one_bash_block(name):
     assert found == [COMMANDS[name]]
 
 
+def test_the_other_commands_of_the_readme_train_tasks_of_the_zoo():
+    parser, _ = build_parser()
+    block = text(ROOT / "README.md").partition("\n. .venv/bin/activate\n")[2].partition("```")[0]
+    lines = [line.partition(" ")[2] for line in block.splitlines()]
+    commands = [parser.parse_args(shlex.split(line, comments=True)) for line in lines]
+    assert [args.command for args in commands] == ["zoo", "train", "train", "train"]
+    assert all(find_task(args.env) for args in commands if args.command == "train")
+
+
+def test_the_readme_is_read_in_a_minute():
+    assert len(text(ROOT / "README.md").splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
-def test_the_python_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("mpe2")
+def test_the_python_code_of_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch, capsys, ready_for_pages):
     if page.stem == "offline_data":
         pytest.importorskip("pyarrow")
     if page.stem == "deployment":
         for name in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(name)
-    import torch
-
-    monkeypatch.chdir(tmp_path)
     if page.stem == "cluster":
         use_fake_ray(monkeypatch)  # starting processes would take ten seconds
-    threads = torch.get_num_threads()
-    namespace = {"__name__": "a_page"}
-    try:
-        with warnings.catch_warnings():
-            # PettingZoo 1.27 announces a registry of its own; the pages use the API that all its versions have.
-            warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
-            torch.set_num_threads(1)
-            for number, code in enumerate(python_blocks(page), 1):
-                for pattern, smaller in SMALLER:
-                    code = re.sub(pattern, smaller, code)
-                exec(compile(code, f"{page.name}, block {number}", "exec", dont_inherit=True), namespace)
-    finally:
-        torch.set_num_threads(threads)
+    for number, program in enumerate(programs(page)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        run(program, page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_says_that_its_code_blocks_build_on_one_another_where_they_do(page):
+    need_others = {
+        block.number: undefined_names(block.code)
+        for block in python_blocks(page)
+        if not block.follows and undefined_names(block.code)
+    }
+    assert builds_on_one_another(page) == bool(need_others), need_others
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [(page, block) for page in PAGES for block in python_blocks(page) if block.follows],
+    ids=lambda of: page_id(of) if isinstance(of, Path) else str(of.number),
+)
+def test_a_block_that_says_it_follows_another_one_fails_alone(page, block, tmp_path, monkeypatch, ready_for_pages):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((NameError, OfflineDataError, ValueError)):  # of a name, of recorded episodes, of an export
+        run([block], page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

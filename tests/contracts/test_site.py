@@ -51,11 +51,13 @@ def test_the_code_of_the_notebook_runs(tmp_path, monkeypatch):
     pytest.importorskip("mpe2")
     import torch
 
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3", "the kernel that every installation has"
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     namespace: dict[str, object] = {"__name__": "notebook"}
     try:
-        for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
                 code = (
                     "".join(cell["source"])
