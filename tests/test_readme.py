@@ -187,6 +187,12 @@ def test_relative_links_of_a_page_lead_somewhere(page):
     assert [target for target in relative if not (page.parent / target).exists()] == []
 
 
+def test_decisions_are_numbered_one_after_another():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.stem[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    assert [text(page).partition(".")[0] for page in pages] == [f"# {number}" for number in range(1, len(pages) + 1)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_a_page_names_no_path_of_a_machine(page):
     assert re.findall(r"(?<![\w.:/-])/(?:home|work|tmp|opt|root|usr)\b", text(page)) == []
