@@ -45,6 +45,8 @@ MAMUJOCO = {
     "ManySegmentAnt": ("2x3",),
     "CoupledHalfCheetah": ("1p1",),
 }
+ENV_CONFIG = dict.fromkeys(("cooperative_pong_v6", "pistonball_v6"), {"render_mode": "rgb_array"})
+"""Settings without which agents see the same picture in all steps of an episode (in PettingZoo 1.27)."""
 GYMNASIUM = ("classic_control", "toy_text", "box2d", "mujoco")
 
 
@@ -86,7 +88,7 @@ def _of_suite(suite: str) -> Iterator[Case]:
             continue
         for form in ("parallel_env", "env"):
             if hasattr(module, form):
-                yield Case(suite, f"{name}:{form}")
+                yield Case(suite, f"{name}:{form}", ENV_CONFIG.get(name, {}))
                 if suite == "mpe2" and form == "parallel_env":
                     yield Case(suite, f"{name}:{form}", {"continuous_actions": True})
 

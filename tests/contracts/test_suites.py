@@ -75,6 +75,21 @@ def test_agents_with_like_spaces_share_a_policy(env, policies):
     assert policies_for(EnvSpec(env, {})) == policies
 
 
+@pytest.mark.parametrize("env", ["cooperative_pong_v6:parallel_env", "pistonball_v6:parallel_env"])
+def test_the_pictures_that_agents_see_change(env):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        skip_if_missing(Case("butterfly", env))
+        (case,) = (case for case in cases("butterfly") if case.env == env)
+        game = EnvSpec(case.env, case.env_config).sample_env
+        first, _ = game.reset(seed=0)
+        first = {agent: seen.copy() for agent, seen in first.items()}
+        for _ in range(10):
+            later, *_ = game.step({agent: game.action_space(agent).sample() for agent in game.agents})
+        game.close()
+    assert any((later[agent] != first[agent]).any() for agent in later)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", [*(name for name in SUITES if name != "marl_envs"), "gymnasium"])
 def test_every_environment_of_a_suite_is_trained_on(suite):
