@@ -4,8 +4,8 @@ The script trains a policy for CartPole, exports it, and serves the export with 
 episodes: it begins a session, posts observations, and gets actions. The script asks the server for the actions of one
 episode, and prints the episode's return, which is more than 15. It takes about 20 seconds.
 
-It needs more packages: pip install fastapi uvicorn onnx onnxscript onnxruntime. To serve an export that exists, which
-needs neither torch nor marl-connectors but fastapi, uvicorn, numpy and onnxruntime:
+It needs more packages, from the root of the repository: pip install -c constraints.txt -e ".[serving]". To serve an
+export that exists, which needs neither torch nor marl-connectors but fastapi, uvicorn, numpy and onnxruntime:
 
     python examples/serving/http_server.py runs/CartPole-v1-shared-seed0/export
     curl -X POST localhost:8000/sessions

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import urllib.error
+from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
-pytestmark = pytest.mark.slow
+from helpers.modules.policies_by_hand import make_policy
+
+SERVING = Path(__file__).parents[2] / "examples" / "serving"
+OBSERVATION = [0.1, 0.2, 0.3]
+WITHOUT_TORCH = f"""
+import json, sys
+from pathlib import Path
+
+sys.modules.update(torch=None, marl_connectors=None)  # importing one of them would raise an error
+import http_server as server
+
+with server.serving(server.make_app(Path(sys.argv[1]))) as address:
+    session = f"{{address}}/sessions/{{server.post(f'{{address}}/sessions')['session']}}"
+    print(json.dumps(server.post(f"{{session}}/act", {{"observations": {{"default_agent": {OBSERVATION}}}}})))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +36,19 @@ def _needs_onnx():
         pytest.importorskip(name)
 
 
+@pytest.fixture
+def server(example):
+    for name in ("fastapi", "uvicorn"):
+        pytest.importorskip(name)
+    return example("serving/http_server")
+
+
+@pytest.fixture
+def policy():
+    return make_policy((spaces.Box(-1.0, 1.0, (3,)), spaces.Box(0.0, 1.0, (2,))))
+
+
+@pytest.mark.slow
 def test_a_process_without_torch_plays_the_episode_that_load_policy_plays(example, capsys):
     example("serving/without_torch").main()
     found = re.findall(r"^(without torch|with load_policy): (.*)$", capsys.readouterr().out, re.MULTILINE)
@@ -23,26 +56,30 @@ def test_a_process_without_torch_plays_the_episode_that_load_policy_plays(exampl
     assert found[0][1] == found[1][1] and "agent_7" in found[0][1]
 
 
-def test_actions_come_over_http_and_wrong_requests_are_explained(example, tmp_path, capsys):
-    pytest.importorskip("fastapi")
-    pytest.importorskip("uvicorn")
-    server = example("serving/http_server")
+@pytest.mark.slow
+def test_a_trained_policy_plays_over_http(server, capsys):
     server.main()
     total = int(re.fullmatch(r"Return of an episode whose actions came over HTTP: (\d+)\n", capsys.readouterr().out)[1])
     assert total > 15
-    from gymnasium import spaces
 
-    from helpers.modules.policies_by_hand import make_policy
 
-    policy = make_policy((spaces.Box(-1.0, 1.0, (3,)), spaces.Box(0.0, 1.0, (2,))))
+def test_wrong_requests_are_explained(server, policy, tmp_path):
     with server.serving(server.make_app(policy.export_onnx(tmp_path / "export"))) as address:
         assert server.post(f"{address}/sessions") == {"session": 1}
-        answer = server.post(f"{address}/sessions/1/act", {"observations": {"default_agent": [0.1, 0.2, 0.3]}})
-        assert [len(action) for action in answer["actions"].values()] == [2]
+        answer = server.post(f"{address}/sessions/1/act", {"observations": {"default_agent": OBSERVATION}})
+        np.testing.assert_allclose(answer["actions"]["default_agent"], policy(np.float32(OBSERVATION)), rtol=1e-5)
         for session, observation, status, message in (
-            (2, [0.1, 0.2, 0.3], 404, "There is no session 2"),
+            (2, OBSERVATION, 404, "There is no session 2"),
             (1, [0.1], 422, "must have the shape"),
         ):
             with pytest.raises(urllib.error.HTTPError) as caught:
                 server.post(f"{address}/sessions/{session}/act", {"observations": {"default_agent": observation}})
             assert caught.value.code == status and message in caught.value.read().decode()
+
+
+def test_a_server_without_torch_and_this_library_answers_as_the_policy_does(server, policy, tmp_path):
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(policy.export_onnx(tmp_path / "export"))]
+    done = subprocess.run(command, cwd=SERVING, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    action = json.loads(done.stdout)["actions"]["default_agent"]
+    np.testing.assert_allclose(action, policy(np.float32(OBSERVATION)), rtol=1e-5)
