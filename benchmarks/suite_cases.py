@@ -45,7 +45,7 @@ MAMUJOCO = {
     "ManySegmentAnt": ("2x3",),
     "CoupledHalfCheetah": ("1p1",),
 }
-ENV_CONFIG = dict.fromkeys(("cooperative_pong_v6", "pistonball_v6"), {"render_mode": "rgb_array"})
+ENV_CONFIG = {name: {"render_mode": "rgb_array"} for name in ("cooperative_pong_v6", "pistonball_v6")}
 """Settings without which agents see the same picture in all steps of an episode (in PettingZoo 1.27)."""
 GYMNASIUM = ("classic_control", "toy_text", "box2d", "mujoco")
 
