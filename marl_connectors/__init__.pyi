@@ -154,7 +154,11 @@ from .offline.minari_data import to_minari as to_minari
 from .offline.parquet import from_parquet as from_parquet
 from .offline.parquet import to_parquet as to_parquet
 from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.episode_replay_buffer import MultiAgentEpisodeReplayBuffer as MultiAgentEpisodeReplayBuffer
 from .replay_buffers.joint_replay_buffer import JointReplayBuffer as JointReplayBuffer
+from .replay_buffers.prioritized_episode_replay_buffer import (
+    MultiAgentPrioritizedEpisodeReplayBuffer as MultiAgentPrioritizedEpisodeReplayBuffer,
+)
 from .replay_buffers.prioritized_episode_replay_buffer import (
     PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
 )

@@ -24,109 +24,138 @@ def name_of(path):
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("algorithms.ppo", "PPOConfig"),
-        ("algorithms.algorithm_config", "AlgorithmConfig"),
-        ("connectors.connector_v2", "ConnectorV2"),
-        ("connectors.connector_pipeline_v2", "ConnectorPipelineV2"),
-        ("connectors.common.add_observations_from_episodes_to_batch", "AddObservationsFromEpisodesToBatch"),
-        ("connectors.common.add_states_from_episodes_to_batch", "AddStatesFromEpisodesToBatch"),
-        ("connectors.common.add_time_dim_to_batch_and_zero_pad", "AddTimeDimToBatchAndZeroPad"),
-        ("connectors.common.agent_to_module_mapping", "AgentToModuleMapping"),
-        ("connectors.common.batch_individual_items", "BatchIndividualItems"),
-        ("connectors.common.module_to_agent_unmapping", "ModuleToAgentUnmapping"),
-        ("connectors.common.numpy_to_tensor", "NumpyToTensor"),
-        ("connectors.common.tensor_to_numpy", "TensorToNumpy"),
-        ("connectors.module_to_env.get_actions", "GetActions"),
-        ("connectors.module_to_env.listify_data_for_vector_env", "ListifyDataForVectorEnv"),
-        ("connectors.module_to_env.normalize_and_clip_actions", "NormalizeAndClipActions"),
-        ("connectors.module_to_env.remove_single_ts_time_rank_from_batch", "RemoveSingleTsTimeRankFromBatch"),
-        ("connectors.module_to_env.unbatch_to_individual_items", "UnBatchToIndividualItems"),
-        ("connectors.learner.add_columns_from_episodes_to_batch", "AddColumnsFromEpisodesToBatch"),
-        ("connectors.learner.add_columns_from_episodes_to_train_batch", "AddColumnsFromEpisodesToTrainBatch"),
-        ("connectors.learner.general_advantage_estimation", "GeneralAdvantageEstimation"),
-        ("core.columns", "Columns"),
-        ("core.learner.learner", "Learner"),
-        ("core.learner.learner_group", "LearnerGroup"),
-        ("core.rl_module.default_model_config", "DefaultModelConfig"),
-        ("core.rl_module.multi_rl_module", "MultiRLModule"),
-        ("core.rl_module.rl_module", "RLModule"),
-        ("core.rl_module.rl_module", "RLModuleSpec"),
-        ("env.env_runner", "EnvRunner"),
-        ("env.env_runner_group", "EnvRunnerGroup"),
-        ("env.multi_agent_env_runner", "MultiAgentEnvRunner"),
-        ("env.multi_agent_episode", "MultiAgentEpisode"),
-        ("env.single_agent_env_runner", "SingleAgentEnvRunner"),
-        ("env.single_agent_episode", "SingleAgentEpisode"),
-    ],
-)
-def test_a_documented_import_works(module, name):
-    assert hasattr(importlib.import_module(f"marl_connectors.{module}"), name)
-
-
 NAMES_OF_RLLIB = {
-    "algorithms": "Algorithm AlgorithmConfig PPO PPOConfig",
+    "algorithms": "Algorithm AlgorithmConfig BC BCConfig DQN DQNConfig MARWIL MARWILConfig PPO PPOConfig SAC SACConfig",
+    "algorithms.algorithm": "Algorithm",
+    "algorithms.algorithm_config": "AlgorithmConfig NotProvided",
+    "algorithms.bc": "BC BCConfig",
+    "algorithms.bc.bc": "BC BCConfig",
+    "algorithms.bc.torch.default_bc_torch_rl_module": "DefaultBCTorchRLModule",
     "algorithms.callbacks": "RLlibCallback",
+    "algorithms.dqn": "DQN DQNConfig",
+    "algorithms.dqn.default_dqn_rl_module": "DefaultDQNRLModule QF_PREDS",
+    "algorithms.dqn.dqn": "DQN DQNConfig",
+    "algorithms.dqn.dqn_learner": "DQNLearner QF_LOSS_KEY QF_MEAN_KEY QF_PREDS TD_ERROR_MEAN_KEY",
+    "algorithms.dqn.torch.default_dqn_torch_rl_module": "DefaultDQNTorchRLModule",
+    "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
+    "algorithms.marwil": "MARWIL MARWILConfig",
+    "algorithms.marwil.marwil": "MARWIL MARWILConfig",
+    "algorithms.marwil.marwil_learner": "MARWILLearner",
+    "algorithms.marwil.torch.marwil_torch_learner": "MARWILTorchLearner",
     "algorithms.ppo": "PPO PPOConfig",
-    "algorithms.ppo.ppo": "PPO PPOConfig",
+    "algorithms.ppo.default_ppo_rl_module": "DefaultPPORLModule",
+    "algorithms.ppo.ppo": "LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY LEARNER_RESULTS_CURR_KL_COEFF_KEY "
+    "LEARNER_RESULTS_KL_KEY LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY PPO PPOConfig",
+    "algorithms.ppo.ppo_learner": "PPOLearner",
     "algorithms.ppo.torch.default_ppo_torch_rl_module": "DefaultPPOTorchRLModule",
     "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
+    "algorithms.ppo.torch.ppo_torch_rl_module": "PPOTorchRLModule",
+    "algorithms.qmix": "QMIX QMIXConfig VDN VDNConfig",
+    "algorithms.sac": "SAC SACConfig",
+    "algorithms.sac.default_sac_rl_module": "DefaultSACRLModule",
+    "algorithms.sac.sac": "SAC SACConfig",
+    "algorithms.sac.sac_learner": "QF_LOSS_KEY QF_MEAN_KEY QF_PREDS QF_TWIN_LOSS_KEY QF_TWIN_PREDS SACLearner",
+    "algorithms.sac.torch.default_sac_torch_rl_module": "DefaultSACTorchRLModule",
+    "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",
     "callbacks.callbacks": "RLlibCallback",
     "connectors.common": "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
     "AgentToModuleMapping BatchIndividualItems NumpyToTensor TensorToNumpy",
-    "connectors.env_to_module": "EnvToModulePipeline FlattenObservations MeanStdFilter PrevActionsPrevRewards "
-    "WriteObservationsToEpisodes AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch "
-    "AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems NumpyToTensor",
+    "connectors.common.add_observations_from_episodes_to_batch": "AddObservationsFromEpisodesToBatch",
+    "connectors.common.add_states_from_episodes_to_batch": "AddStatesFromEpisodesToBatch",
+    "connectors.common.add_time_dim_to_batch_and_zero_pad": "AddTimeDimToBatchAndZeroPad",
+    "connectors.common.agent_to_module_mapping": "AgentToModuleMapping",
+    "connectors.common.batch_individual_items": "BatchIndividualItems",
+    "connectors.common.module_to_agent_unmapping": "ModuleToAgentUnmapping",
+    "connectors.common.numpy_to_tensor": "NumpyToTensor",
+    "connectors.common.tensor_to_numpy": "TensorToNumpy",
+    "connectors.connector_pipeline_v2": "ConnectorPipelineV2",
+    "connectors.connector_v2": "ConnectorV2",
+    "connectors.env_to_module": "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch "
+    "AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems EnvToModulePipeline FlattenObservations "
+    "MeanStdFilter NumpyToTensor PrevActionsPrevRewards WriteObservationsToEpisodes",
     "connectors.learner": "AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
-    "AddNextObservationsFromEpisodesToTrainBatch AddOneTsToEpisodesAndTruncate ComputeReturnsToGo "
-    "GeneralAdvantageEstimation LearnerConnectorPipeline AddObservationsFromEpisodesToBatch "
-    "AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems NumpyToTensor",
+    "AddNextObservationsFromEpisodesToTrainBatch AddObservationsFromEpisodesToBatch AddOneTsToEpisodesAndTruncate "
+    "AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems "
+    "ComputeReturnsToGo GeneralAdvantageEstimation LearnerConnectorPipeline NumpyToTensor",
+    "connectors.learner.add_columns_from_episodes_to_batch": "AddColumnsFromEpisodesToBatch",
+    "connectors.learner.add_columns_from_episodes_to_train_batch": "AddColumnsFromEpisodesToTrainBatch",
+    "connectors.learner.general_advantage_estimation": "GeneralAdvantageEstimation",
     "connectors.module_to_env": "GetActions ListifyDataForVectorEnv ModuleToAgentUnmapping ModuleToEnvPipeline "
     "NormalizeAndClipActions RemoveSingleTsTimeRankFromBatch TensorToNumpy UnBatchToIndividualItems",
-    "algorithms.algorithm_config": "AlgorithmConfig NotProvided",
-    "core": "COMPONENT_LEARNER COMPONENT_LEARNER_GROUP COMPONENT_RL_MODULE "
-    "Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID DEFAULT_POLICY_ID",
+    "connectors.module_to_env.get_actions": "GetActions",
+    "connectors.module_to_env.listify_data_for_vector_env": "ListifyDataForVectorEnv",
+    "connectors.module_to_env.normalize_and_clip_actions": "NormalizeAndClipActions",
+    "connectors.module_to_env.remove_single_ts_time_rank_from_batch": "RemoveSingleTsTimeRankFromBatch",
+    "connectors.module_to_env.unbatch_to_individual_items": "UnBatchToIndividualItems",
+    "core": "COMPONENT_LEARNER COMPONENT_LEARNER_GROUP COMPONENT_RL_MODULE Columns DEFAULT_AGENT_ID DEFAULT_MODULE_ID "
+    "DEFAULT_POLICY_ID",
+    "core.columns": "Columns",
     "core.distribution.distribution": "Distribution",
-    "core.distribution.torch.torch_distribution": "TorchCategorical TorchDiagGaussian TorchMultiCategorical "
-    "TorchMultiDistribution TorchSquashedGaussian",
+    "core.distribution.torch.torch_distribution": "TorchBernoulli TorchCategorical TorchDiagGaussian "
+    "TorchMultiCategorical TorchMultiDistribution TorchSquashedGaussian",
     "core.learner": "Learner LearnerGroup",
+    "core.learner.learner": "DEFAULT_OPTIMIZER ENTROPY_KEY LR_KEY Learner POLICY_LOSS_KEY VF_LOSS_KEY",
+    "core.learner.learner_group": "LearnerGroup",
     "core.learner.torch.torch_learner": "TorchLearner",
-    "core.learner.utils": "make_target_network",
+    "core.learner.utils": "make_target_network update_target_network",
     "core.rl_module": "MultiRLModule MultiRLModuleSpec RLModule RLModuleSpec",
-    "core.rl_module.apis": "InferenceOnlyAPI SelfSupervisedLossAPI TargetNetworkAPI ValueFunctionAPI",
+    "core.rl_module.apis": "InferenceOnlyAPI SelfSupervisedLossAPI TARGET_NETWORK_ACTION_DIST_INPUTS "
+    "TargetNetworkAPI ValueFunctionAPI",
     "core.rl_module.apis.inference_only_api": "InferenceOnlyAPI",
     "core.rl_module.apis.self_supervised_loss_api": "SelfSupervisedLossAPI",
-    "core.rl_module.apis.target_network_api": "TargetNetworkAPI",
+    "core.rl_module.apis.target_network_api": "TARGET_NETWORK_ACTION_DIST_INPUTS TargetNetworkAPI",
     "core.rl_module.apis.value_function_api": "ValueFunctionAPI",
+    "core.rl_module.default_model_config": "DefaultModelConfig",
+    "core.rl_module.multi_rl_module": "MultiRLModule MultiRLModuleSpec",
     "core.rl_module.rl_module": "DefaultModelConfig RLModule RLModuleSpec",
     "core.rl_module.torch": "TorchRLModule",
     "core.rl_module.torch.torch_rl_module": "TorchRLModule",
-    "env": "INPUT_ENV_SINGLE_SPACES INPUT_ENV_SPACES MultiAgentEnv",
-    "env.multi_agent_env": "MultiAgentEnv make_multi_agent",
+    "env": "INPUT_ENV_SINGLE_SPACES INPUT_ENV_SPACES MultiAgentEnv ParallelPettingZooEnv PettingZooEnv",
+    "env.env_runner": "EnvRunner",
+    "env.env_runner_group": "EnvRunnerGroup",
+    "env.multi_agent_env": "ENV_STATE MultiAgentEnv make_multi_agent",
+    "env.multi_agent_env_runner": "MultiAgentEnvRunner",
+    "env.multi_agent_episode": "MultiAgentEpisode",
+    "env.single_agent_env_runner": "SingleAgentEnvRunner",
+    "env.single_agent_episode": "SingleAgentEpisode",
     "env.wrappers.pettingzoo_env": "ParallelPettingZooEnv PettingZooEnv",
+    "utils": "one_hot override softmax try_import_torch",
     "utils.annotations": "override",
+    "utils.checkpoints": "Checkpointable",
+    "utils.error": "EnvError",
     "utils.framework": "try_import_torch",
-    "utils.metrics": "ENV_RUNNER_RESULTS EPISODE_RETURN_MEAN EVALUATION_RESULTS LEARNER_RESULTS "
-    "NUM_ENV_STEPS_SAMPLED_LIFETIME",
+    "utils.metrics": "ENV_RUNNER_RESULTS EPISODE_RETURN_MEAN EVALUATION_RESULTS LEARNER_CONNECTOR LEARNER_RESULTS "
+    "NUM_ENV_STEPS_SAMPLED_LIFETIME REPLAY_BUFFER_RESULTS TRAINING_ITERATION_TIMER",
     "utils.metrics.metrics_logger": "MetricsLogger",
-    "algorithms.bc": "BC BCConfig",
-    "algorithms.dqn": "DQN DQNConfig",
-    "algorithms.marwil": "MARWIL MARWILConfig",
-    "algorithms.qmix": "QMIX QMIXConfig VDN VDNConfig",
-    "algorithms.sac": "SAC SACConfig",
-    "utils.replay_buffers": "EpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
-    "utils.spaces.space_utils": "batch",
-    "utils.typing": "AgentID EpisodeType ModuleID ResultDict TensorType",
+    "utils.numpy": "convert_to_numpy one_hot softmax",
+    "utils.replay_buffers": "EpisodeReplayBuffer MultiAgentEpisodeReplayBuffer "
+    "MultiAgentPrioritizedEpisodeReplayBuffer PrioritizedEpisodeReplayBuffer",
+    "utils.replay_buffers.episode_replay_buffer": "EpisodeReplayBuffer",
+    "utils.replay_buffers.multi_agent_episode_buffer": "MultiAgentEpisodeReplayBuffer",
+    "utils.replay_buffers.multi_agent_prioritized_episode_buffer": "MultiAgentPrioritizedEpisodeReplayBuffer",
+    "utils.replay_buffers.prioritized_episode_buffer": "PrioritizedEpisodeReplayBuffer",
+    "utils.spaces.space_utils": "batch clip_action flatten_space flatten_to_single_ndarray get_base_struct_from_space "
+    "normalize_action unbatch unsquash_action",
+    "utils.torch_utils": "FLOAT_MAX FLOAT_MIN convert_to_torch_tensor explained_variance global_norm one_hot",
+    "utils.typing": "AgentID AgentToModuleMappingFn DeviceType EnvConfigDict EnvCreator EnvType EpisodeType "
+    "LearningRateOrSchedule ModuleID MultiAgentDict NamedParamDict NetworkType Optimizer Param PolicyID "
+    "RLModuleSpecType ResultDict ShouldModuleBeUpdatedFn StateDict TensorStructType TensorType",
 }
-"""Names that RLlib's examples and packages import, by module."""
+"""The names that code for RLlib imports, by module."""
 
 
 @pytest.mark.parametrize("module", NAMES_OF_RLLIB)
 def test_a_name_that_code_for_rllib_imports_exists(module):
     found = importlib.import_module(f"marl_connectors.{module}")
     assert [name for name in NAMES_OF_RLLIB[module].split() if not hasattr(found, name)] == []
+
+
+def test_the_names_of_all_files_at_paths_of_rllib_are_listed():
+    listed = {f"marl_connectors.{module}": set(names.split()) for module, names in NAMES_OF_RLLIB.items()}
+    for path in STUBS:
+        statements = ast.parse(path.read_text()).body[1:]
+        defined = {name.asname for s in statements if isinstance(s, ast.ImportFrom) for name in s.names}
+        assert defined <= listed.get(name_of(path), set()), name_of(path)
 
 
 @pytest.mark.parametrize("path", STUBS, ids=name_of)

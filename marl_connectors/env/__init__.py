@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from marl_connectors.env.wrappers.pettingzoo_env import ParallelPettingZooEnv as ParallelPettingZooEnv
+from marl_connectors.env.wrappers.pettingzoo_env import PettingZooEnv as PettingZooEnv
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnv as MultiAgentEnv
 
 INPUT_ENV_SPACES: Final = "__env__"

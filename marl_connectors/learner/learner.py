@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ from marl_connectors.rl_module.rl_module import RLModule, is_trainable
 from marl_connectors.rl_module.train_mode import set_train_mode
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+
+DEFAULT_OPTIMIZER: Final = "default_optimizer"
+"""The name of a registered optimizer that was given none."""
 
 
 class Learner(Checkpointable, ABC):
@@ -217,7 +220,7 @@ class Learner(Checkpointable, ABC):
         *,
         module_id: ModuleID,
         optimizer: torch.optim.Optimizer,
-        optimizer_name: str = "default_optimizer",
+        optimizer_name: str = DEFAULT_OPTIMIZER,
         params: Iterable[Tensor] | None = None,
         lr_or_lr_schedule: Schedule | None = None,
     ) -> None:
@@ -239,7 +242,7 @@ class Learner(Checkpointable, ABC):
         self.optimizers.register(module_id, optimizer, optimizer_name, params, lr_or_lr_schedule)
 
     def get_optimizer(
-        self, module_id: ModuleID = DEFAULT_MODULE_ID, optimizer_name: str = "default_optimizer"
+        self, module_id: ModuleID = DEFAULT_MODULE_ID, optimizer_name: str = DEFAULT_OPTIMIZER
     ) -> torch.optim.Optimizer:
         """Returns an optimizer that was registered."""
         return self.optimizers.get(module_id, optimizer_name)

@@ -130,3 +130,7 @@ class PrioritizedRowRing(RowRing):
         super().set_state(state)
         self._set_weights(self.with_room(state["weights"]))
         self.greatest = state["greatest"]
+
+
+MultiAgentPrioritizedEpisodeReplayBuffer = PrioritizedEpisodeReplayBuffer
+"""RLlib's name for a buffer of several agents' episodes; here one class does both."""

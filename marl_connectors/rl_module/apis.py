@@ -115,11 +115,14 @@ def follow(network: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves a target network towards its network, as ``update_target_networks`` does.
 
     Raises:
-        KeyError: If they have different parameters.
+        ModuleError: If they have different parameters.
     """
     own, slow = dict(network.named_parameters()), dict(target.named_parameters())
     if {n: p.shape for n, p in own.items()} != {n: p.shape for n, p in slow.items()}:
-        raise KeyError("other parameters")
+        raise ModuleError(
+            f"{type(target).__name__}: this target network has other parameters than its network, a "
+            f"{type(network).__name__}. Make it with make_target_network(network)."
+        )
     for name, parameter in own.items():
         slow[name].data.lerp_(parameter.detach(), tau)
     buffers = dict(network.named_buffers())

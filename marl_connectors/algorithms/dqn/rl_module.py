@@ -161,3 +161,7 @@ def _embedded(batch: Mapping[str, Any], encoder: nn.Module, rnn: nn.Module | Non
 def q_values(advantages: Tensor, value: Tensor | None) -> Tensor:
     """Returns ``[..., n]`` values of actions: of advantages and a value ``[..., 1]``, or as they are if it is None."""
     return advantages if value is None else value + advantages - advantages.mean(-1, keepdim=True)
+
+
+DefaultDQNTorchRLModule = DefaultDQNRLModule
+"""RLlib's name."""

@@ -209,3 +209,7 @@ def loss_and_gradients_of_rows(
 def _has_bonus(coefficients: MARWILCoefficients) -> bool:
     """Whether the loss has a bonus for log standard deviations, which has no closed form."""
     return isinstance(coefficients.logstd_coeff, Tensor) or coefficients.logstd_coeff > 0
+
+
+MARWILTorchLearner = MARWILLearner
+"""RLlib's name."""

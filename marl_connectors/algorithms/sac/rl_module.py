@@ -217,3 +217,7 @@ def flat_actions(actions: Tensor, space: Any) -> Tensor:
     """Returns ``[..., n]`` actions of a Box, which may have the space's shape."""
     shape = space.shape
     return actions.flatten(-len(shape)) if len(shape) > 1 and actions.shape[-len(shape) :] == shape else actions
+
+
+DefaultSACTorchRLModule = DefaultSACRLModule
+"""RLlib's name."""

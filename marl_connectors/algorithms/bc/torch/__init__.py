@@ -1,0 +1,1 @@
+"""RLlib's path to BC's default module."""

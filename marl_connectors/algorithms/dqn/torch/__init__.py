@@ -1,0 +1,1 @@
+"""RLlib's paths to DQN's learner and module."""

@@ -1,0 +1,1 @@
+"""RLlib's path to MARWIL's learner."""

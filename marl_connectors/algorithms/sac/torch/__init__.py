@@ -1,0 +1,1 @@
+"""RLlib's paths to SAC's learner and module."""
