@@ -40,6 +40,7 @@ from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts
 from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
@@ -606,7 +607,7 @@ def described_env(config: AlgorithmConfig, env: Any, spaces: Mapping[str, Any] |
 
     Args:
         config: The settings.
-        env: An environment, a vector of environments, or None.
+        env: An environment, a vector of environments such as an env runner's, or None.
         spaces: ``{"__env_single__": (observation space, action space)}``, where ``"__env__"`` and
             ``"default_policy"`` are accepted too; None to read the spaces of ``env``, or of the config's environment.
 
@@ -620,6 +621,12 @@ def described_env(config: AlgorithmConfig, env: Any, spaces: Mapping[str, Any] |
                 f"spaces: expected {{'__env_single__': (observation space, action space)}}, got {spaces!r}."
             )
         return GivenEnv(env, *found)
+    given_spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
+    if isinstance(env, VectorEnv):
+        sample = env.sub_envs[0].env  # None if it is in another process
+        if getattr(sample, "possible_agents", None):  # others would have to be reset to find their agents
+            return EnvSpec(type(env.envs[0]), {}, sample_env=sample, **given_spaces)
+        env = None
     single = getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None)
     if None not in single:
         return GivenEnv(env, *single)  # type: ignore[arg-type]
@@ -627,7 +634,7 @@ def described_env(config: AlgorithmConfig, env: Any, spaces: Mapping[str, Any] |
         setup = build_setup(config)
         close_env(setup.sample_env, setup.name)
         return setup
-    return EnvSpec(lambda: env, {}, observation_space=config.observation_space, action_space=config.action_space)
+    return EnvSpec(lambda: env, {}, **given_spaces)
 
 
 def multi_rl_module_spec(config: AlgorithmConfig, setup: Any, inference_only: bool | None) -> MultiRLModuleSpec:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
@@ -143,6 +144,16 @@ class EnvRunner:
     def module(self) -> RLModule | MultiRLModule:
         """The RLModule of a single agent, else the MultiRLModule."""
         return self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module
+
+    def get_spaces(self) -> dict[str, tuple[Space, Space]]:
+        """Returns observation and action spaces as RLlib does, for the builders of an AlgorithmConfig.
+
+        Those of the environment are under ``"__env__"`` and ``"__env_single__"`` (Dict spaces if there are several
+        agents), and those of each module under its id.
+        """
+        of_env: Any = self.env_to_module.input_observation_space, self.env_to_module.input_action_space
+        of_modules: dict[str, Any] = {m: (own.observation_space, own.action_space) for m, own in self.rl_module.items()}
+        return {"__env__": of_env, "__env_single__": of_env, **of_modules}
 
     def __repr__(self) -> str:
         return (

@@ -85,6 +85,7 @@ class EnvSpec:
         vector_entry_point: bool = False,
         action_mask_key: str | None = ACTION_MASK,
         reset_options: Mapping[str, Any] | None = None,
+        sample_env: Any = None,
     ):
         """Makes the sample environment and reads its agents and spaces.
 
@@ -99,6 +100,7 @@ class EnvSpec:
             action_mask_key: The key of observations or infos under which action masks are. None if masks are ignored;
                 the smoke test still obeys masks under ``"action_mask"``.
             reset_options: The ``options`` that the environment gets with every reset.
+            sample_env: What such a factory has made already; None to make the sample environment now.
 
         Raises:
             EnvError: If the environment cannot be made, or is of a kind that is not supported.
@@ -113,7 +115,7 @@ class EnvSpec:
         self._given = (observation_space, action_space)
         self.info_masks: dict[AgentID, Any] | None = None
         with Watched(lambda: f"{self.name}: making it"):
-            self.sample_env = self.factory()
+            self.sample_env = self.factory() if sample_env is None else sample_env
         self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
         self.agent_ids = agent_ids(self.sample_env, self.name)
         self._check_given()

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from marl_connectors import (
+    EnvRunner,
     MeanStdFilter,
     MultiAgentEnvRunner,
     MultiAgentEpisode,
@@ -121,6 +122,78 @@ def test_spaces_come_from_what_is_given(how):
     pipeline = config_of().build_env_to_module_connector(**given)
     assert pipeline.input_observation_space.shape == (4,)
     assert config_of().get_rl_module_spec(**given).build().action_space == spaces.Discrete(2)
+
+
+def noting(seen):
+    def build(env):
+        seen.append(type(env).__name__)
+        return []
+
+    return {"env_to_module_connector": build, "module_to_env_connector": build}
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "seen"),
+    [
+        ("CartPole-v1", {}, "TimeLimit"),
+        ("CartPole-v1", {"gym_env_vectorize_mode": "vector_entry_point"}, "CartPoleVectorEnv"),
+        ("CartPole-v1", {"num_env_workers": 1}, "TimeLimit"),
+        ("marl_envs.match_v0", {}, "MatchEnv"),
+        ("marl_envs.last_stone_v0:raw_env", {}, "LastStoneEnv"),
+        ("marl_envs.spread_v0:batched_env", {}, "SpreadBatch"),
+    ],
+)
+def test_the_vector_of_a_runner_stands_for_its_environment(env, settings, seen):
+    found = []
+    config = config_of(env).env_runners(**settings, **noting(found))
+    runner = EnvRunner(config=config)
+    runner.sample()
+    found.clear()
+    env_to_module = config.build_env_to_module_connector(env=runner.env)
+    module_to_env = config.build_module_to_env_connector(env=runner.env)
+    spec = config.get_multi_rl_module_spec(env=runner.env)
+    assert found == [seen] * 3
+    assert env_to_module.names() == runner.env_to_module.names()
+    assert module_to_env.names() == runner.module_to_env.names()
+    for pipeline in (env_to_module, module_to_env):
+        spaces_of_all = pipeline.input_observation_space, pipeline.input_action_space
+        assert spaces_of_all == runner.get_spaces()["__env_single__"]
+    assert {m: (own.observation_space, own.action_space) for m, own in spec.build().items()} == {
+        "default_policy": runner.get_spaces()["default_policy"]
+    }
+    runner.stop()
+
+
+def test_a_vector_is_not_reset_by_those_who_look_at_it():
+    config = config_of()
+    with_vector, alone = (SingleAgentEnvRunner(config=config) for _ in range(2))
+    for runner in (with_vector, alone):
+        runner.sample()
+    assert config.get_rl_module_spec(env=with_vector.env).build().action_space == spaces.Discrete(2)
+    after, expected = ([e.get_observations() for e in r.sample()] for r in (with_vector, alone))
+    assert all(map(np.array_equal, after, expected)) and len(after) == len(expected)
+    with_vector.stop()
+    alone.stop()
+
+
+def test_a_given_space_replaces_that_of_the_sub_environments():
+    wide = spaces.Box(-9.0, 9.0, (4,), np.float32)
+    config = config_of().environment(observation_space=wide)
+    runner = SingleAgentEnvRunner(config=config)
+    assert config.get_rl_module_spec(env=runner.env).build().observation_space == wide
+    runner.stop()
+
+
+def test_the_spaces_of_a_runner_build_the_other_parts():
+    config = config_of("marl_envs.match_v0").multi_agent(policies="independent")
+    runner = MultiAgentEnvRunner(config=config)
+    found = runner.get_spaces()
+    assert list(found) == ["__env__", "__env_single__", *runner.module]
+    assert found["__env__"] == found["__env_single__"] and found["__env__"][0].keys() == set(runner.module)
+    pipeline = config.build_learner_connector(*found["__env_single__"])
+    assert "AgentToModuleMapping" in pipeline.names()
+    assert list(config.get_multi_rl_module_spec(spaces=found).build()) == list(runner.module)
+    runner.stop()
 
 
 def test_a_pipeline_acts_with_a_module_of_a_spec():
