@@ -319,9 +319,14 @@ def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"count": count, "total": total, "values": values}
 
 
-def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
-    """Returns ``{"connectors": {pipeline: results}}`` for pipelines whose pieces have logged values, else ``{}``."""
-    found = {name: metrics for name, logger in loggers.items() if (metrics := logger.reduce())}
+def reduced(loggers: Mapping[str, MetricsLogger]) -> dict[str, dict[str, Any]]:
+    """Returns the metrics of several loggers by their names."""
+    return {name: logger.reduce() for name, logger in loggers.items()}
+
+
+def by_pipeline(logged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns ``{"connectors": {pipeline: metrics}}`` for pipelines whose pieces have logged values, else ``{}``."""
+    found = {name: metrics for name, metrics in logged.items() if metrics}
     return {"connectors": found} if found else {}
 
 

@@ -11,7 +11,7 @@ import torch
 from marl_connectors.algorithms.ppo import PPOConfig
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics
+from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, reduced
 
 VALUES = (1.0, 2.0, 4.0)
 EMA = 1.0399  # of 1, 2, 4 with 0.01; as RLlib 2.60 has it
@@ -149,8 +149,8 @@ def test_a_figure_has_no_figures_in_it(keys):
 
 def test_pipelines_without_figures_are_left_out():
     one, none = logged([2.0]), MetricsLogger()
-    assert by_pipeline(one=one, none=none) == {"connectors": {"one": {"x": 2.0}}}
-    assert by_pipeline(none=none) == {}
+    assert by_pipeline(reduced({"one": one, "none": none})) == {"connectors": {"one": {"x": 2.0}}}
+    assert by_pipeline(reduced({"none": none})) == {}
 
 
 # A whole algorithm.

@@ -8,7 +8,8 @@ from typing import Any
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, summarize
 from marl_connectors.learner.learner_group import LearnerGroup
-from marl_connectors.metrics import by_pipeline, with_logged
+from marl_connectors.metrics import by_pipeline, reduced, with_logged
+from marl_connectors.typing import ModuleID
 
 
 class EvaluationResults(dict[str, Any]):
@@ -55,12 +56,13 @@ def iteration_results(
         "num_episodes_lifetime": num_episodes,
         "num_env_steps_sampled_lifetime": num_steps[0],
     }
+    of_modules, of_learners = _logged(learners)
     return {
         "num_env_steps_sampled_lifetime": num_steps[0],
         "num_agent_steps_sampled_lifetime": num_steps[1],
         "time_this_iter_s": sample_s + update_s,
         "env_runners": with_logged(summarize(recent) | counts | lifetime, runners.callback_metrics),
-        "learners": learned,
+        "learners": {**learned, **{m: {**learned.get(m, {}), **own} for m, own in of_modules.items()}},
         "timers": {
             "training_iteration": sample_s + update_s,
             "env_runner_sampling_timer": sample_s,
@@ -72,8 +74,20 @@ def iteration_results(
             **_rates(runners),
         },
         **_fault_tolerance(runners, learners),
-        **by_pipeline(**runners.metrics, **{name: one.metrics for name, one in learners.learner.by_name.items()}),
+        **by_pipeline({**reduced(runners.metrics), **of_learners}),
     }
+
+
+def _logged(learners: LearnerGroup) -> tuple[dict[ModuleID, dict[str, Any]], dict[str, Any]]:
+    """Returns what learners and their pieces have logged: by module what is under a module's id, and all else."""
+    of_modules: dict[ModuleID, dict[str, Any]] = {}
+    of_learners: dict[str, dict[str, Any]] = {}
+    for name, learner in learners.learner.by_name.items():
+        logged = learner.metrics.reduce()
+        own = {key for key, value in logged.items() if key in learner.module and isinstance(value, dict)}
+        of_modules |= {module_id: logged[module_id] for module_id in own}
+        of_learners[name] = {key: value for key, value in logged.items() if key not in own}
+    return of_modules, of_learners
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -39,7 +39,7 @@ from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, listed
-from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
+from marl_connectors.metrics import MetricsLogger, by_pipeline, reduced, with_logged
 from marl_connectors.names import import_attribute
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
@@ -574,7 +574,7 @@ class EnvRunner:
     def get_metrics(self) -> dict[str, Any]:
         """Returns the metrics since the last call: ``summarize``, ``take_counts``, logs of callbacks and pieces."""
         found = summarize(self.take_finished()) | self.take_counts()
-        return with_logged(found, self.callback_metrics) | by_pipeline(**self.metrics)
+        return with_logged(found, self.callback_metrics) | by_pipeline(reduced(self.metrics))
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         """Sets the policy mapping function for episodes that begin from now on."""

@@ -35,7 +35,7 @@ from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTime
 from marl_connectors.env_runners.sample import Fragment, Sample
 from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state, without_episodes
 from marl_connectors.errors import ConfigError, EpisodeError
-from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, with_logged
+from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, reduced, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
@@ -687,7 +687,7 @@ def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
         loggers[name].set_state(merged_metrics([reply.metrics[name] for reply in replies]))
     found = summarize([replies[r].finished[place] for r, place in order]) | counts
     of_callbacks = loggers.pop("callbacks")
-    return with_logged(found, of_callbacks) | by_pipeline(**loggers)
+    return with_logged(found, of_callbacks) | by_pipeline(reduced(loggers))
 
 
 def _fragment(reply: Reply) -> Fragment:

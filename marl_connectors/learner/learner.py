@@ -64,7 +64,8 @@ class Learner(Checkpointable, ABC):
             config returned them.
         timestep: The number of steps sampled so far, by which schedules are evaluated: env steps, or agent steps with
             ``count_steps_by="agent_steps"``.
-        metrics: The metrics of the pieces of ``pipeline``.
+        metrics: The metrics that losses and the pieces of ``pipeline`` log. What is logged under a module's id, as in
+            ``metrics.log_value((module_id, "penalty"), penalty)``, is in the results of that module.
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
         num_gradient_steps: The number of gradient steps of the newest update so far.
@@ -78,7 +79,7 @@ class Learner(Checkpointable, ABC):
         self.pipeline = pipeline
         self.algorithm_pieces: Sequence[ConnectorV2] = ()
         self.timestep = 0
-        self.metrics = MetricsLogger()
+        self._metrics = MetricsLogger()
         self.pipeline_seconds = 0.0
         self.num_updates = 0
         self.num_gradient_steps = 0
@@ -301,6 +302,7 @@ class Learner(Checkpointable, ABC):
         try:
             return self._update(episodes, timesteps or {}, () if positions is None else positions)
         except BaseException:
+            self._recorded = None
             if self.ranks is not None:
                 self.ranks.leave()
             raise
@@ -397,7 +399,7 @@ class Learner(Checkpointable, ABC):
             rl_module=self.module,
             episodes=episodes,
             shared_data={} if self.ranks is None else {RANKS: self.ranks},
-            metrics=self.metrics if self._recorded is None else self._recorded,
+            metrics=self.metrics,
         )
 
     def _rows(self, batch: ColumnBatch, episodes: Sequence[Any], positions: Sequence[int]) -> list[GroupRows]:
@@ -587,6 +589,15 @@ class Learner(Checkpointable, ABC):
 
     # Together with other ranks.
 
+    @property
+    def metrics(self) -> MetricsLogger:
+        """The metrics; during an update with other ranks, those of this rank, which are combined at its end."""
+        return self._metrics if self._recorded is None else self._recorded
+
+    @metrics.setter
+    def metrics(self, metrics: MetricsLogger) -> None:
+        self._metrics = metrics
+
     def _begin_ranks(self) -> None:
         """Prepares an update with other ranks."""
         self._decided, self._recorded, self._buffers = {}, None, {}
@@ -646,6 +657,7 @@ class Learner(Checkpointable, ABC):
         self._loss_statistics.combine([results.terms for results in found])
         if any(is_state(results.pieces) for results in found):
             self.pipeline.set_state(self.pipeline.merge_states([results.pieces for results in found]))
+        self._recorded = None
         for key, value, settings in (call for results in found for call in results.logged):
             self.metrics.log_value(key, value, **settings)
         buffers = dict(self.module.named_buffers())

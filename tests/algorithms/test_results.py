@@ -1,4 +1,4 @@
-"""The results of an iteration with remote env runners and learners."""
+"""The results of an iteration: what losses and pieces log, and counts of remote env runners and learners."""
 
 from __future__ import annotations
 
@@ -8,8 +8,40 @@ import pytest
 
 from helpers.envs.scripted_envs import small_config
 from helpers.runs.fake_ray import use_fake_ray
+from marl_connectors import Columns, ConnectorV2
+from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.results import _fault_tolerance
 from marl_connectors.cluster.actor_pool import ActorLost
+
+
+class LoggingLearner(PPOLearner):
+    """Logs the rows of each loss, and replaces the entropy in the results."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        self.metrics.log_value((module_id, "rows"), len(batch[Columns.OBS]), reduce="sum")
+        self.metrics.log_dict({"entropy": 7.0}, key=module_id, window=1)
+        self.metrics.log_value("losses", 1, reduce="sum")
+        return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+
+class LoggingPiece(ConnectorV2):
+    def __call__(self, *, batch, metrics, **kwargs):
+        metrics.log_value("calls", 1, reduce="sum")
+        return batch
+
+
+def test_what_a_loss_logs_under_a_module_is_in_the_results_of_the_module():
+    config = small_config("marl_envs.match_v0").multi_agent(policies="independent")
+    config.learners(learner_class=LoggingLearner, learner_connector=lambda obs, act: LoggingPiece())
+    algo = config.build_algo()
+    for _ in range(2):
+        result = algo.train()
+        for own in result["learners"].values():
+            assert own["rows"] == own["num_module_steps_trained"] > 0
+            assert own["entropy"] == 7.0 and "policy_loss" in own
+        minibatches = len(result["learners"]) * 2  # 10 env steps in minibatches of 5
+        assert result["connectors"] == {"learner": {"losses": minibatches, "calls": 1}}
+    algo.stop()
 
 
 def remote_config():

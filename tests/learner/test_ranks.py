@@ -13,6 +13,7 @@ from helpers.runs.random_runs import described
 from helpers.runs.rank_configs import (
     CASES,
     batch_norm_config,
+    counting_config,
     items_config,
     life_config,
     mapped_config,
@@ -125,6 +126,13 @@ def test_values_that_pieces_log_are_those_of_all_ranks(pool):
     one, ranks = rank_updates(pool, items_config, lambda env: env % 2, 2)
     assert one.state["metrics"]
     assert [rank.state["metrics"] for rank in ranks] == [one.state["metrics"]] * 2
+
+
+def test_values_that_a_loss_logs_are_those_of_all_ranks(pool):
+    one, ranks = rank_updates(pool, counting_config, lambda env: env % 2, 2)
+    sums = [{m["key"][0]: m["total"] for m in own.state["metrics"]} for own in (one, *ranks)]
+    assert sums[0].keys() == set("abcd") and min(sums[0].values()) > 0
+    assert sums[1] == sums[2] == sums[0]
 
 
 def test_buffers_that_training_changes_are_the_same_on_all_ranks(pool):

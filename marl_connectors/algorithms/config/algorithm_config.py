@@ -656,11 +656,11 @@ class AlgorithmConfig:
                 changed[name] = function or _SHORT.repr(value)
         return changed
 
-    def copy(self) -> Self:
-        """Returns a copy that can be changed."""
+    def copy(self, copy_frozen: bool = False) -> Self:
+        """Returns a copy that can be changed, unless ``copy_frozen`` is True."""
         new = copy.copy(self)
         new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
-        new._is_frozen = False
+        new._is_frozen = copy_frozen
         new._module_configs = {}
         return new
 

@@ -90,6 +90,9 @@ def test_a_frozen_config_cannot_be_changed_but_its_copy_can():
     with pytest.raises(ConfigError, match=r"frozen, so 'lr' cannot be set. Change a .copy\(\) of it"):
         config.training(lr=0.2)
     assert config.copy().training(lr=0.2).lr == 0.2
+    assert config.copy(copy_frozen=False).training(lr=0.2).lr == 0.2
+    with pytest.raises(ConfigError, match="frozen"):
+        PPOConfig().copy(copy_frozen=True).training(lr=0.2)
     assert config.lr == 0.1
 
 

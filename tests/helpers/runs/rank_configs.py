@@ -39,6 +39,14 @@ class WithSGD(PPOLearner):
         self.register_optimizer(module_id=module_id, optimizer=optimizer, lr_or_lr_schedule=config.lr)
 
 
+class CountsRows(PPOLearner):
+    """Logs the rows of each loss."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        self.metrics.log_value((module_id, "rows"), len(batch[Columns.OBS]), reduce="sum")
+        return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+
 class Masks(ColumnConnector):
     """Leaves out about half of the steps of the loss: those whose observation says so."""
 
@@ -102,6 +110,10 @@ def make_life(env_config: dict[str, Any]) -> LifeEnv:
 
 def masked_config() -> PPOConfig:
     return life_config().learners(learner_connector=make_masks)
+
+
+def counting_config() -> PPOConfig:
+    return life_config().learners(learner_class=CountsRows)
 
 
 def items_config() -> PPOConfig:
