@@ -79,6 +79,12 @@ class _Watch(NamedTuple):
     on_progress: Callable[[int], Any] | None = None
     is_enough: Callable[[], bool] | None = None
 
+    def ends(self, num_done: int) -> bool:
+        """Reports the number of finished episodes, and returns whether playing stops before its time."""
+        if self.on_progress is not None:
+            self.on_progress(num_done)
+        return self.is_enough is not None and self.is_enough()
+
 
 _UNWATCHED = _Watch()
 
@@ -728,8 +734,11 @@ class Algorithm:
         seed: int | None = None,
         unstorable_infos: str = "error",
         on_progress: Callable[[int], Any] | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Plays whole episodes as ``evaluate`` does, and records them. Training is not affected.
+
+        If this fails or is interrupted, the episodes that are recorded by then are complete.
 
         Args:
             folder: The folder for the episodes, which must not hold others.
@@ -739,6 +748,7 @@ class Algorithm:
             seed: The seed of these episodes. If None, the seed is always the same one, derived from the run's.
             unstorable_infos: As for ``EpisodeWriter``.
             on_progress: As for ``evaluate``.
+            is_enough: As for ``evaluate``. If it ends the playing, fewer episodes are recorded, possibly none.
 
         Returns:
             The same keys as that of ``evaluate``.
@@ -754,17 +764,22 @@ class Algorithm:
             seed = derived_seed(self.seed, "record")
         integer(min=0).check(seed, "record", "seed")
         num_envs = min(num_episodes, config.num_envs)
-        pieces = self.offline_data.pieces
+        pieces, watch = self.offline_data.pieces, _Watch(None, on_progress, is_enough)
         with EpisodeWriter(folder, unstorable_infos=unstorable_infos, pieces=pieces) as writer:
             writer.begin()
             runner = self._runner(config, seed, num_envs)
             runner.in_evaluation = True
+
+            def ends(num_done: int) -> bool:
+                return watch.ends(writer.num_episodes + num_done)
+
             with self._borrowed(runner):
-                while writer.num_episodes < num_episodes:
+                expected = 0
+                while expected == writer.num_episodes < num_episodes:
                     some = min(num_episodes - writer.num_episodes, max(num_envs, _EPISODES_AT_A_TIME))
-                    writer.write(runner.sample(num_episodes=some, random_actions=at_random))
-                    if on_progress is not None:
-                        on_progress(writer.num_episodes)
+                    expected += some
+                    writer.write(runner.sample(num_episodes=some, random_actions=at_random, is_enough=ends))
+                watch.ends(writer.num_episodes)
                 return runner.get_metrics()
 
     def _begin_play(
@@ -821,9 +836,7 @@ class Algorithm:
             def is_enough(num_done: int) -> bool:
                 nonlocal so_far
                 so_far = num_done
-                if watch.on_progress is not None:
-                    watch.on_progress(num_done)
-                return time.monotonic() >= end or (watch.is_enough is not None and watch.is_enough())
+                return watch.ends(num_done) or time.monotonic() >= end
 
             runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
             return runner.get_metrics()

@@ -6,17 +6,23 @@ import argparse
 import contextlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import module_returns, spread, table
-from marl_connectors.algorithms.fitting.progress import PlayProgress
+from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
+from marl_connectors.cli import suggestions
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import checkpoint_named, load_algorithm
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.errors import ConfigError
+from marl_connectors.cli.training_run import BUILDING, WITH_ENDED_EPISODES
+from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.json_data import jsonable
+from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
+from marl_connectors.offline.shard import SUFFIX
 from marl_connectors.programs import PROGRAM, command
 
 RANDOM = "random"
@@ -27,29 +33,47 @@ def run(args: argparse.Namespace) -> int:
     """Records episodes as the parsed options say. Returns the exit status."""
     given = vars(args)
     _check(given)
-    EpisodeWriter(given["out"]).begin()
+    with EpisodeWriter(given["out"]) as writer:
+        writer.begin()  # its errors come before the policies are loaded; an empty folder is removed again
     use_threads(1)
-    number = given["episodes"]
+    gate = InterruptGate(stops=WITH_ENDED_EPISODES)
     with contextlib.redirect_stdout(sys.stderr) if given["json"] else contextlib.nullcontext():
-        algo = _algorithm(given)
+        with announced(BUILDING):
+            algo = _algorithm(given)
         try:
-            results = algo.record(
-                given["out"],
-                num_episodes=number,
-                explore=given["explore"] or None,
-                at_random=given["source"] == RANDOM,
-                seed=given["seed"],
-                unstorable_infos="drop" if given["drop_infos"] else "error",
-                on_progress=PlayProgress(number),
-            )
+            results = _recorded(algo, given, gate)
+        except KeyboardInterrupt as stop:
+            print(f"\nStopped at once. {_what_is_kept(given)}", flush=True)
+            return exit_status(stop)
+        except MarlConnectorsError:
+            if _num_written(given["out"]):
+                print(f"\nStopped by an error. {_what_is_kept(given)}", flush=True)
+            raise
         finally:
             algo.stop()
     if given["json"]:
-        found = {"source": given["source"], "out": given["out"], "episodes": number, "results": results}
+        found = {"source": given["source"], "out": given["out"], "episodes": given["episodes"]}
+        found |= {"results": results, "stopped": gate.is_requested()}
         print(json.dumps(jsonable(found), indent=2))
-        return 0
-    print(_as_text(given, results))
-    return 0
+    else:
+        print(_as_text(given, results), flush=True)
+    return 0 if gate.requested is None else exit_status(gate.requested)
+
+
+def _recorded(algo: Any, given: dict[str, Any], gate: InterruptGate) -> dict[str, Any]:
+    """Records episodes, those that have ended if a signal comes first. Returns their results."""
+    wanted = given["episodes"]
+    with gate, gate.iteration(), PlayProgress(wanted) as watch:
+        return algo.record(
+            given["out"],
+            num_episodes=wanted,
+            explore=given["explore"] or None,
+            at_random=given["source"] == RANDOM,
+            seed=given["seed"],
+            unstorable_infos="drop" if given["drop_infos"] else "error",
+            on_progress=watch,
+            is_enough=gate.is_requested,
+        )
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -82,8 +106,24 @@ def _algorithm(given: dict[str, Any]) -> Any:
     return settings.make_config().build_algo()
 
 
+def _num_written(out: str) -> int:
+    return EpisodeReader(out).num_episodes if any(Path(out).glob(f"*{SUFFIX}")) else 0
+
+
+def _what_is_kept(given: dict[str, Any]) -> str:
+    """Returns how many episodes are complete in the folder, and the commands to go on with."""
+    out, wanted, number = given["out"], given["episodes"], _num_written(given["out"])
+    if number == 0:
+        return "No episode was written. The same command begins anew."
+    lines = [f"{number} of {wanted} episodes are complete in {out}. Next:", f"  {command(PROGRAM, 'data', out)}"]
+    return "\n".join([*lines, f"  {suggestions.record_rest(given, number)}"] if number < wanted else lines)
+
+
 def _as_text(given: dict[str, Any], results: dict[str, Any]) -> str:
-    number, source = given["episodes"], given["source"]
+    number, source = results["num_episodes"], given["source"]
+    is_whole = number == given["episodes"]
+    if number == 0:
+        return f"\nStopped. {_what_is_kept(given)}"
     manner = "drawn" if given["explore"] else "the most likely ones"
     who = "at random" if source == RANDOM else f"with the policies of {source}, actions are {manner}"
     rows = [[module_id, spread(mean_and_std)] for module_id, mean_and_std in module_returns(results).items()]
@@ -91,6 +131,8 @@ def _as_text(given: dict[str, Any], results: dict[str, Any]) -> str:
         [
             f"{number} episode{'s' * (number != 1)} {who}. Return of an agent per episode:",
             table(["module", "mean ± std"], rows),
-            f"Written to {given['out']}. What is in it: {command(PROGRAM, 'data', given['out'])}",
+            f"Written to {given['out']}. What is in it: {command(PROGRAM, 'data', given['out'])}"
+            if is_whole
+            else f"\nStopped. {_what_is_kept(given)}",
         ]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,25 @@ def after_a_run(
         command(*words),
         resume(path, settings, settings.steps, done=max(steps_done, settings.steps), trusted=trusted),
     ]
+
+
+def record_rest(given: Mapping[str, Any], number: int) -> str:
+    """Returns the command that records the episodes which a recording lacks that was stopped, to another folder.
+
+    Args:
+        given: The parsed options of the recording.
+        number: The number of episodes that it has written.
+    """
+    words = [PROGRAM, "record", given["source"]]
+    for name, flag in (("env", "--env"), ("num_envs", "--num-envs")):
+        words += [flag, str(given[name])] if name in given else []
+    for key, value in given.get("env_config", ()):
+        words += ["--env-config", f"{key}={literal_text(value)}"]
+    for wrapper in given.get("wrappers", ()):
+        words += ["--wrap", wrapper]
+    words += ["--explore"] * given["explore"] + ["--drop-infos"] * given["drop_infos"] + _untrusted(given["trusted"])
+    rest = ("--episodes", given["episodes"] - number, "--seed", given["seed"] + 1, "--out", _free(Path(given["out"])))
+    return command(*words, *rest)
 
 
 def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunSettings:

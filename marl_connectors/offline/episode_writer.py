@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -82,12 +83,13 @@ class EpisodeWriter:
         self._file_number = self._size = self._blocks = self._episodes = self._rows = 0
         self._file: IO[bytes] | None = None
         self._is_begun = False
+        self._made: list[Path] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Closes the file."""
+        """Closes the writer."""
         self.close()
 
     def __repr__(self) -> str:
@@ -102,6 +104,7 @@ class EpisodeWriter:
         if self._is_begun:
             return
         try:
+            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room()
         except OSError as error:
@@ -181,7 +184,7 @@ class EpisodeWriter:
         try:
             self._file.write(header + block)
             self._file.flush()
-        except OSError:
+        except BaseException:  # also if a signal interrupts it
             self._file.close()
             self._file = None
             if self._size:
@@ -220,8 +223,13 @@ class EpisodeWriter:
             sync_directory(self.folder)
 
     def close(self) -> None:
-        """Completes the file. A later ``write`` begins another one."""
+        """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""
         self._close_file()
+        if self._is_begun and not self.num_samples:
+            self._is_begun = False
+            with contextlib.suppress(OSError):  # something else is in it by now
+                for path in self._made:
+                    path.rmdir()
 
     def get_state(self) -> dict[str, int]:
         """Returns how much is written, which is on disk then, for a writer that continues."""

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from helpers.episodes.little_chunks import chunk
@@ -41,6 +43,36 @@ def test_other_recorded_episodes_are_not_overwritten(tmp_path):
     with pytest.raises(OfflineDataError, match=r"holds recorded episodes already \(episodes-000000"):
         EpisodeWriter(tmp_path).write([chunk("m", 10, 1)])
     assert ids(tmp_path) == ["m0"]
+
+
+def test_a_folder_that_was_made_for_no_episode_is_removed(tmp_path):
+    with EpisodeWriter(tmp_path / "new" / "data") as writer:
+        writer.begin()
+        assert writer.folder.is_dir()
+        writer.close()
+        assert not (tmp_path / "new").exists()
+        writer.write([chunk("m", 0, 1)])
+    assert ids(tmp_path / "new" / "data") == ["m0"]
+    (tmp_path / "there").mkdir()
+    for folder in ("there", "there/new"):
+        with EpisodeWriter(tmp_path / folder) as writer:
+            writer.begin()
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_write_that_is_interrupted_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def interrupted(data):
+        file.write(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([chunk("m", 0, 1)])
+        file = writer._file
+        monkeypatch.setattr(writer, "_file", SimpleNamespace(write=interrupted, close=file.close))
+        with pytest.raises(KeyboardInterrupt):
+            writer.write([chunk("m", 10, 1)])
+        writer.write([chunk("m", 20, 1)])
+    assert ids(tmp_path) == ["m0", "m20"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
