@@ -6,13 +6,16 @@ import dataclasses
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from marl_connectors.cli.presets import base_settings, new_settings, task_for
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.spaces import describe
+
+_OF_MODULES: Final = {"algorithm_config_overrides_per_module", "policies_to_train", "rl_module_spec"}
+"""Settings that name modules."""
 
 
 def first_run() -> str:
@@ -105,15 +108,27 @@ def record_rest(given: Mapping[str, Any], number: int) -> str:
 
 
 def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunSettings:
-    """Returns the command for the same run with other policies if all agents can have them, else with another seed."""
+    """Returns the settings of another run: with other policies if all agents can have them, else with another seed."""
     agents = {str(agent_id) for agent_id in algo.agent_ids}
-    if len(agents) > 1 and len(agents) == len(algo.agent_ids):
+    if len(agents) > 1 and len(agents) == len(algo.agent_ids) and not _may_name_modules(settings, algo):
         if settings.mapping is not None or settings.policies.strip() != "independent":
             if agents >= set(seen):  # agents that the environment has not announced would have no module
                 return dataclasses.replace(settings, policies="independent", mapping=None, modules=None)
         elif len({_spaces(module) for module in algo.rl_module.values()}) == 1:
             return dataclasses.replace(settings, policies="shared", modules=None)
     return dataclasses.replace(settings, seed=settings.seed + 1)
+
+
+def _may_name_modules(settings: RunSettings, algo: Any) -> bool:
+    """Whether a run may have other settings that name its modules, and so do not fit other policies."""
+    own_mapping = "policy_mapping_fn" in (settings.training.get("evaluation_config") or {})
+    best = (settings.keep_best or "").split("/")
+    return (
+        settings.config is not None  # code of the user's
+        or own_mapping
+        or not _OF_MODULES.isdisjoint(settings.training)
+        or not {str(module_id) for module_id in algo.rl_module}.isdisjoint(best)
+    )
 
 
 def train_words(settings: RunSettings) -> list[str]:

@@ -95,7 +95,20 @@ KINDS = {
         *["own_envs:Crowd", "--env-config", "known=2", "--env-config", "sizes=(2, 3)", "--policies", "independent"]
     ],
     "a named folder": ["own_envs:Crowd", "--env-config", "known=2", "--out", "a folder/run"],
+    "some modules are trained": [
+        *["own_envs:Crowd", "--env-config", "known=2", "--policies", "independent"],
+        *["--set", "policies_to_train=['x_0']", "--keep-best", "env_runners/module_episode_returns/x_1/mean"],
+    ],
 }
+SEVERAL_ALGORITHMS = """
+from marl_connectors import DQNConfig, MixedConfig, PPOConfig
+
+ppo = PPOConfig().training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1)
+dqn = DQNConfig().training(train_batch_size_per_learner=8, num_steps_sampled_before_learning_starts=8)
+config = MixedConfig().environment("own_envs:Crowd", env_config={"known": 2}).algorithms({"x_0": ppo, "x_1": dqn})
+config.multi_agent(policies="independent").env_runners(num_envs_per_env_runner=2, num_env_workers=0)
+config.rl_module(model_config={"fcnet_hiddens": [4]})
+"""
 SLOW_KINDS = {
     "one agent": ["own_envs:Crowd", "--env-config", "names=5"],
     "several, independent": ["own_envs:Crowd", "--env-config", "known=2", "--policies", "independent"],
@@ -110,6 +123,14 @@ SLOW_KINDS = {
         *["own_envs:Crowd", "--env-config", "known=2", "--mapping", "own_envs:one_for_all", "--modules", "all,more"]
     ],
     "patterns": ["marl_envs.masked_v0", "--policies", "agent_0=x y,agent*=z"],
+    "the best of a module": [
+        *["own_envs:Crowd", "--env-config", "known=2"],
+        *["--keep-best", "min:env_runners/module_episode_returns/default_policy/std"],
+    ],
+    "settings of one module": [
+        *["own_envs:Crowd", "--env-config", "known=2", "--policies", "independent"],
+        *["--set", "algorithm_config_overrides_per_module={'x_1': {'lr': 0.1}}"],
+    ],
     "no check": ["own_envs:Crowd", "--no-env-check", "--env-config", "known=2"],
     "wrapped": ["own_envs:Crowd", "--env-config", "known=2", "--wrap", "own_envs.wrapped:1"],
     "many steps at once": ["own_envs:Crowd", "--steps", "3", "--env-config", "known=2"],
@@ -137,8 +158,8 @@ def suggested(text):
     return [shlex.split(line) for line in lines if line.startswith("  ")]
 
 
-def all_of_it_works(words, capsys):
-    given = [*TINY, *words] if "--steps" not in words else [*TINY[2:], *words]
+def all_of_it_works(words, capsys, tiny=TINY):
+    given = [*tiny, *words] if "--steps" not in words else [*tiny[2:], *words]
     assert main(["train", *given]) == 0
     commands = suggested(capsys.readouterr().out)
     assert [command[0] for command in commands].count("marl-connectors") == 3 and len(commands) == 4
@@ -155,6 +176,12 @@ def all_of_it_works(words, capsys):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_that_a_run_suggests_works(kind, folder, capsys):
     all_of_it_works(KINDS[kind], capsys)
+
+
+def test_every_command_that_a_run_of_several_algorithms_suggests_works(folder, capsys):
+    (folder / "mixed.py").write_text(SEVERAL_ALGORITHMS)
+    tiny = [*["--steps", "30", "--eval-episodes", "1", "--no-video"], "--config", "mixed.py"]
+    all_of_it_works(["--keep-best", "env_runners/module_episode_returns/x_0/mean"], capsys, tiny)
 
 
 @pytest.mark.slow
@@ -197,6 +224,13 @@ class Agents:
         ({}, [1, "1"], (2,), ["1"], {"seed": 1}),
         ({"policies": "independent"}, ["a", "b"], (2, 2), ["a"], {"policies": "shared"}),
         ({"policies": "independent", "seed": 4}, ["a", "b"], (2, 3), ["a"], {"seed": 5}),
+        ({"training": {"policies_to_train": ["0"]}}, ["a", "b"], (2,), ["a"], {"seed": 1}),
+        ({"training": {"evaluation_config": {"policy_mapping_fn": "m:f"}}}, ["a", "b"], (2,), ["a"], {"seed": 1}),
+        ({"training": {"evaluation_config": {"explore": True}}}, ["a", "b"], (2,), ["a"], {"policies": "independent"}),
+        ({"keep_best": "env_runners/module_episode_returns/0/mean"}, ["a", "b"], (2,), ["a"], {"seed": 1}),
+        ({"keep_best": "min:learners/0/vf_loss"}, ["a", "b"], (2,), ["a"], {"seed": 1}),
+        ({"keep_best": "env_runners/episode_len_mean"}, ["a", "b"], (2,), ["a"], {"policies": "independent"}),
+        ({"config": "mixed.py"}, ["a", "b"], (2,), ["a"], {"seed": 1}),
     ],
 )
 def test_other_policies_are_suggested_only_where_all_agents_can_have_them(settings, agent_ids, sizes, seen, other):
