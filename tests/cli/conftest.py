@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
+from marl_connectors.algorithms.fitting import saver
 from marl_connectors.cli import evaluate, training_run
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
@@ -46,6 +49,7 @@ class CommandLine:
 def command(tmp_path, monkeypatch, capsys):
     line = CommandLine(capsys)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saver, "_SOON_KEPT_S", math.inf)  # however busy the machine is
     monkeypatch.setattr(RunSettings, "build_algorithm", lambda settings: line.build(settings))
     monkeypatch.setattr(training_run, "load_algorithm", line.load)
     monkeypatch.setattr(evaluate, "load_algorithm", line.load)
