@@ -463,7 +463,8 @@ class Algorithm:
             The results of all iterations. ``results[-1]`` is the newest, and ``results.series(name)`` is a curve.
 
         Raises:
-            ConfigError: If it is not clear when training ends, or if the folder has the checkpoints of another run.
+            ConfigError: If it is not clear when training ends, if no result has a metric of ``stop``, or if the folder
+                has the checkpoints of another run.
             CheckpointError: If the folder cannot be written.
         """
         return fit(

@@ -58,7 +58,8 @@ def fit(
         keep_best: As there.
         progress: As there.
     """
-    conditions = StopConditions(stop, has_evaluations=algo.config.evaluation_interval is not None)
+    more = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    conditions = StopConditions(stop, algo.config, more)
     name, goal = _goal(amounts, _counts(algo), conditions)
     every = integer(min=1).check(checkpoint_every, WHO, "checkpoint_every")
     if keep_checkpoints is not None:

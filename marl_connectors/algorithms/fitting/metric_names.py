@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from marl_connectors.callbacks import CALLBACK_NAMES
@@ -39,7 +39,7 @@ def metrics_of(keep_best: str | None) -> list[tuple[str, ...]]:
     return [tuple(dict.fromkeys([keep_best, f"{place}/{RETURN}"]))]
 
 
-def why_missing(metric: str, names: Collection[str], config: Any) -> str:
+def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: bool | None = None) -> str:
     """Returns why results of a run have no metric, with the closest name; "" if they have it, or may have it later.
 
     Metrics of episodes appear when an episode has ended, those of evaluations with the first evaluation, and those of
@@ -49,6 +49,7 @@ def why_missing(metric: str, names: Collection[str], config: Any) -> str:
         metric: The metric, maybe with ``min:``.
         names: The names in the results so far, as ``leaves`` has them.
         config: The ``AlgorithmConfig`` of the run.
+        own_code: Whether code of the user's may log the metric later; None to find out.
     """
     name = metric.removeprefix(LOWEST)
     if name in names:
@@ -60,7 +61,9 @@ def why_missing(metric: str, names: Collection[str], config: Any) -> str:
     if place == EVALUATION and not of_evaluations:
         of_evaluations = {re.sub(f"^{TRAINING}/", f"{EVALUATION}/", each) for each in names}
     no_episode = not any(each.startswith(f"{TRAINING}/module_episode_returns/") for each in names)
-    if name in of_evaluations or (place in (EVALUATION, TRAINING) and no_episode) or _has_own_code(config):
+    if name in of_evaluations or (place in (EVALUATION, TRAINING) and no_episode):
+        return ""
+    if has_own_code(config) if own_code is None else own_code:
         return ""
     return f"no result is called {name!r}. {closest_metric(name, {*names, *of_evaluations})}"
 
@@ -91,13 +94,24 @@ def closest_metric(name: str, names: Collection[str]) -> str:
     return close if close.startswith("Did you mean") else f"Some results are: {', '.join(some[:12])}."
 
 
-def _has_own_code(config: Any) -> bool:
-    """Whether code of the user, which may log metrics of its own, takes part in a run."""
-    return any(_is_users(part) for part in _parts(config))
+def has_own_code(config: Any, callbacks: Sequence[Any] = ()) -> bool:
+    """Whether code of the user, which may log metrics of its own, takes part in a run.
+
+    Args:
+        config: The ``AlgorithmConfig`` of the run.
+        callbacks: Callbacks that are not in the config.
+    """
+    return any(_is_users(part) for part in (*_parts(config), *callbacks))
 
 
 def _parts(config: Any) -> Iterator[Any]:
-    for name in ("callbacks_class", "learner_class", *_CONNECTORS, *(f"callbacks_{each}" for each in CALLBACK_NAMES)):
+    for name in (
+        "algo_class",
+        "callbacks_class",
+        "learner_class",
+        *_CONNECTORS,
+        *(f"callbacks_{each}" for each in CALLBACK_NAMES),
+    ):
         value = getattr(config, name, None)
         yield from value if isinstance(value, (list, tuple)) else [value]
 

@@ -171,7 +171,7 @@ class RunFiles:
         self.logged_iteration = int(row["training_iteration"])
         if self._metrics:
             numbers = dict(scalars(row))
-            self.names.update(_names_of(row))
+            self.names.update(names_of(row))
             scores = {name: _score_of(name, numbers) for names in self._metrics for name in names}
             known = {name: score for name, score in scores.items() if score is not None}
             self._scores.append((row["training_iteration"], known))
@@ -296,10 +296,10 @@ def names_of_results(path: Path, checkpoint: Path) -> set[str]:
         CheckpointError: If the metrics are damaged.
     """
     rows, _ = read_metrics(path / METRICS, up_to=iteration_of(checkpoint))
-    return {name for row in rows for name in _names_of(row)}
+    return {name for row in rows for name in names_of(row)}
 
 
-def _names_of(row: Mapping[str, Any]) -> Iterator[str]:
+def names_of(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields the names of an iteration's numbers, also of those without a value."""
     return (name for name, value in leaves(row) if value is None or isinstance(value, (int, float)))
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import number
+from marl_connectors.algorithms.fitting.metric_names import EVALUATION, TRAINING, has_own_code, why_missing
 from marl_connectors.algorithms.fitting.progress import COUNTS
+from marl_connectors.algorithms.fitting.run_files import names_of
 from marl_connectors.callbacks.trackers import scalars
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 from marl_connectors.validators import number as is_number
 
@@ -25,12 +27,13 @@ class StopConditions:
         totals: The conditions on counts of the whole run, by their keys in the results.
     """
 
-    def __init__(self, stop: Stop | None, *, has_evaluations: bool = True):
+    def __init__(self, stop: Stop | None, config: Any, callbacks: Sequence[Any] = ()):
         """Checks the conditions.
 
         Args:
             stop: The lowest values of metrics that end the run, or a function of the results; None for no conditions.
-            has_evaluations: Whether the results have evaluations.
+            config: The ``AlgorithmConfig`` of the run.
+            callbacks: Callbacks that are not in the config.
 
         Raises:
             ConfigError: If they are neither, or can never be met.
@@ -44,23 +47,30 @@ class StopConditions:
         levels: Mapping[str, float] = stop if isinstance(stop, Mapping) else {}
         self._levels = {str(name): is_number().check(level, "fit", f"stop[{name!r}]") for name, level in levels.items()}
         for name in self._levels:
-            if name.startswith("evaluation/") and not has_evaluations:
-                of_training = f"env_runners/{name.removeprefix('evaluation/')}"
+            if name.startswith(f"{EVALUATION}/") and config.evaluation_interval is None:
+                of_training = f"{TRAINING}/{name.removeprefix(f'{EVALUATION}/')}"
                 raise ConfigError(
                     f"fit: stop[{name!r}] is never reached, because this run has no evaluations. Set "
                     f"config.evaluation(evaluation_interval=1), or use {of_training!r}."
                 )
         self.totals = {name: level for name, level in self._levels.items() if name in COUNTS.values()}
-        self._unknown = set(self._levels)
+        self._config = config
+        self._has_own_code = has_own_code(config, callbacks)
+        self._unknown, self._names = set(self._levels), set[str]()
 
     def __bool__(self) -> bool:
         return self._function is not None or bool(self._levels)
 
     def met_by(self, result: dict[str, Any]) -> str:
-        """Returns the condition that the result of an iteration meets, in words; "" if it meets none."""
+        """Returns the condition that the result of an iteration meets, in words; "" if it meets none.
+
+        Raises:
+            ConfigError: If a condition is on something that no result is called. Names the closest result.
+        """
         if self._levels:
-            values = dict(scalars(jsonable(result)))
-            self._warn_of_unknown(result, values)
+            row = jsonable(result)
+            values = dict(scalars(row))
+            self._check_names(row)
             for name, level in self._levels.items():
                 if name in values and values[name] >= level:
                     return f"{name} is {number(values[name])}, at least {number(level)}"
@@ -68,23 +78,16 @@ class StopConditions:
             return f"{getattr(self._function, '__name__', 'the function')} of stop= returned True"
         return ""
 
-    def _warn_of_unknown(self, result: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        """Logs a warning, once, for names that the first result and the first evaluation do not have.
-
-        It is no error, because callbacks may log a metric later.
-        """
+    def _check_names(self, row: Mapping[str, Any]) -> None:
+        """Refuses names that the results lack. It warns instead, once, if code of the user's may log them later."""
+        if not self._unknown:
+            return
+        self._names.update(names_of(row))
         for name in sorted(self._unknown):
-            if name.startswith("evaluation/") and "evaluation" not in result:
-                continue
-            self._unknown.remove(name)
-            if not _has(result, name):
-                _LOG.warning("fit: stop: no result is called %r so far. %s", name, did_you_mean(name, sorted(values)))
-
-
-def _has(result: Any, name: str) -> bool:
-    """Whether there is such a result, even if it is not a number yet, as a return before an episode has ended."""
-    for part in name.split("/"):
-        if not isinstance(result, Mapping) or part not in result:
-            return False
-        result = result[part]
-    return True
+            why = why_missing(name, self._names, self._config, own_code=False)
+            if why and not self._has_own_code:
+                raise ConfigError(f"fit: stop[{name!r}] is never reached: {why}")
+            if why:
+                _LOG.warning("fit: stop[%r] is not reached so far: %s", name, why)
+            if why or name in self._names:
+                self._unknown.remove(name)

@@ -92,11 +92,43 @@ def test_a_count_of_the_whole_run_is_reached_once(algo):
     assert len(quiet(algo, stop={"training_iteration": 5})) == 2
 
 
-def test_a_metric_that_no_result_has_is_named_once(algo, caplog):
-    quiet(algo, num_iterations=2, stop={"env_runners/episode_return_men": 1})
+@pytest.mark.parametrize("name", ["env_runners/episode_return_men", "env_runners"])
+def test_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(name, algo, tmp_path):
+    with pytest.raises(ConfigError, match=f"'{name}'. is never reached: no result is called '{name}'") as caught:
+        quiet(algo, stop={name: 1}, checkpoint_folder=tmp_path)
+    assert "Did you mean 'env_runners/" in str(caught.value)
+    assert (algo.iteration, names(tmp_path)) == (1, ["000001", "best", "latest"])
+    assert len(quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+
+
+@pytest.mark.parametrize("where", ["config", "call"])
+def test_a_metric_that_callbacks_may_log_later_is_only_warned_of(where, caplog):
+    def log(*, algorithm, result, **kwargs):
+        if algorithm.iteration == 3:
+            result["score"] = 5.0
+
+    config = match().callbacks(on_train_result=log) if where == "config" else match()
+    with config.build_algo() as algo:
+        results = quiet(algo, stop={"score": 5}, callbacks=log if where == "call" else None)
+        assert len(results) == 3 and results.stopped_by == "stop"
     [warning] = caplog.messages
-    assert "no result is called 'env_runners/episode_return_men' so far" in warning
-    assert "Did you mean 'env_runners/episode_return_mean'?" in warning
+    assert warning.startswith("fit: stop['score'] is not reached so far: no result is called 'score'.")
+
+
+def test_a_tracker_logs_no_metrics(algo, tmp_path):
+    with pytest.raises(ConfigError, match="no result is called 'score'"):
+        quiet(algo, stop={"score": 5}, callbacks=[TensorBoardTracker(folder=tmp_path)])
+
+
+def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
+    config = match().evaluation(evaluation_interval=2, evaluation_duration=1)
+    config.environment(env_config={"n_agents": 2, "ep_len": 25})  # an iteration has 10 steps of each sub-environment
+    wanted = {"env_runners/module_episode_returns/agent_0/mean": -1e9, "evaluation/episode_len_mean": 26}
+    with config.build_algo() as algo:
+        assert len(quiet(algo, num_iterations=5, stop=wanted)) == 3
+        with pytest.raises(ConfigError, match="Did you mean 'evaluation/episode_len_mean'"):
+            quiet(algo, num_iterations=5, stop={"evaluation/episode_len_man": 1})
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -338,7 +370,9 @@ def test_it_works_in_any_thread(algo):
     assert len(found[0]) == 2
 
 
-def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path):
+def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: 0.0))  # copies of the state take no time
+
     def fail(*, algorithm, **kwargs):
         if algorithm.iteration == 4:
             raise EnvError("the simulator is gone.")
