@@ -1253,7 +1253,7 @@ class Algorithm:
 
         return undo
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
+    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         """Sets everything but the settings."""
         with taking_over("counts"):
             self.seed = state["seed"]
@@ -1324,6 +1324,7 @@ class Algorithm:
         policies_to_train: ModulesToUpdate | None = None,
         new_episodes: bool = False,
         trusted: bool = True,
+        with_replay_buffers: bool = True,
     ) -> Self:
         """Builds the algorithm of a checkpoint, with its modules and state.
 
@@ -1340,12 +1341,15 @@ class Algorithm:
                 the code in their modules. With False, a checkpoint is refused if it names anything but this library's
                 own objects and known environments, or asks for remote env runners or learners that ``config`` does not
                 ask for; see docs/inference.md.
+            with_replay_buffers: Whether replay buffers are read, which may be large. If not, they are empty, which is
+                enough for an algorithm that only plays.
 
         Raises:
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments; or if ``config`` is of
                 another algorithm, or changes a setting that cannot change (docs/checkpoints.md).
         """
-        state, names = checkpoint_restore.algorithm_state(path), Names(trusted)
+        state = checkpoint_restore.algorithm_state(path, with_replay_buffers=with_replay_buffers)
+        names = Names(trusted)
         check_state(state)
         given = checkpoint_restore.given_settings(
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
@@ -1369,7 +1373,7 @@ class Algorithm:
                 algorithm._check_fits(state)
             algorithm._restore_changed_settings(state, tuple(given), names)
             with naming_changes(state, algorithm.config):
-                algorithm._apply(state, new_episodes)
+                algorithm._apply(state, new_episodes, with_replay_buffers)
         except BaseException:
             algorithm.stop()
             raise

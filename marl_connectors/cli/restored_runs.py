@@ -76,7 +76,8 @@ def load_algorithm(
         trusted: As in ``Algorithm.from_checkpoint``.
         new_episodes: As in ``Algorithm.from_checkpoint``.
         chosen: Settings that the user has chosen, and not the author of the checkpoint.
-        local: Whether everything is in this process, even if the run had remote env runners or learners.
+        local: Whether the algorithm only plays: everything is in this process, even if the run had remote env runners
+            or learners, and replay buffers are not read.
         source: The Python file or module with the run's config, if the user names one.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
@@ -90,8 +91,9 @@ def load_algorithm(
     state, changed = algorithm_state(checkpoint, with_replay_buffers=False), changed or {}
     check_state(state)
     own = {} if made is None else _without_names(made, state)
+    options: dict[str, Any] = {"trusted": trusted, "new_episodes": new_episodes, "with_replay_buffers": not local}
     if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
-        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
+        return Algorithm.from_checkpoint(checkpoint, **options)
     config = restored_config(state, None, own, Names(trusted))
     check_changeable(config, changed.keys() - _OF_OPTIONS)
     for name, value in changed.items():
@@ -109,7 +111,7 @@ def load_algorithm(
                     f"and connects to no cluster that a checkpoint names. Choose yourself: "
                     f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
                 )
-    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
+    return Algorithm.from_checkpoint(checkpoint, config=config, **options)
 
 
 def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:

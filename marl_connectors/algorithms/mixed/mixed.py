@@ -93,7 +93,8 @@ class Mixed(ReplayingAlgorithm):
         """Returns everything that the next iteration depends on, with the replay buffers."""
         return {**super().get_state(), "replays": {name: replay.get_state() for name, replay in self.replays.items()}}
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
-        super()._apply(state, new_episodes)
-        for name, replay in self.replays.items():
-            replay.set_state(state["replays"][name])
+    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+        super()._apply(state, new_episodes, with_replay_buffers)
+        if with_replay_buffers:
+            for name, replay in self.replays.items():
+                replay.set_state(state["replays"][name])

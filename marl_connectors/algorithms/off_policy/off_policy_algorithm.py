@@ -120,6 +120,7 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
         """Returns everything that the next iteration depends on, with the replay buffer."""
         return {**super().get_state(), "off_policy": self.replay.get_state()}
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
-        super()._apply(state, new_episodes)
-        self.replay.set_state(state["off_policy"])
+    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+        super()._apply(state, new_episodes, with_replay_buffers)
+        if with_replay_buffers:
+            self.replay.set_state(state["off_policy"])

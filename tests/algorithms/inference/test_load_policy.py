@@ -35,6 +35,7 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.cli.main import main
 from marl_connectors.errors import CheckpointError, ConnectorError, EpisodeError, MappingError, ModuleError
 from marl_envs import last_stone_v0, match_v0, recall_v0
 
@@ -599,6 +600,12 @@ def test_the_replay_buffer_is_not_read(tmp_path, kind):
     for module in (policy.rl_module["default_policy"], RLModule.from_checkpoint(place)):
         for name, value in module.get_state().items():
             np.testing.assert_array_equal(value, algo.get_module().get_state()[name])
+    playing = Algorithm.from_checkpoint(saved, with_replay_buffers=False)
+    assert playing.replays[own].buffer.get_num_timesteps() == 0
+    played = [each.evaluate(num_episodes=3, seed=1)["agent_episode_returns_mean"] for each in (playing, algo)]
+    assert played[0] == played[1]
+    for words in (["evaluate", "--episodes", "1"], ["record", "--episodes", "1", "--out", str(tmp_path / "data")]):
+        assert main([words[0], str(saved), *words[1:]]) == 0
 
 
 def test_what_has_no_name_has_to_be_passed(tmp_path):
