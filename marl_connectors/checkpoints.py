@@ -358,6 +358,16 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     return checkpoint
 
 
+def run_folders_of(path: str | os.PathLike[str]) -> set[Path]:
+    """Returns the folder of the run to which a checkpoint belongs; an empty set if it belongs to none.
+
+    Raises:
+        CheckpointError: As for ``find_checkpoint``.
+    """
+    checkpoint = find_checkpoint(path).resolve()
+    return {checkpoint.parent.parent} if checkpoint.parent.name == RUN_CHECKPOINTS else set()
+
+
 def _is_folder_name(name: str) -> bool:
     """Whether a string is a name within a folder, on any system, and cannot lead outside of the folder."""
     return name not in ("", ".", "..") and name.isprintable() and not set(name) & set('/\\:*?"<>|') and len(name) < 256

@@ -36,7 +36,7 @@ from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_se
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
-from marl_connectors.checkpoints import save_state
+from marl_connectors.checkpoints import run_folders_of, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -108,6 +108,8 @@ class Algorithm:
         metrics: The metrics that callbacks have logged.
         iteration: The number of completed calls of ``train()``.
         time_total_s: The seconds that these calls took.
+        run_folders: The folders that have checkpoints of this run: those of ``fit``, and that of the checkpoint from
+            which the algorithm was restored.
     """
 
     _has_warned_of_episodes = False
@@ -161,6 +163,7 @@ class Algorithm:
         self.metrics = MetricsLogger()
         self.iteration = 0
         self.time_total_s = 0.0
+        self.run_folders: set[Path] = set()
         self._num_evaluations = 0
         self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
@@ -1312,6 +1315,7 @@ class Algorithm:
             CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
         """
         self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
+        self.run_folders = run_folders_of(path)
         self.callbacks.call("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
@@ -1374,6 +1378,7 @@ class Algorithm:
             algorithm._restore_changed_settings(state, tuple(given), names)
             with naming_changes(state, algorithm.config):
                 algorithm._apply(state, new_episodes, with_replay_buffers)
+            algorithm.run_folders = run_folders_of(path)
         except BaseException:
             algorithm.stop()
             raise

@@ -20,6 +20,7 @@ from marl_connectors.algorithms.fitting.run_files import (
     best_iteration,
     go_back_to,
     is_number,
+    read_metrics,
     writing,
 )
 from marl_connectors.algorithms.fitting.saver import Saver
@@ -214,7 +215,7 @@ def _files(algo: Any, path: Path, *, keep_best: str | None, keep_checkpoints: in
     """Makes the folder of a run, or goes on in it.
 
     Raises:
-        ConfigError: If it has the files of another run, or later checkpoints.
+        ConfigError: If it has the files of another run, or later checkpoints of this one.
         CheckpointError: If it cannot be written, or its metrics are damaged.
     """
     if (path / CONFIG).exists():
@@ -223,16 +224,23 @@ def _files(algo: Any, path: Path, *, keep_best: str | None, keep_checkpoints: in
             f"marl-connectors train --resume {path}. Choose another folder."
         )
     newest = max((int(entry.name) for entry in _checkpoints(path / CHECKPOINTS)), default=0)
+    go_on = f"Continue with Algorithm.from_checkpoint({str(path)!r}), choose another folder, or delete"
+    is_own = path.resolve() in algo.run_folders
+    if not is_own and (newest or read_metrics(path / METRICS, up_to=algo.iteration)[0]):
+        raise ConfigError(
+            f"{WHO}: checkpoint_folder: {path} has the files of another run: this algorithm was neither restored from "
+            f"it nor saved in it. {go_on} this one."
+        )
     if newest > algo.iteration:
         raise ConfigError(
             f"{WHO}: checkpoint_folder: {path} has checkpoints up to iteration {newest}, but this algorithm is at "
-            f"iteration {algo.iteration}, so it would replace those of another run. Continue that run with "
-            f"Algorithm.from_checkpoint({str(path)!r}), choose another folder, or delete this one."
+            f"iteration {algo.iteration}, so it would replace them. {go_on} those after iteration {algo.iteration}."
         )
     with writing(path, RunFiles.RESUME):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         (path / METRICS).touch()
     go_back_to(path, algo.iteration, RunFiles.RESUME)
+    algo.run_folders.add(path.resolve())
     return RunFiles(path, keep_best, keep_checkpoints)
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -278,11 +279,46 @@ def test_no_folder_is_written_unless_one_is_wanted(algo, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_checkpoints_of_another_run_are_not_replaced(algo, tmp_path):
+@pytest.mark.parametrize("iterations", [0, 3, 5])
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_path, iterations, has_checkpoints):
     quiet(algo, num_iterations=3, checkpoint_folder=tmp_path)
-    with match().build_algo() as other, pytest.raises(ConfigError, match="checkpoints up to iteration 3, but this"):
-        quiet(other, num_iterations=1, checkpoint_folder=tmp_path)
-    assert names(tmp_path) == ["000003", "best", "latest"]
+    if not has_checkpoints:
+        shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with match().build_algo() as other:
+        if iterations:
+            quiet(other, num_iterations=iterations)
+        if not has_checkpoints and not iterations:  # the results of an attempt from which nothing can go on
+            assert len(quiet(other, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+            return
+        with pytest.raises(ConfigError, match="has the files of another run: this algorithm was neither restored"):
+            quiet(other, num_iterations=1, checkpoint_folder=tmp_path)
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        if has_checkpoints:
+            other.restore_from_path(tmp_path / "checkpoints/latest")
+            assert len(quiet(other, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+
+
+def test_a_run_may_have_several_folders_and_go_on_in_each_of_them(algo, tmp_path):
+    for number, folder in enumerate(("a", "b", "a"), 1):
+        results = quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / folder)
+        assert results.checkpoint == tmp_path / folder / f"checkpoints/{number:06d}"
+    with Algorithm.from_checkpoint(tmp_path / "a/checkpoints/000003") as restored:
+        assert len(quiet(restored, num_iterations=1, checkpoint_folder=tmp_path / "b/../a")) == 1
+        with pytest.raises(ConfigError, match="another run"):
+            quiet(restored, num_iterations=1, checkpoint_folder=tmp_path / "b")
+
+
+def test_later_checkpoints_of_the_run_are_not_replaced(algo, tmp_path):
+    quiet(algo, num_iterations=3, checkpoint_folder=tmp_path, checkpoint_every=1)
+    with Algorithm.from_checkpoint(tmp_path / "checkpoints/000001") as restored:
+        with pytest.raises(ConfigError, match=r"up to iteration 3, but .* delete those after iteration 1"):
+            quiet(restored, num_iterations=1, checkpoint_folder=tmp_path)
+        for name in ("000002", "000003"):
+            shutil.rmtree(tmp_path / "checkpoints" / name)
+        assert len(quiet(restored, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+    assert {"000001", "000002"} == set(names(tmp_path)) - {"best", "latest"}
 
 
 def test_the_folder_of_the_command_line_is_left_alone(algo, tmp_path):
