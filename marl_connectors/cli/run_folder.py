@@ -151,7 +151,7 @@ class RunFolder(RunFiles):
             CheckpointError: If the file cannot be written.
         """
         self.config = jsonable({**self.config, **changes})
-        with writing(self.path / CONFIG):
+        with writing(self.path / CONFIG, self.resume):
             _write_json(self.path / CONFIG, self.config)
 
     def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
@@ -177,12 +177,12 @@ class RunFolder(RunFiles):
         levels = {module_id: mean for module_id, (mean, _) in random_play.items()}
         picture = io.BytesIO()
         draw_curves(picture, self._series, levels, self.path.name)
-        with writing(self.path / CURVES):
+        with writing(self.path / CURVES, self.resume):
             replace_file(self.path / CURVES, picture.getvalue())
 
     def write_untrained_video(self, film: bytes) -> None:
         """Writes the GIF of an episode of the untrained modules."""
-        with writing(self.path / UNTRAINED_VIDEO):
+        with writing(self.path / UNTRAINED_VIDEO, self.resume):
             replace_file(self.path / UNTRAINED_VIDEO, film)
 
     @property
@@ -192,7 +192,7 @@ class RunFolder(RunFiles):
 
     def write_final(self, results: Mapping[str, Any]) -> None:
         """Writes ``final.json`` with the returns of the trained modules; it marks the run as finished."""
-        with writing(self.path / FINAL):
+        with writing(self.path / FINAL, self.resume):
             _write_json(self.path / FINAL, results)
 
 

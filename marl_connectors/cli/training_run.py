@@ -153,15 +153,15 @@ class _Training:
                     self._loop(gate)
                 except MarlConnectorsError as error:
                     if gate.requested is None:
-                        self._say_what_is_saved()
+                        self._say_what_is_saved(error)
                         raise
                     # A signal that stops the whole job often stops the environment's processes, too.
                     print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
                     return self._stopped_at_once(gate.requested, gate)
                 except KeyboardInterrupt as stop:
                     return self._stopped_at_once(stop, gate)
-                except BaseException:
-                    self._say_what_is_saved()
+                except BaseException as error:
+                    self._say_what_is_saved(error)
                     raise
                 folder = self._started_folder()
                 self.saver.save(folder, self.iteration)
@@ -187,10 +187,11 @@ class _Training:
         print(f"\nStopped at once. {late}{hint}", flush=True)
         return exit_status(stop)
 
-    def _say_what_is_saved(self) -> None:
+    def _say_what_is_saved(self, error: BaseException) -> None:
         """Saves the end of the last complete iteration after an error in the next one, and prints how to resume."""
         self._save_last()
-        if self.saver.saved_iteration >= 0:
+        says_it = isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError)  # as ``writing`` does
+        if self.saver.saved_iteration >= 0 and not says_it:
             print(
                 f"\nStopped by an error in iteration {self.iteration + 1}. The latest checkpoint is of iteration "
                 f"{self.saver.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
@@ -503,6 +504,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
         folder = _reopened(path, checkpoint, settings, algo, given)
+        folder.resume = suggestions.resume(path, settings, config["command"].get("steps"), trusted=trusted)
         if changed != config.get(CHANGED, {}) or "config" in given:
             _keep_changes(folder, before, settings, algo, changed)
     except BaseException:

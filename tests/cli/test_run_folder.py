@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import shlex
 import shutil
 from pathlib import Path
 
@@ -430,6 +431,21 @@ def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, 
     assert (RUN / "checkpoints/latest").read_text() == saved + "\n"
     assert [each for each in names if each.startswith(".")] == []
     assert command("train", "--resume", "run") == 0
+    assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "curves.png", ".final.json"])
+def test_the_line_for_a_full_disk_is_the_only_one_that_says_how_to_go_on_and_has_all_options(
+    command, monkeypatch, name
+):
+    assert command("train", "fake_env", "--steps", "200", "--checkpoint-every", "1", "--out", "run") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", full_disk(command, name, iteration=3))
+        assert command("train", "--resume", "run", "--steps", "500", "--untrusted") == 2
+    assert command.err.count("\n") == 1 and "Resume with" not in command.out
+    words = shlex.split(command.err.partition("continue with: ")[2])
+    assert words[-5:] == ["--resume", "run", "--steps", "500", "--untrusted"]
+    assert command(*words[words.index("train") :]) == 0
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4, 5]
 
 

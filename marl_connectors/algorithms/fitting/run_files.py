@@ -48,10 +48,11 @@ class RunFiles:
         keep_best: The metric by which the best checkpoint is chosen, as in ``Algorithm.fit``.
         keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
         logged_iteration: The newest iteration in the metrics; 0 if there is none.
+        resume: How the run is resumed, as for ``writing``.
     """
 
     RESUME: ClassVar[str] = "Algorithm.from_checkpoint(FOLDER).fit(...)"
-    """How a run is resumed."""
+    """How a run is resumed that has nothing of its own to say."""
     _option: ClassVar[str] = "keep_best"
     """What users call the setting ``keep_best``."""
 
@@ -65,13 +66,14 @@ class RunFiles:
         self._has_warned = False
         self._in_between: Path | None = None
         self.logged_iteration = 0
+        self.resume = self.RESUME
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
 
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics."""
         row = jsonable(result)
-        with writing(self.path / METRICS, self.RESUME), open(self.path / METRICS, "ab") as file:
+        with writing(self.path / METRICS, self.resume), open(self.path / METRICS, "ab") as file:
             file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._remember(row)
 
@@ -87,7 +89,7 @@ class RunFiles:
             CheckpointError: If the checkpoint cannot be written. The previous checkpoint then stays the latest.
         """
         checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
-        with writing(checkpoint, self.RESUME):
+        with writing(checkpoint, self.resume):
             sync_file(self.path / METRICS)
             algo.save_to_path(checkpoint)
             replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
