@@ -79,7 +79,6 @@ class RunFolder(RunFiles):
         last_steps: Agent steps at the last iteration that was logged.
     """
 
-    RESUME = ""  # the command for this folder
     _option = "--keep-best"
 
     def __init__(self, path: Path, config: dict[str, Any], baselines: dict[str, Any], **keep: Any) -> None:
@@ -88,6 +87,7 @@ class RunFolder(RunFiles):
         self.last_steps = 0
         self._series: dict[str, list[tuple[int, float, float]]] = {}
         super().__init__(path, **keep)
+        self.resume = ""  # the command for this folder
 
     @classmethod
     def create(
@@ -133,7 +133,7 @@ class RunFolder(RunFiles):
         """
         config, baselines = read_config(path), read_baselines(path)
         iteration = iteration_of(checkpoint)
-        if missing := go_back_to(path, iteration, cls.RESUME):
+        if missing := go_back_to(path, iteration):
             _LOG.warning(
                 "%s has no rows of %d of the %d iterations until the checkpoint. The run continues without them; they "
                 "will be missing in its curves.",

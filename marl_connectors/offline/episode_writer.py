@@ -104,7 +104,7 @@ class EpisodeWriter:
         if self._is_begun:
             return
         try:
-            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+            self._made += [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room()
         except OSError as error:
@@ -185,15 +185,20 @@ class EpisodeWriter:
             self._file.write(header + block)
             self._file.flush()
         except BaseException:  # also if a signal interrupts it
-            self._file.close()
-            self._file = None
-            if self._size:
-                os.truncate(self._path(), self._size)
-            else:
-                self._path().unlink()
-            self._is_begun = False  # a later call continues after the last whole block
+            self._keep_whole_blocks()
             raise
         self._size += len(header) + len(block)
+
+    def _keep_whole_blocks(self) -> None:
+        """Closes the file after a write that has failed. A later call continues after the last whole block."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # it may try to write the rest again
+                self._file.close()
+        self._file, self._is_begun = None, False
+        if self._size:
+            os.truncate(self._path(), self._size)
+        else:
+            self._path().unlink()
 
     def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
         if key not in self._dropped:
@@ -209,8 +214,12 @@ class EpisodeWriter:
         """Completes the file."""
         if self._file is None:
             return
-        self._file.write(encoded_end(self._blocks, self._episodes))
-        self._sync()
+        try:
+            self._file.write(encoded_end(self._blocks, self._episodes))
+            self._sync()
+        except OSError as error:
+            self._keep_whole_blocks()
+            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
         self._file.close()
         self._file = None
         self._file_number += 1
@@ -225,11 +234,11 @@ class EpisodeWriter:
     def close(self) -> None:
         """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""
         self._close_file()
-        if self._is_begun and not self.num_samples:
+        if not self.num_samples:
             self._is_begun = False
             with contextlib.suppress(OSError):  # something else is in it by now
-                for path in self._made:
-                    path.rmdir()
+                while self._made:
+                    self._made.pop(0).rmdir()
 
     def get_state(self) -> dict[str, int]:
         """Returns how much is written, which is on disk then, for a writer that continues."""

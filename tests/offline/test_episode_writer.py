@@ -1,3 +1,5 @@
+import errno
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from helpers.episodes.little_chunks import chunk
 from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
+from marl_connectors.offline import episode_writer
 
 
 def ids(folder):
@@ -58,6 +61,57 @@ def test_a_folder_that_was_made_for_no_episode_is_removed(tmp_path):
         with EpisodeWriter(tmp_path / folder) as writer:
             writer.begin()
     assert list((tmp_path / "there").iterdir()) == []
+
+
+class FullFile:
+    """Takes some bytes of all that is written, and fails again when it is closed, as files with a buffer do."""
+
+    def __init__(self, path, mode, room):
+        self.file, self.room = open(path, mode), room  # noqa: SIM115  # closed by close()
+
+    def write(self, data):
+        part = data[: self.room]
+        self.room -= self.file.write(part)
+        if len(part) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self):
+        self.file.close()
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def on_a_disk_with_room(monkeypatch, room):
+    monkeypatch.setattr(episode_writer, "open", lambda path, mode: FullFile(path, mode, room), raising=False)
+
+
+@pytest.mark.parametrize("starts", [[0], [0, 10]], ids=["no room for the end", "no room for the second block"])
+def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
+    def write(folder, starts):
+        with EpisodeWriter(tmp_path / folder) as writer:
+            for start in starts:
+                writer.write([chunk("m", start, 1)])
+            return writer.position()["size"]
+
+    size = write("whole", [0])
+    on_a_disk_with_room(monkeypatch, size + 1)
+    with pytest.raises(OfflineDataError, match=r"episodes-000000\.episodes cannot be written: .*No space left"):
+        write("data", starts)
+    (file,) = (tmp_path / "data").iterdir()
+    assert file.stat().st_size == size
+    assert ids(tmp_path / "data") == ["m0"] and not EpisodeReader(tmp_path / "data", check_all=True).damages
+
+
+def test_a_full_disk_leaves_no_empty_folder(tmp_path, monkeypatch):
+    on_a_disk_with_room(monkeypatch, 50)
+    with EpisodeWriter(tmp_path / "new" / "data") as writer:
+        for _ in range(2):
+            with pytest.raises(OfflineDataError, match="No space left on device"):
+                writer.write([chunk("m", 0, 1)])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_write_that_is_interrupted_leaves_the_file_as_it_was(tmp_path, monkeypatch):

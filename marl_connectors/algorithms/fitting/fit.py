@@ -21,6 +21,7 @@ from marl_connectors.algorithms.fitting.run_files import (
     go_back_to,
     is_number,
     read_metrics,
+    resume_in_python,
     writing,
 )
 from marl_connectors.algorithms.fitting.saver import Saver
@@ -236,10 +237,11 @@ def _files(algo: Any, path: Path, *, keep_best: str | None, keep_checkpoints: in
             f"{WHO}: checkpoint_folder: {path} has checkpoints up to iteration {newest}, but this algorithm is at "
             f"iteration {algo.iteration}, so it would replace them. {go_on} those after iteration {algo.iteration}."
         )
-    with writing(path, RunFiles.RESUME):
+    resume = resume_in_python(path) if newest else ""
+    with writing(path, resume):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         (path / METRICS).touch()
-    go_back_to(path, algo.iteration, RunFiles.RESUME)
+    go_back_to(path, algo.iteration, resume)
     algo.run_folders.add(path.resolve())
     return RunFiles(path, keep_best, keep_checkpoints)
 

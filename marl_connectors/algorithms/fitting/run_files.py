@@ -51,8 +51,6 @@ class RunFiles:
         resume: How the run is resumed, as for ``writing``.
     """
 
-    RESUME: ClassVar[str] = "Algorithm.from_checkpoint(FOLDER).fit(...)"
-    """How a run is resumed that has nothing of its own to say."""
     _option: ClassVar[str] = "keep_best"
     """What users call the setting ``keep_best``."""
 
@@ -66,7 +64,7 @@ class RunFiles:
         self._has_warned = False
         self._in_between: Path | None = None
         self.logged_iteration = 0
-        self.resume = self.RESUME
+        self.resume = resume_in_python(path)
         for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
 
@@ -182,7 +180,12 @@ class RunFiles:
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def go_back_to(path: Path, iteration: int, resume: str) -> int:
+def resume_in_python(path: Path) -> str:
+    """Returns how a run of ``Algorithm.fit`` is resumed, for ``writing``."""
+    return f"algo.fit(...), or later with Algorithm.from_checkpoint({str(path)!r}).fit(...)"
+
+
+def go_back_to(path: Path, iteration: int, resume: str = "") -> int:
     """Drops everything from the files of a run that was written after an iteration, and what a kill has left half done.
 
     Args:

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -461,9 +462,33 @@ def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run_files, "replace_file", full)
-    with pytest.raises(CheckpointError, match=r"No space left.*continue with: Algorithm.from_checkpoint\(FOLDER\)"):
+    how = re.escape(f"continue with: algo.fit(...), or later with Algorithm.from_checkpoint({str(tmp_path)!r}).fit(")
+    with pytest.raises(CheckpointError, match=f"No space left.*{how}"):
         quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
     assert names(tmp_path) == ["000001", "best", "latest"]
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(algo, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files, "sync_file", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            quiet(algo, num_iterations=3, checkpoint_folder=tmp_path, checkpoint_every=2)
+    assert (algo.iteration, names(tmp_path)) == (2, [])
+    quiet(algo, num_iterations=1, checkpoint_folder=tmp_path, checkpoint_every=2)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    with match().build_algo() as other:
+        quiet(other, num_iterations=3)
+        assert not differences(plain(other.rl_module.get_state()), plain(algo.rl_module.get_state()))
+
+
+def test_a_new_folder_that_cannot_be_written_is_no_run_to_go_on_with(algo, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"Make room, or make the place writable, and try again\."):
+        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / "file")
 
 
 def test_long_iterations_are_saved_in_between(algo, tmp_path, monkeypatch):
