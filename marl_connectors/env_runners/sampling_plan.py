@@ -36,7 +36,7 @@ from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
-from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound
+from marl_connectors.rl_module.array_forward import BoundForward, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
@@ -85,7 +85,7 @@ class _Layout:
     tensors: list[_Call]
     forward: list[_Call]
     after: list[_Call]
-    forwards: list[ArrayForward | SeparateForwards]
+    forwards: list[BoundForward]
     begun: int
     is_checked: bool = False
 
@@ -307,7 +307,7 @@ class SamplingPlan:
         bound = [own for own in forwards if own is not None]
         return _Layout(given, made, calls, tensors, forward, [*chosen, *later], bound, self._begun)
 
-    def _forward_of(self, rows: LiveRows) -> ArrayForward | SeparateForwards | None:
+    def _forward_of(self, rows: LiveRows) -> BoundForward | None:
         if not self._joins_in:
             return None
         forward = bind_forward(self._rl_module, rows.module_ids, rows.splits)
@@ -320,7 +320,7 @@ class SamplingPlan:
         at = next((i for i, piece in enumerate(pieces) if type(piece) is RemoveSingleTsTimeRankFromBatch), None)
         return self._joins_out and at is not None and all(type(piece) in DEFAULT_PIECES for piece in pieces[:at])
 
-    def _choice_of(self, forward: ArrayForward | SeparateForwards, out: ColumnGroup) -> Callable[[], None] | None:
+    def _choice_of(self, forward: BoundForward, out: ColumnGroup) -> Callable[[], None] | None:
         """Returns a call that chooses actions in arrays. None if GetActions chooses them in tensors."""
         if not self._joins_out:
             return None
@@ -355,7 +355,7 @@ class SamplingPlan:
 
     # The plan's functions, which are bound as calls.
 
-    def _run_arrays(self, forward: ArrayForward | SeparateForwards, columns: ColumnGroup, out: ColumnGroup) -> None:
+    def _run_arrays(self, forward: BoundForward, columns: ColumnGroup, out: ColumnGroup) -> None:
         """Runs a forward pass in arrays."""
         observations: Any = columns.get(Columns.OBS)
         if columns.holders or not forward.accepts(observations):
@@ -385,8 +385,7 @@ class SamplingPlan:
         module: Any = self._rl_module[columns.module_ids[0]]
         if module.handles_action_masks:
             return inputs
-        apply_mask = module.get_train_action_dist_cls().apply_action_mask
-        return apply_mask(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
+        return module.get_train_action_dist_cls().apply_mask_to_rows(inputs, mask)
 
     def _run_torch(self, given: list[ColumnGroup], made: list[ColumnGroup]) -> None:
         """Runs the forward passes of the modules themselves, in torch."""

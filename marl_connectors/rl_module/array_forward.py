@@ -13,14 +13,16 @@ from torch import nn
 
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_recorded, row_tile
-from marl_connectors.rl_module.encoders import Encoder, FlatPart
+from marl_connectors.rl_module.encoder_forward import EncoderForward
+from marl_connectors.rl_module.encoders import CNN, Conv2d, Encoder, FlatPart, ImagePart, OneHotPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.numpy_threads import follow_torch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID, Tree
 
-_KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *ACTIVATIONS.values()}
+_PARTS = (FlatPart, OneHotPart, ImagePart, CNN, Conv2d)
+_KNOWN = {MLP, Encoder, *_PARTS, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *ACTIVATIONS.values()}
 """The layers whose forward passes can be bound. A user may have replaced a layer by another one."""
 _UNRELATED = frozenset(
     {
@@ -459,6 +461,9 @@ class SeparateForwards:
         return inputs, None if state is None else _joined([after for _, after in found])
 
 
+BoundForward = ArrayForward | SeparateForwards | EncoderForward
+
+
 def _sliced(state: Any, rows: slice) -> Any:
     if isinstance(state, Mapping):
         return {name: _sliced(part, rows) for name, part in state.items()}
@@ -484,7 +489,7 @@ def can_be_bound(rl_module: MultiRLModule) -> bool:
 
 def bind_forward(
     rl_module: MultiRLModule, module_ids: Sequence[ModuleID], splits: Sequence[int]
-) -> ArrayForward | SeparateForwards | None:
+) -> BoundForward | None:
     """Returns the forward pass for acting on a group's rows; None if the modules compute more than known layers.
 
     It is valid until layers, hooks or parameters are replaced.
@@ -497,6 +502,8 @@ def bind_forward(
     if not can_be_bound(rl_module):
         return None
     modules, counts = [rl_module[m] for m in module_ids], [end - begin for begin, end in pairwise(splits)]
+    if len(modules) == 1 and not _sees_vectors(modules[0]):
+        return _bind_encoder(modules[0], counts[0])
     layers: list[Any] = [_acting_layers(module, count) for module, count in zip(modules, counts, strict=True)]
     if not layers or any(own is None for own in layers):
         return None
@@ -518,15 +525,32 @@ def bind_forward(
     return SeparateForwards(parts) if len(parts) > 1 else parts[0][1]
 
 
+def _sees_vectors(module: RLModule) -> bool:
+    space = module.observation_space
+    return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64)
+
+
+def _chain_of(module: RLModule) -> Chain:
+    """Returns ``acting_layers``; an empty sequence if the module calls them in another way."""
+    says = next(cls for cls in type(module).__mro__ if "acting_layers" in vars(cls))
+    return () if overrides_methods_of(module, says, _UNRELATED) else module.acting_layers()
+
+
+def _bind_encoder(module: RLModule, rows: int) -> EncoderForward | None:
+    """Returns the forward pass of a module with an encoder; None if the module computes more than known layers."""
+    chain: Any = _chain_of(module)
+    if module.is_stateful() or not EncoderForward.can_run(chain, rows):
+        return None
+    if not all(_is_as_built(layer) and _is_plain(list(layer.parameters())) for layer in chain):
+        return None
+    return EncoderForward(module, chain, rows)
+
+
 def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
     """Returns the module's acting layers; None if any of it is called in another way, or torch is faster."""
-    space = module.observation_space
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype not in (np.float32, np.float64):
+    if not _sees_vectors(module):
         return None
-    says = next(cls for cls in type(module).__mro__ if "acting_layers" in vars(cls))
-    if overrides_methods_of(module, says, _UNRELATED):
-        return None
-    chain = module.acting_layers()
+    chain = _chain_of(module)
     states = module.acting_states()
     state_chains = {name: own for name, own in states.items() if own}
     state_key = next((name for name, own in states.items() if not own), None)
@@ -545,12 +569,7 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
     for layer in chain:
         if not isinstance(layer, (MLP, LSTM, GRU)):
             return None
-        for part in layer.modules():
-            if type(part) not in _KNOWN or has_own_methods(part) or has_hooks(part):
-                return None
-        if not all(
-            type(p) in (nn.Parameter, torch.Tensor) and p.is_cpu and p.dtype is torch.float32 for p in _used(layer)
-        ):
+        if not _is_as_built(layer) or not _is_plain(_used(layer)):
             return None
         if isinstance(layer, MLP):
             if not layer.can_be_bound(rows):
@@ -561,6 +580,16 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
             num_cells += 1
             found.append((type(layer), *layer.weight_ih_l0.shape))
     return tuple(found) if num_cells <= 1 else None
+
+
+def _is_as_built(layer: nn.Module) -> bool:
+    """Whether a layer has no parts but those of the library, without hooks and without methods of their own."""
+    return not any(type(p) not in _KNOWN or has_own_methods(p) or has_hooks(p) for p in layer.modules())
+
+
+def _is_plain(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether parameters are float32 on the CPU."""
+    return all(type(p) in (nn.Parameter, torch.Tensor) and p.is_cpu and p.dtype is torch.float32 for p in parameters)
 
 
 def _used(layer: MLP | RecurrentLayer) -> list[nn.Parameter]:

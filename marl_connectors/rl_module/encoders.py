@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ class Encoder(MLP):
     ``[B, T, ...]``, and with stacked parameters ``[M, B, ...]``.
 
     Attributes:
+        space: The observation space.
         parts: The layers that turn each part of the observation into a vector.
+        paths: The keys that lead to each part.
     """
 
     def __init__(self, space: Space, config: DefaultModelConfig):
@@ -52,9 +54,10 @@ class Encoder(MLP):
             initializers=Initializers.of(config, "fcnet"),
             use_layernorm=config.fcnet_use_layernorm,
         )
-        self._paths = [path for path, _ in encoders]
+        self.space = space
+        self.paths = [path for path, _ in encoders]
         self.parts = nn.ModuleList([encoder for _, encoder in encoders])
-        self._is_plain = self._paths == [()]
+        self._is_plain = self.paths == [()]
 
     def flat(self, x: Any) -> Tensor:
         """Returns the parts of an observation, which may be a tree of tensors, as vectors side by side."""
@@ -64,7 +67,7 @@ class Encoder(MLP):
             (encoder,) = encoders
             return encoder(x)
         flat = []
-        for path, encoder in zip(self._paths, encoders, strict=True):
+        for path, encoder in zip(self.paths, encoders, strict=True):
             part = x
             for key in path:
                 part = part[key]
@@ -88,6 +91,16 @@ class FlatPart(nn.Module):
         x = x if x.is_floating_point() else x.float()
         return x if self._scale is None else x * self._scale
 
+    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
+        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32."""
+
+        def write(x: np.ndarray) -> None:
+            out[...] = x.reshape(out.shape)
+            if self._scale is not None:
+                np.multiply(out, self._scale, out=out)
+
+        return write
+
 
 class OneHotPart(nn.Module):
     """Turns whole numbers into one-hot vectors side by side."""
@@ -98,6 +111,7 @@ class OneHotPart(nn.Module):
         counts, starts = (np.atleast_1d(x).ravel() for x in (_counts(space), space.start))
         numbers = np.concatenate([np.arange(n) + start for n, start in zip(counts, starts, strict=True)])
         component = np.repeat(np.arange(len(counts)), counts)
+        self._arrays = numbers, component
         self._table = torch.from_numpy(numbers), torch.from_numpy(component)
         self.output_dim = len(numbers)
 
@@ -110,6 +124,15 @@ class OneHotPart(nn.Module):
                 self._table = numbers, component
         spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
         return (spread == numbers).float()
+
+    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
+        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32."""
+        numbers, component = self._arrays
+
+        def write(x: np.ndarray) -> None:
+            np.equal(x.reshape(len(x), -1)[:, component] if self._rank else x[:, None], numbers, out=out)
+
+        return write
 
 
 def _counts(space: spaces.Discrete | spaces.MultiDiscrete) -> Any:
@@ -125,10 +148,10 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, channels: int, out: int, kernel: Any, stride: Any, image_size: tuple[int, int]):
         super().__init__(channels, out, kernel, stride)
-        self._padding = [*self._pads(image_size[1], 1), *self._pads(image_size[0], 0)]
+        self.padding_of_inputs = [*self._pads(image_size[1], 1), *self._pads(image_size[0], 0)]
 
     def forward(self, input: Tensor) -> Tensor:
-        input = F.pad(input, self._padding)
+        input = F.pad(input, self.padding_of_inputs)
         weight, bias = self.weight, self.bias
         assert bias is not None
         if weight.dim() == 4:
@@ -193,6 +216,31 @@ class CNN(nn.Module):
             x = self.activation(layer(x))
         return x.flatten(-3).reshape(*lead, self.output_dim)
 
+    def bind(self, images: Tensor) -> Callable[[], Tensor]:
+        """Returns a function that computes the last layer's ``[B, C, H, W]`` outputs for the present ``images``.
+
+        It neither calls the layers nor computes gradients, and is valid until parameters get other memory. Inputs of
+        convolutions have the memory layout that they have in ``forward``, as other layouts round differently.
+        """
+        steps: list[tuple[np.ndarray, Tensor, Tensor, Tensor, Any]] = []
+        activate, x = self.activation.forward, images
+        for layer in self.layers:
+            assert isinstance(layer, Conv2d) and layer.bias is not None
+            left, _, top, _ = layer.padding_of_inputs
+            padded = F.pad(torch.zeros_like(x), layer.padding_of_inputs)
+            inner = padded.numpy()[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+            steps.append((inner, padded, layer.weight.detach(), layer.bias.detach(), layer.stride))
+            x = activate(torch.conv2d(*steps[-1][1:]))
+
+        def run() -> Tensor:
+            x = images
+            for inner, padded, weight, bias, stride in steps:
+                inner[...] = x.numpy()
+                x = activate(torch.conv2d(padded, weight, bias, stride))
+            return x
+
+        return run
+
 
 def default_filters(height: int, width: int) -> list[list[int]]:
     """Returns ``[channels, kernel, stride]`` of convolutions that shrink images of that size.
@@ -220,6 +268,7 @@ class ImagePart(nn.Module):
 
     def __init__(self, space: spaces.Box, config: DefaultModelConfig):
         super().__init__()
+        self._shape = space.shape
         height, width, *last = space.shape
         channels = last[0] if last else 1
         self._has_channels = bool(last)
@@ -233,13 +282,29 @@ class ImagePart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if x.is_floating_point() else x.float()
-        if self._scale is not None:
-            x = x * self._scale
+        return self.cnn(self._channels_first_of(x if self._scale is None else x * self._scale))
+
+    def _channels_first_of(self, x: Tensor) -> Tensor:
         if not self._has_channels:
-            x = x.unsqueeze(-3)
-        elif not self._channels_first:
-            x = x.movedim(-1, -3)
-        return self.cnn(x)
+            return x.unsqueeze(-3)
+        return x if self._channels_first else x.movedim(-1, -3)
+
+    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
+        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32.
+
+        It is valid until parameters get other memory.
+        """
+        images = np.zeros((len(out), *self._shape), np.float32)
+        convolve = self.cnn.bind(self._channels_first_of(torch.from_numpy(images)))
+        result = out.reshape(convolve().shape)
+
+        def write(x: np.ndarray) -> None:
+            images[...] = x
+            if self._scale is not None:
+                np.multiply(images, self._scale, out=images)
+            result[...] = convolve().numpy()
+
+        return write
 
 
 def is_image(space: Space) -> bool:

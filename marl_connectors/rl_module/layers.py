@@ -249,9 +249,7 @@ class MLP(nn.Module):
 
     def _without_gradients(self, x: Tensor) -> Tensor | None:
         """Computes the outputs with numpy; returns None if torch is faster, or must compute them."""
-        if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
-            return None
-        layers = self._array_layers()
+        layers = self.array_layers(x.shape[-2]) if x.dtype is torch.float32 else None
         if layers is None:
             return None
         if x.dim() <= 3:
@@ -297,11 +295,13 @@ class MLP(nn.Module):
         is_active = self.activate_last or layer + 1 < len(self._linear_layers)
         return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
-    def _array_layers(self) -> Sequence[ArrayLayer] | None:
-        """Returns array layers over the current parameters; None if torch must compute the layers.
+    def array_layers(self, rows: int) -> Sequence[ArrayLayer] | None:
+        """Returns array layers over the current parameters; None if torch must compute this number of rows.
 
         The cached layers are replaced as a whole, so that several threads may call this at the same time.
         """
+        if self._numpy_activation is None or rows > self._numpy_rows:
+            return None
         parameters = self.parameters_as_built()
         if parameters is None:
             return None

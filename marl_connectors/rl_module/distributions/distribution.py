@@ -14,7 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.masked_logits import apply_action_mask, apply_mask_to_rows
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -136,6 +136,13 @@ class Distribution(metaclass=_DistributionKind):
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``apply_action_mask``."""
         return apply_action_mask(inputs, mask)
+
+    @classmethod
+    def apply_mask_to_rows(cls, inputs: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Returns what ``apply_action_mask`` does for ``[B, n]`` inputs and a mask, in arrays on the CPU."""
+        if cls._computes_as(Distribution, "apply_action_mask"):
+            return apply_mask_to_rows(inputs, mask)
+        return cls.apply_action_mask(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
     without_forbidden = apply_action_mask
     """The name of ``apply_action_mask`` in earlier versions. Subclasses may use and override it, too."""
