@@ -39,7 +39,7 @@ from marl_connectors.rl_module.architecture import Structure, has_own_methods, i
 from marl_connectors.rl_module.array_forward import BoundForward, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -385,7 +385,10 @@ class SamplingPlan:
         module: Any = self._rl_module[columns.module_ids[0]]
         if module.handles_action_masks:
             return inputs
-        return module.get_train_action_dist_cls().apply_mask_to_rows(inputs, mask)
+        dist_cls = module.get_train_action_dist_cls()
+        if issubclass(dist_cls, Distribution):
+            return dist_cls.apply_mask_to_rows(inputs, mask)
+        return apply_mask_of_module(module, torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
     def _run_torch(self, given: list[ColumnGroup], made: list[ColumnGroup]) -> None:
         """Runs the forward passes of the modules themselves, in torch."""

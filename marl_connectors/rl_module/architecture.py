@@ -94,7 +94,8 @@ def overrides_methods_of(module: nn.Module, base: type, unrelated: frozenset[str
         base: The class.
         unrelated: Methods that may be overridden.
     """
-    return class_overrides_methods_of(type(module), base, unrelated) or has_own_methods(module)
+    cls = type(module)
+    return (cls is not base and class_overrides_methods_of(cls, base, unrelated)) or has_own_methods(module)
 
 
 def class_overrides_methods_of(cls: type, base: type, unrelated: frozenset[str]) -> bool:

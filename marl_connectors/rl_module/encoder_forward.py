@@ -62,8 +62,7 @@ class EncoderForward:
             begin, end = end, end + part.output_dim
             space = _at(encoder.space, path)
             self._parts.append(_Part(path, (rows, *space.shape), space.dtype, part, self._flat[:, begin:end]))
-        own = [*module._parameters.values(), *(p for mlp in chain for p in mlp.parameters())]
-        self._parameters = [parameter for parameter in own if parameter is not None]
+        self._parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
         self.load()
         outputs = np.zeros((rows, chain[-1].output_dim), np.float32)
         self.num_inputs = (outputs if self._finish is None else self._finish(outputs)).shape[-1]
@@ -78,7 +77,7 @@ class EncoderForward:
         return None not in found and any(found)
 
     def load(self) -> None:
-        """Binds the current memory of the parameters."""
+        """Binds the current memory of the parameters, and what ``acting_outputs`` copies of the module's own ones."""
         self._versions = [parameter._version for parameter in self._parameters]
         self._writes = [(part.path, part.layer.bind(part.out)) for part in self._parts]
         self._layers: list[ArrayLayer] = []

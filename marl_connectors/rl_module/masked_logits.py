@@ -10,6 +10,8 @@ from torch import Tensor
 
 from marl_connectors.errors import ModuleError
 
+_LOWEST = np.finfo(np.float32).min
+
 
 def apply_action_mask(inputs: Tensor, mask: Any) -> Tensor:
     """Returns inputs of a categorical distribution that gives forbidden actions the probability 0, exactly.
@@ -34,12 +36,12 @@ def apply_action_mask(inputs: Tensor, mask: Any) -> Tensor:
 
 
 def apply_mask_to_rows(inputs: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns what ``apply_action_mask`` does, in arrays, in a tenth of the time that torch needs for one row."""
+    """Returns what ``apply_action_mask`` does, for float32 arrays. For one row, it takes a fifth of the time."""
     if mask.shape != inputs.shape:
         fitting_mask(torch.from_numpy(inputs), mask)  # raises the error
     allowed = mask.astype(bool, copy=False)
     forbidden = ~allowed & np.logical_or.reduce(allowed, -1, keepdims=True)
-    return np.where(forbidden, np.finfo(inputs.dtype).min, inputs)
+    return np.where(forbidden, _LOWEST, inputs)
 
 
 def fitting_mask(inputs: Tensor, mask: Any, numbers_per_input: int = 1) -> Tensor:

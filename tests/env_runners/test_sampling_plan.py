@@ -431,11 +431,15 @@ class Squares(ConnectorV2):
         columns[Columns.OBS] = np.zeros((len(columns.rows), 3, 3, 3), np.float32)
 
 
+def images(config):
+    return config.env_runners(env_to_module_connector=lambda env: Squares())
+
+
 CLOSED = {
     "a module of another class": of_class(Moody),
     "layer norm": lambda c: c.rl_module(model_config={"fcnet_use_layernorm": True}),
     "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "gelu"}),
-    "no encoder of a vector": lambda c: c.env_runners(env_to_module_connector=lambda env: Squares()),
+    "several modules with images": lambda c: images(c).multi_agent(policies="independent"),
 }
 
 
@@ -486,6 +490,11 @@ def method_of_a_pipeline(runner, seen):
     pipeline.run = lambda *args, **kwargs: seen.append(1) or type(pipeline).run(pipeline, *args, **kwargs)
 
 
+def test_it_is_for_one_module_with_images():
+    assert is_used(runner_of(LifeEnv, LIVES, images))
+
+
+@pytest.mark.parametrize("observations", [None, images])
 @pytest.mark.parametrize(
     "change",
     [
@@ -498,13 +507,14 @@ def method_of_a_pipeline(runner, seen):
         method_of_a_pipeline,
     ],
 )
-def test_what_is_changed_between_samples_is_called_in_each_step(change):
-    runner = runner_of(LifeEnv, LIVES)
+def test_what_is_changed_between_samples_is_called_in_each_step(change, observations):
+    runner = runner_of(LifeEnv, LIVES, observations)
     assert is_used(runner)
     seen = []
     change(runner, seen)
     runner.sample()
-    assert len(seen) == 8
+    # The images come from a user's piece, which gets the observations at the end of the sample, too.
+    assert len(seen) == 8 + (observations is images and change is method_of_a_pipeline)
 
 
 def test_a_hook_for_all_modules_of_torch_is_called_in_each_step():

@@ -163,3 +163,25 @@ def test_masks_are_applied_by_an_override_under_the_earlier_name():
     lowest = torch.finfo(torch.float32).min
     assert torch.equal(Shifted.apply_action_mask(logits, mask), torch.tensor([[2.0, lowest + 1.0, 4.0]]))
     assert torch.equal(TorchBernoulli.without_forbidden(logits, torch.ones(1, 6)), logits)
+    assert np.array_equal(ForbidsNothing.apply_mask_to_rows(logits.numpy(), mask.numpy()), logits)
+    assert Shifted.apply_mask_to_rows(logits.numpy(), mask.numpy()).tolist() == [[2.0, lowest + 1.0, 4.0]]
+
+
+def test_masks_are_applied_to_arrays_as_to_tensors():
+    masks = np.array([[1, 0, 1, 0, 0, 1, 1], [1] * 7, [0] * 7, [0, 0, 0, 0, 0, 0, 2]])
+    lowest = float(np.finfo(np.float32).min)
+    expected = [
+        [x if any(mask) is False or mask[i] else lowest for i, x in enumerate(row)]
+        for row, mask in zip(LOGITS.tolist(), masks.tolist(), strict=True)
+    ]
+    assert expected[2] == LOGITS[2].tolist()
+    for given in (masks, masks.astype(bool), masks.astype(np.float32)):
+        found = TorchCategorical.apply_mask_to_rows(LOGITS.numpy(), given)
+        assert found.dtype == np.float32 and found.tolist() == expected
+        assert torch.equal(TorchCategorical.apply_action_mask(LOGITS, given), torch.from_numpy(found))
+        several = default_distribution(UNEQUAL)
+        assert np.array_equal(
+            several.apply_mask_to_rows(LOGITS.numpy(), given), several.apply_action_mask(LOGITS, given)
+        )
+    with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
+        TorchCategorical.apply_mask_to_rows(LOGITS.numpy(), masks[:, 1:])
