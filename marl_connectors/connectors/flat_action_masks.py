@@ -159,8 +159,8 @@ def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.nda
     """
     lens = values_per_choice(space) or [masks.shape[1]]
     if len(lens) == 1:
-        some = masks.any(axis=1)
-        if not some.all():
+        some = np.logical_or.reduce(masks, 1)  # `any` calls it through Python
+        if False in some.tolist():
             masks[~some] = True
         return masks
     some = np.logical_or.reduceat(masks, np.cumsum([0, *lens[:-1]]), axis=1)

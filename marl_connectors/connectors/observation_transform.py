@@ -307,11 +307,12 @@ class AgentLookup:
 class Steps:
     """``B`` agent-steps, with the agents, spaces and histories that a piece may need to change observations."""
 
-    __slots__ = ("_lookup", "_parts", "rows")
+    __slots__ = ("_agents", "_lookup", "_parts", "rows")
 
     def __init__(self, rows: Rows, lookup: AgentLookup):
         self.rows = rows
         self._lookup = lookup
+        self._agents: Agents | None = None
         self._parts: tuple[RowPart, ...] | None = None
 
     @property
@@ -324,7 +325,9 @@ class Steps:
     @property
     def agents(self) -> Agents:
         """The agents of the steps."""
-        return self._lookup.of(self.rows)
+        if self._agents is None:
+            self._agents = self._lookup.of(self.rows)
+        return self._agents
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:

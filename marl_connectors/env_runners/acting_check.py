@@ -74,10 +74,12 @@ def check_seen_rows(groups: Sequence[ColumnGroup]) -> None:
     for group in groups:
         for leaf in leaves(group.get(Columns.OBS)):
             if isinstance(leaf, np.ndarray):
-                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                if leaf.dtype.kind == "f" and not np.logical_and.reduce(np.isfinite(leaf), None):
                     raise _not_seen(group)
             elif isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
                 on_device.append((group, torch.isfinite(leaf).all()))
+    if not on_device:
+        return
     for (group, _), is_finite in zip(on_device, all_on_host([flag for _, flag in on_device]), strict=True):
         if not is_finite:
             raise _not_seen(group)
@@ -113,7 +115,7 @@ def _first_bad(columns: Mapping[str, Any]) -> tuple[str, int, float] | None:
         for leaf in leaves(columns[name]) if name in columns else ():
             if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f" or not leaf.size:
                 continue
-            largest = leaf.max()  # it is NaN if any number is NaN
+            largest = np.maximum.reduce(leaf, None)  # it is NaN if any number is NaN; `max` calls it through Python
             if largest < np.inf and (name == Columns.ACTION_DIST_INPUTS or leaf.min() > -np.inf):
                 continue
             bad = ~(leaf < np.inf) if name == Columns.ACTION_DIST_INPUTS else ~np.isfinite(leaf)

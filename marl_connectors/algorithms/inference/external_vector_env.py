@@ -36,6 +36,7 @@ class _AgentRows(NamedTuple):
         agents: The agents with rows in the group, as indices of ``ExternalVectorEnv.agents``.
         rows: ``[len(agents), num_envs]`` the row of each agent in each sub-environment; -1 where its row is in another
             group, because it acts with a module of another kind there.
+        first: The row of each agent in the first sub-environment.
         order: ``[B]`` the index of each row in the flattened ``rows``; None if both have the same order.
         agent_of: ``[B]`` the agent of each row, as an index of ``ExternalVectorEnv.agents``.
     """
@@ -44,6 +45,7 @@ class _AgentRows(NamedTuple):
     live: LiveRows
     agents: list[int]
     rows: np.ndarray
+    first: list[int]
     order: np.ndarray | None
     agent_of: np.ndarray
 
@@ -182,7 +184,9 @@ class ExternalVectorEnv:
             lane = lanes.by_env[index][agent_id]
             numbers.setdefault(lane.group, []).append(lane.number)
         self.moved = [_moving(group, np.array(own)) for group, own in numbers.items()]
-        rewards_of_lanes = [_reward_of(agent_id, index, rewards) for index, agent_id in acted_before]
+        rewards_of_lanes = [
+            _reward_of(agent_id, index, rewards) if rewards else np.nan for index, agent_id in acted_before
+        ]
         return StepResult(
             rewards_of_lanes, [], events=[events[i] for i in sorted(events)], rewarded=acted_before, in_rows=True
         )
@@ -235,7 +239,8 @@ class ExternalVectorEnv:
         rows[order] = np.arange(len(order))
         in_order = len(order) == len(rows) and bool((order == np.arange(len(order))).all())
         whole = rows.reshape(len(present), size)
-        return _AgentRows(group, group.rows, present.tolist(), whole, None if in_order else order, agent_of)
+        agents, first = present.tolist(), whole[:, 0].tolist()
+        return _AgentRows(group, group.rows, agents, whole, first, None if in_order else order, agent_of)
 
     def place(self, noise: ActionNoise) -> None:
         """Assigns each row the random numbers of its agent. They depend only on how often the agent has acted.
@@ -300,13 +305,14 @@ class ExternalVectorEnv:
     def by_agent(self, actions: Sequence[Tree], is_batch: bool) -> dict[AgentID, Any]:
         """Maps each agent to its action, or to ``[num_envs, ...]`` actions, from the actions of each group."""
         found: dict[AgentID, Any] = {}
-        for own, of_group in zip(self._rows, actions, strict=True):
-            values = of_group if is_batch else env_actions(of_group)
+        for own, values in zip(self._rows, actions, strict=True):
+            if not is_batch:
+                items = env_actions(values)
+                found.update({self.agents[i]: items[row] for i, row in zip(own.agents, own.first, strict=True)})
+                continue
             for i, rows in zip(own.agents, own.rows, strict=True):
                 agent_id = self.agents[i]
-                if not is_batch:
-                    found[agent_id] = values[rows[0]]
-                elif rows.min() >= 0 or agent_id not in found:
+                if rows.min() >= 0 or agent_id not in found:
                     found[agent_id] = take(values, rows)
                 else:  # in other sub-environments the agent is in a group before this one
                     found[agent_id] = tree_map(partial(_filled, own=rows), found[agent_id], values)

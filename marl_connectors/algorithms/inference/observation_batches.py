@@ -31,15 +31,18 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
 def _size(space: Space, observation: Any) -> int | None:
     """Returns the number of observations; raises a ValueError if a part has neither shape, or parts differ in it."""
     if is_leaf(space):
-        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
+        shape = observation.shape if isinstance(observation, (np.ndarray, np.generic)) else np.shape(observation)
         if shape == space.shape:
             return None
         if shape and shape[1:] == space.shape:
             return shape[0]
         raise ValueError
-    parts: Any = space.spaces  # type: ignore[attr-defined]
-    parts = parts.values() if type(parts) is dict else parts
-    (size,) = {*map(_size, parts, parts_in(space, observation))}  # type: ignore[arg-type]
+    of_parts: Any = space.spaces  # type: ignore[attr-defined]
+    if type(observation) is type(of_parts) is dict and observation.keys() == of_parts.keys():
+        sizes = {_size(part, observation[key]) for key, part in of_parts.items()}
+    else:
+        sizes = {_size(part, own) for (_, part), own in zip(parts_of(space), parts_in(space, observation), strict=True)}  # type: ignore[arg-type]
+    (size,) = sizes
     return size
 
 
