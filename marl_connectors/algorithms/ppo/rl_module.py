@@ -32,7 +32,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
     The module reads ``obs``, and writes ``action_dist_inputs``, and ``embeddings`` when training with shared value
     layers. With an LSTM or GRU all columns have a time axis, ``[B, T, ...]``, and the module also reads ``state_in``
     and writes ``state_out``. The state is that of the layer, or ``{"actor": ..., "critic": ...}`` if the value function
-    has its own recurrent layer.
+    has its own recurrent layer, which a module for acting only lacks.
     """
 
     stackable = True
@@ -52,14 +52,12 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self._make_value_layers(num_embeddings)
 
     def _make_value_layers(self, num_embeddings: int) -> None:
-        """Builds the value head and, unless it shares layers with the policy, the layers before it.
-
-        The state of a recurrent layer of the value function is computed when acting, so it is built for acting, too.
-        """
-        if not self.config.vf_share_layers and (self.rnn is not None or not self.inference_only):
+        """Builds the value head and, unless it shares layers with the policy, the layers before it."""
+        if self.inference_only:
+            return
+        if not self.config.vf_share_layers:
             self.vf_encoder, self.vf_rnn, _ = self._make_encoder()
-        if not self.inference_only:
-            self.vf = self._head(num_embeddings, 1, gain=1.0)
+        self.vf = self._head(num_embeddings, 1, gain=1.0)
 
     def _make_encoder(self) -> tuple[Encoder, RecurrentLayer | None, int]:
         assert self.observation_space is not None
@@ -151,8 +149,8 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self.vf(embeddings).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
-        """Returns the value layers, except those up to a recurrent layer, whose state is computed when acting."""
-        return ["vf"] if self.config.vf_share_layers or self.vf_rnn is not None else ["vf", "vf_encoder"]
+        """Returns the value layers. Without them, the state is that of the policy's recurrent layer."""
+        return ["vf"] if self.config.vf_share_layers else ["vf", "vf_encoder", "vf_rnn"]
 
 
 class InputRun(NamedTuple):

@@ -34,7 +34,7 @@ ON = {"train_batch_size_per_learner": 40, "minibatch_size": 20, "num_epochs": 1}
 CASES = {
     "ppo": (PPOConfig, SMALL, ON, ["vf."]),
     "ppo with layers of its own for values": (PPOConfig, OWN, ON, ["vf.", "vf_encoder."]),
-    "ppo with a gru": (PPOConfig, {**RECURRENT, "vf_share_layers": False}, ON, ["vf."]),
+    "ppo with a gru": (PPOConfig, {**RECURRENT, "vf_share_layers": False}, ON, ["vf.", "vf_encoder.", "vf_rnn."]),
     "mappo": (MAPPOConfig, SMALL, ON, ["vf.", "vf_encoder."]),
     "dqn": (DQNConfig, SMALL, OFF, ["vf.", "target_encoder.", "target_af.", "target_vf."]),
     "dqn with a gru": (

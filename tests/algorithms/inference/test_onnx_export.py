@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from helpers.modules.policies_by_hand import give_statistics, make_policy
@@ -27,7 +28,7 @@ from marl_connectors import (
 from marl_connectors.algorithms.inference import onnx_export
 from marl_connectors.algorithms.inference.export_check import act_on_samples
 from marl_connectors.errors import ConfigError, MissingDependencyError, ModuleError
-from marl_connectors.trees import leaves
+from marl_connectors.trees import leaves, tree_map
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 GO = spaces.Discrete(4)
@@ -285,6 +286,27 @@ def test_a_trained_policy_of_a_checkpoint_that_is_not_trusted_can_be_exported(On
     play(policy, OnnxPolicy(policy.export_onnx(tmp_path / "export")), 10_000, 1, 0)
     sampled = OnnxPolicy(policy.export_onnx(tmp_path / "sampled", explore=True))
     assert set(sampled(np.zeros((100, 4), np.float32)).tolist()) == {0, 1}
+
+
+def test_a_program_lacks_the_layers_and_states_of_values(OnnxPolicy, tmp_path):
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4, "vf_share_layers": False}
+    with PPOConfig().environment("CartPole-v1").rl_module(model_config=model).debugging(seed=0).build_algo() as algo:
+        module, checkpoint = algo.get_module(), algo.save_to_path(tmp_path / "checkpoint")
+        folder = load_policy(checkpoint).export_onnx(tmp_path / "export")
+        (file,) = json.loads((folder / "contract.json").read_text())["files"]
+        assert [memory["input"] for memory in file["memories"]] == ["state_in.h", "state_in.c"]
+        own = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("vf"))
+        stored = pytest.importorskip("onnx").load(folder / file["file"]).graph.initializer
+        numbers = [int(np.prod(part.dims)) for part in stored if part.data_type == 1]  # float32
+        assert own <= sum(numbers) < own + 20 < sum(p.numel() for p in module.parameters())
+        theirs, state = OnnxPolicy(folder), None
+        for observation in np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32):
+            state = module.get_initial_state() if state is None else state
+            batch = {Columns.OBS: torch.from_numpy(observation)[None, None]}
+            batch[Columns.STATE_IN] = tree_map(lambda leaf: torch.as_tensor(leaf).reshape(1, -1), state)
+            outputs = module.forward_inference(batch)
+            state = outputs[Columns.STATE_OUT]
+            assert theirs(observation) == int(outputs[Columns.ACTION_DIST_INPUTS].argmax())
 
 
 @pytest.mark.slow
