@@ -127,9 +127,9 @@ class RLModule(nn.Module, Checkpointable):
 
         An empty sequence, the default, means that a forward pass computes more than such layers. At most one of the
         layers is an LSTM or GRU, and its state is the module's state. A runner may compute the layers without calling
-        the module, for observations that are vectors of floating point numbers. The answer applies to the class that
-        defines this method, and to subclasses that override no method that a forward pass calls. Any other subclass
-        must define it again.
+        the module: for observations that are vectors of floating point numbers, and for all others if the first layer
+        is an Encoder and none is recurrent. The answer applies to the class that defines this method, and to subclasses
+        that override no method that a forward pass calls. Any other subclass must define it again.
         """
         return ()
 
