@@ -146,17 +146,17 @@ def _short_path(path: str) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """A closing sentence that names the closest known name, or lists them all.
+    """A closing sentence that names the closest known name, or lists them all. Upper and lower case are alike.
 
-    >>> did_you_mean("gama", ["gamma", "lr"])
-    "Did you mean 'gamma'?"
+    >>> did_you_mean("gama", ["gamma", "lr"]), did_you_mean("Relu", ["elu", "relu"])
+    ("Did you mean 'gamma'?", "Did you mean 'relu'?")
     >>> did_you_mean("zzz", ["gamma", "lr"])
     'Known: gamma, lr.'
     """
     names = [str(k) for k in known]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=_CLOSE)
+    close, _ = _closest(str(name), names)
     if close:
-        return f"Did you mean {close[0]!r}?"
+        return f"Did you mean {close!r}?"
     return f"Known: {', '.join(names)}." if names else "There are none."
 
 
@@ -166,8 +166,16 @@ def likeness(name: str, known: Iterable[str]) -> float:
     >>> likeness("gama", ["gamma", "lr"]) > 0.8, likeness("zzz", ["gamma", "lr"])
     (True, 0.0)
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)
-    return difflib.SequenceMatcher(None, close[0], name).ratio() if close else 0.0
+    return _closest(name, known)[1]
+
+
+def _closest(name: str, known: Iterable[str]) -> tuple[str, float]:
+    """Returns the closest known name, and how much it is like the name; ``("", 0.0)`` if none is close."""
+    in_lower_case = {each.lower(): each for each in reversed(list(known))}
+    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=_CLOSE)
+    return (
+        (in_lower_case[close[0]], difflib.SequenceMatcher(None, close[0], name.lower()).ratio()) if close else ("", 0.0)
+    )
 
 
 def listed(names: Collection[object], noun: str, *, at_most: int = 4) -> str:

@@ -52,6 +52,14 @@ class Validator:
         """The text after "expected" in an error."""
         return _listed(self.alternatives, ",")
 
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is accepted."""
+        try:
+            self.keep(value)
+        except (Unfit, ConfigError):
+            return False
+        return True
+
     def check(self, value: Any, who: str, setting: str) -> Any:
         """Returns the validated, normalised value.
 
@@ -153,7 +161,7 @@ def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
         if isinstance(number, bool) or not isinstance(number, int):
             raise Unfit
         if number > max or (min is not None and number < min):
-            raise Unfit
+            raise Unfit("The largest one is 2**63 - 1." if number > max == _LARGEST else "")
         return operator.index(number)
 
     most = None if max == _LARGEST else max

@@ -23,7 +23,8 @@ from marl_connectors.cli.config_settings import (
     has_source,
     set_by_name,
 )
-from marl_connectors.cli.known_algorithms import configs_with, known_sections
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, configs_with, known_sections
+from marl_connectors.cli.other_names import section_instead, setting_instead
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import merged, piece_names, require_extras
@@ -31,7 +32,7 @@ from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping
-from marl_connectors.validators import Validator, boolean, integer
+from marl_connectors.validators import Validator, boolean, declared, integer
 
 PAIRS: Final = ("set", "env_config", "model")
 """The values of a layer that are lists of pairs, of which the last one of a key is used."""
@@ -64,6 +65,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: If the file does not exist, cannot be read or has a wrong value.
     """
     options = layer(given)
+    _check_is_env(options.get("env", ""))
     if "config" not in options or "resume" in options:
         return options
     source = options.pop("config")
@@ -74,6 +76,18 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     if not {"env", "base", "config"} & found.keys():
         raise ConfigError(f"{source}: it has no environment. Add the key 'env', or name one on the command line.")
     return found
+
+
+def _check_is_env(word: str) -> None:
+    """Checks that the word for the environment is no file with settings, and no folder of a run."""
+    path = Path(word)
+    if path.suffix.lower() in _FILES:
+        raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")
+    if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
+        raise ConfigError(
+            f"environment {word!r}: it is the folder of a run. --resume {word} continues it, and --config "
+            f"{path / 'config.json'} begins a new run with its settings."
+        )
 
 
 def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
@@ -97,9 +111,11 @@ def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
         elif name in known_sections() and not any(name in settings for settings in known_sections().values()):
             example = f"--set {name}.{_example_of(name)}"
             raise ConfigError(f"{who}: {name!r} is a section of the config. Name one of its settings: {example}")
+        elif name in OWN_FIELDS and not any(name in settings for settings in known_sections().values()):
+            raise ConfigError(f"{who}: unknown setting {name!r}. {_elsewhere(name, who)}")
         own = as_field(name, value, who)
         if own is None:
-            pairs.append((name, value))
+            pairs.append((name, _number(name, value, [config_class(algo) for algo in ALGORITHMS])))
         elif own[0] in PAIRS:
             found[own[0]] = [*found.get(own[0], []), *own[1]]
         elif own[0] in given:
@@ -140,10 +156,12 @@ def _example_of(section: str) -> str:
 
 def _with_short_forms(found: dict[str, Any]) -> dict[str, Any]:
     """Returns a layer in which settings of ``model`` that have an option of their own are the values of that option."""
+    from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
     rest = []
     for key, value in found.get("model", []):
         if key not in SHORT_FORMS:
-            rest.append((key, value))
+            rest.append((key, _number(key, value, [DefaultModelConfig])))
             continue
         if SHORT_FORMS[key] in found:
             raise ConfigError(f"--model: {key!r} is the same as {option_of(SHORT_FORMS[key])}. Use one of them.")
@@ -182,12 +200,22 @@ def check_section(section: str, name: str, who: str) -> None:
         ConfigError: If there is no such section, or if it has no such setting. Names the closest one.
     """
     known = known_sections()
+    if name in known.get(section, ()):
+        return
+    places = [other for other in known if name in known[other]]
+    hint = f"It is a setting of {' and '.join(places)}." if places else _elsewhere(name, who)
     if section not in known:
-        raise ConfigError(f"{who}: there is no section {section!r}. {did_you_mean(section, known)}")
-    if name not in known[section]:
-        places = [other for other in known if name in known[other]]
-        hint = f"It is a setting of {' and '.join(places)}." if places else closest(name, known[section])
-        raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint}")
+        close = did_you_mean(section, known)
+        hint = close if close.startswith("Did you mean") else hint or section_instead(section) or close
+        raise ConfigError(f"{who}: there is no section {section!r}. {hint}")
+    raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint or closest(name, known[section], who)}")
+
+
+def _elsewhere(name: str, who: str) -> str:
+    """Returns a closing sentence about a name that is no setting of the config; ``""`` if nothing is known about it."""
+    if name in OWN_FIELDS:
+        return f"It is an option: {option_of(name)}" if who.startswith("--") else "It is a key at the top of the file."
+    return setting_instead(name, who)
 
 
 def as_field(name: str, value: Any, who: str) -> tuple[str, Any] | None:
@@ -238,6 +266,15 @@ def _or_whole(check: Callable[[Any], Any], value: Any) -> Any:
         raise
 
 
+def _number(name: str, value: Any, classes: Sequence[type]) -> Any:
+    """Returns a setting's value, in which a number such as ``1e6`` is a whole one if the classes accept no other."""
+    if not isinstance(value, float) or not value.is_integer():
+        return value
+    validators = [declared(cls)[name] for cls in classes if name in declared(cls)]
+    only_whole = validators and not any(validator is None or validator.accepts(value) for validator in validators)
+    return int(value) if only_whole else value
+
+
 def _names(value: Any) -> Any:
     return [] if value is None else piece_names([value] if isinstance(value, str) else value)
 
@@ -267,6 +304,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any] | None]]] = {
 def option_of(field: str) -> str:
     """Returns the option of a field of RunSettings, for messages."""
     names = {"wrappers": "--wrap", "env": "ENV", "env_check": "--no-env-check", "training": "--set"}
+    names["preset"] = "--no-preset"
     if field == PER_ENV_RUNNER:
         return f"--set {field}"
     return names.get(field, f"--{field.replace('_', '-')}")
@@ -374,7 +412,7 @@ def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
             kept = checked_field(key, value, str(path))
             found[key] = list(kept.items()) if key in PAIRS else kept
         else:
-            raise ConfigError(f"{path}: unknown key {brief(key)}. {_hint(key, value)}")
+            raise ConfigError(f"{path}: unknown key {brief(key)}. {_hint(key, value, str(path))}")
     found = layer(found, str(path))
     _check_pieces(found, path)
     if found.get("config") is not None:
@@ -440,7 +478,7 @@ def _check_pieces(found: Mapping[str, Any], path: Path) -> None:
             checked_pieces(PPOConfig(), piece_names(found[field]), kind, f"{path}: {field}")
 
 
-def _hint(key: Any, value: Any) -> str:
+def _hint(key: Any, value: Any, who: str) -> str:
     """Returns where a setting belongs that a file has at its top, or the closest known key."""
     known = known_sections()
     if isinstance(value, Mapping) and value and any(each in OWN_FIELDS or each in known for each in value):
@@ -448,4 +486,4 @@ def _hint(key: Any, value: Any) -> str:
     places = [section for section in known if key in known[section]]
     if places:
         return f"It is a setting of the section {places[0]!r}: write it there."
-    return closest(key, [*OWN_FIELDS, *known])
+    return section_instead(key) or closest(key, [*OWN_FIELDS, *known], who)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from marl_connectors.cli.known_algorithms import algorithm_of
+from marl_connectors.cli.other_names import setting_instead
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.json_data import brief, jsonable
@@ -527,19 +528,23 @@ def set_by_name(config: Any, settings: Mapping[str, Any], who: str = "--set") ->
         own = [section for section in ("training", *known) if name in known[section]]
         if not own:
             every = dict.fromkeys(name for names in known.values() for name in names)
-            raise ConfigError(f"{who}: unknown setting {name!r}. {closest(name, every)}")
+            raise ConfigError(f"{who}: unknown setting {name!r}. {closest(name, every, who)}")
         found.setdefault(own[0], {})[name] = as_objects(config, name, value, who)
     for section, own_settings in found.items():
         getattr(config, section)(**own_settings)
     return config
 
 
-def closest(name: object, known: Iterable[object]) -> str:
-    """Returns a closing sentence that names the closest known name, or where all are listed."""
-    from marl_connectors.algorithms.config.former_settings import NOT_HERE
+def closest(name: object, known: Iterable[object], who: str) -> str:
+    """Returns a closing sentence about an unknown name: what to use instead, the closest one, or where all are listed.
 
-    if name in NOT_HERE:
-        return NOT_HERE[str(name)]
+    Args:
+        name: The name.
+        known: The names that are known there.
+        who: The first words of the message, as for ``setting_instead``.
+    """
+    if instead := setting_instead(str(name), who):
+        return instead
     close = did_you_mean(name, known)
     return close if close.startswith("Did you mean") else f"All settings are listed by: {command(PROGRAM, 'schema')}"
 

@@ -123,8 +123,41 @@ ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
     ),
 }
 """The algorithms by name."""
-OTHER_NAMES: Final[Mapping[str, str]] = {"iql": "Independent Q-learning is --algo dqn --policies independent."}
-"""What to use for names of algorithms that are algorithms here with certain settings."""
+_INDEPENDENT: Final = {
+    "idqn": ("DQN", "dqn"),
+    "iql": ("Q-learning", "dqn"),
+    "ippo": ("PPO", "ppo"),
+    "isac": ("SAC", "sac"),
+}
+_OF_ONE_AGENT: Final = {"ddpg": "maddpg", "td3": "matd3"}
+"""Names of algorithms that are algorithms here with certain settings."""
+_LIKE_PPO: Final = ("a2c", "a3c", "appo", "impala")
+"""Algorithms that do not exist here."""
+
+
+def algorithm_instead(name: object, *, in_file: bool = False) -> str:
+    """Returns a closing sentence about a known algorithm that ``--algo`` does not have; ``""`` for other names.
+
+    >>> algorithm_instead("iql")
+    'Independent Q-learning is --algo dqn --policies independent.'
+
+    Args:
+        name: The name.
+        in_file: Whether it stands in a file.
+    """
+    name = str(name).lower()
+    if name in _INDEPENDENT:
+        what, algo = _INDEPENDENT[name]
+        return f"Independent {what} is {_as_settings({'algo': algo, 'policies': 'independent'}, in_file)}."
+    if name in _OF_ONE_AGENT:
+        return f"With one agent, it is {_as_settings({'algo': _OF_ONE_AGENT[name]}, in_file)}."
+    return f"The most like it is {_as_settings({'algo': 'ppo'}, in_file)}." if name in _LIKE_PPO else ""
+
+
+def _as_settings(settings: Mapping[str, str], in_file: bool) -> str:
+    if in_file:
+        return ", ".join(f"{name}: {value}" for name, value in settings.items())
+    return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def summaries() -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from marl_connectors.cli.known_algorithms import ALGORITHMS, OTHER_NAMES, known_sections, summaries
+from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_instead, known_sections, summaries
+from marl_connectors.cli.other_names import option_instead
 from marl_connectors.cli.search_space import search_option
 from marl_connectors.cli.values import (
     ACTIVATIONS,
@@ -116,7 +117,7 @@ _POLICIES = (
 
 _BUILDING = (
     *(_ENV_CONFIG, _WRAP),
-    Option("--algo", f"the algorithm. {summaries()}", {"choices": tuple(ALGORITHMS)}),
+    Option("--algo", f"the algorithm. {summaries()}", {"choices": tuple(ALGORITHMS), "type": str.lower}),
     _POLICIES,
     _option("--modules", "all modules that FN can name, if some are used later only", "A,B", names),
     _SEED,
@@ -129,7 +130,9 @@ _BUILDING = (
     ),
     _MASK,
     _option("--hidden", "widths of the hidden layers (default 64,64)", "N,N", layer_sizes),
-    Option("--activation", "activation after each hidden layer (default tanh)", {"choices": ACTIVATIONS}),
+    Option(
+        "--activation", "activation after each hidden layer (default tanh)", {"choices": ACTIVATIONS, "type": str.lower}
+    ),
     _flag("--share-value-layers", "one body for policy and value function"),
     _repeatable(
         "--model",
@@ -189,7 +192,7 @@ _OUTPUT = (
         "N",
         count,
     ),
-    Option("--video", "format of the video at the end (default gif)", {"choices": VIDEO_FORMATS}),
+    Option("--video", "format of the video at the end (default gif)", {"choices": VIDEO_FORMATS, "type": str.lower}),
     Option("--no-video", "the same as --video none", {"dest": "video", "action": "store_const", "const": "none"}),
     _option("--video-every", "iterations from video to video (default 0: at the end)", "N", whole_number),
     _option(
@@ -300,7 +303,11 @@ COMMANDS: Final = (
                 "evaluation_interval evaluation/episode_return_mean)",
                 "METRIC",
             ),
-            Option("--pruner", "which trials are stopped early (default median)", {"choices": ("median", "none")}),
+            Option(
+                "--pruner",
+                "which trials are stopped early (default median)",
+                {"choices": ("median", "none"), "type": str.lower},
+            ),
             _RESUME.but("continue the sweep in this folder; more trials with --trials", metavar="SWEEP"),
             *_NEW_RUN,
         ),
@@ -456,7 +463,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse has no public place for this before Python 3.14
         if action.choices is not None and value not in action.choices:
-            hint = OTHER_NAMES.get(value) if action.dest == "algo" else None
+            hint = algorithm_instead(value) if action.dest == "algo" else ""
             hint = hint or did_you_mean(value, action.choices)
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {hint}")
 
@@ -528,6 +535,8 @@ def _hint(name: str, unknown: Sequence[str], options: Sequence[str]) -> str:
         setting = flag.lstrip("-").replace("-", "_")
         following = unknown[unknown.index(flags[0]) + 1 :][:1]
         value = value if equals else following[0] if following and not following[0].startswith("-") else "VALUE"
+        if instead := option_instead(flag, value, options):
+            return instead
         if section := _section_of(setting):
             return f"It is a setting of the config: --set {section}.{setting}={value}"
     close = did_you_mean(flag, options)

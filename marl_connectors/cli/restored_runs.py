@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.checkpoints import find_checkpoint
+from marl_connectors.algorithms.fitting.metric_names import LOWEST
+from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.config_settings import (
     WITH_OPTIONS,
@@ -26,7 +27,8 @@ from marl_connectors.cli.config_settings import (
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
-from marl_connectors.json_data import brief
+from marl_connectors.json_data import brief, parsed_json
+from marl_connectors.programs import PROGRAM, command
 
 _OF_OPTIONS = {
     *("num_env_workers", "num_gpus_per_learner", "num_env_runners", "num_learners", "ray_address"),
@@ -45,17 +47,55 @@ def checkpoint_named(path: str, who: str) -> Path:
         who: The command, for messages.
 
     Raises:
-        ConfigError: If it has the runs of several seeds.
+        ConfigError: If it has several runs, or is something else in the folder of a run.
         CheckpointError: If there is none.
     """
+    expected = f"{who}: expected a checkpoint or the folder of a run, but {path}"
     if is_seeds_folder(Path(path)):
         first = Path(path) / seed_folder(read_seeds(Path(path))[1][0])
-        raise ConfigError(
-            f"{who}: expected a checkpoint or the folder of a run, but {path} has the runs of several seeds. Choose "
-            f"one: {first}"
-        )
+        raise ConfigError(f"{expected} has the runs of several seeds. Choose one: {first}")
+    if (Path(path) / run_folder.SWEEP).is_file():
+        raise ConfigError(f"{expected} is a sweep, whose trials are runs. Choose one: {_best_trial(Path(path))}")
+    if not is_checkpoint(path) and Path(path).name not in (BEST, LATEST) and (run := _run_around(Path(path))):
+        raise ConfigError(f"{expected} is a part of the run {run}. Use the run: {run}")
     with run_folder.reading(Path(path)):
         return find_checkpoint(path)
+
+
+def check_is_run(path: Path, who: str) -> None:
+    """Checks that the folder to be resumed is not that of a sweep, and nothing in the folder of a run.
+
+    Raises:
+        ConfigError: If it is. Names the command that goes on with it.
+    """
+    if (path / run_folder.SWEEP).is_file():
+        resume = command(PROGRAM, "sweep", "--resume", path)
+        raise ConfigError(f"{who}: expected the folder of a run, but {path} is that of a sweep. Use: {resume}")
+    if run := _run_around(path):
+        resume = command(PROGRAM, "train", "--resume", run)
+        raise ConfigError(
+            f"{who}: expected the folder of a run, but {path} is in the run {run}, which goes on from the checkpoint "
+            f"that {run / run_folder.CHECKPOINTS / LATEST} names. Use: {resume}"
+        )
+
+
+def _run_around(path: Path) -> Path | None:
+    """Returns the folder of the run in which a file or folder is; None if it is in none, or is one itself."""
+    if (path / run_folder.CONFIG).is_file():
+        return None
+    runs = (each for each in path.parents[:2] if (each / run_folder.CONFIG).is_file())
+    return next((run for run in runs if path.exists() and (run / run_folder.CHECKPOINTS).is_dir()), None)
+
+
+def _best_trial(sweep: Path) -> Path:
+    """Returns the folder of a sweep's best trial, or of its first one if that is unknown."""
+    try:
+        data = parsed_json((sweep / run_folder.SWEEP).read_bytes())
+        sign = 1 if data["metric"].startswith(LOWEST) else -1
+        done = [each for each in data["results"] if each["state"] == "complete"]
+        return sweep / min(done, key=lambda each: sign * each["value"])["folder"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return sweep / "trial0000"
 
 
 def load_algorithm(
@@ -129,17 +169,17 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
     Raises:
         ConfigError: If there is no such file, or if it fails.
     """
-    run, command = _command_of(checkpoint)
-    former = command.get("config")
+    run, given = _command_of(checkpoint)
+    former = given.get("config")
     if source is not None:
         source = absolute_spec(source)
     elif former is not None and has_source(former):
         source = str(former)
     else:
         return None
-    if not command:
+    if not given:
         return load_config(source)
-    settings = settings_from_json(command, str(run / run_folder.CONFIG))
+    settings = settings_from_json(given, str(run / run_folder.CONFIG))
     config = with_config(settings, source).make_config()
     if former is not None and module_name(former) not in sys.modules:
         sys.modules[module_name(former)] = sys.modules[module_name(source)]  # the checkpoint has names in this module
@@ -190,8 +230,8 @@ def _command_of(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     run = checkpoint.parent.parent
     if checkpoint.parent.name != run_folder.CHECKPOINTS or not (run / run_folder.CONFIG).is_file():
         return run, {}
-    command = run_folder.read_config(run).get("command")
-    return run, command if isinstance(command, dict) else {}
+    given = run_folder.read_config(run).get("command")
+    return run, given if isinstance(given, dict) else {}
 
 
 @contextlib.contextmanager
@@ -209,8 +249,8 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
     try:
         yield
     except MarlConnectorsError as error:
-        _, command = _command_of(checkpoint)
-        source = command.get("config")
+        _, given = _command_of(checkpoint)
+        source = given.get("config")
         if (
             named is not None
             or not isinstance(source, str)

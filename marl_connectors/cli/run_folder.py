@@ -65,6 +65,8 @@ BASELINES, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, VIDEOS = (
     "tensorboard",
     "videos",
 )
+SWEEP = "sweep.json"
+"""The file in the folder of a sweep with its options and results."""
 
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from marl_connectors.cli.config_settings import configured, is_remote, load_config, mapping_fn, same, settings_of
-from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
+from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_instead, config_class
 from marl_connectors.cli.values import ACTIVATIONS, TRACKER_NAMES, VIDEO_FORMATS
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
@@ -325,6 +325,12 @@ def _opponent(value: Any) -> Any:
     return value
 
 
+def _algorithm(value: Any) -> str:
+    if instead := algorithm_instead(value, in_file=True):
+        raise Unfit(instead)
+    return one_of(*ALGORITHMS).keep(value)
+
+
 def _video(value: Any) -> str:
     if isinstance(value, bool):  # as earlier versions have it
         return "gif" if value else "none"
@@ -345,7 +351,7 @@ EXPECTED: Mapping[str, Validator] = {
     "env": _TEXT,
     "env_config": _SETTINGS,
     "wrappers": _TEXTS,
-    "algo": _in_words(f"one of {', '.join(ALGORITHMS)}", one_of(*ALGORITHMS)),
+    "algo": Validator(f"one of {', '.join(ALGORITHMS)}", _algorithm, one_of(*ALGORITHMS).schema),
     "policies": _TEXT,
     "mapping": _TEXT_OR_NULL,
     "modules": _in_words("a list of texts, or null", optional(_TEXTS)),

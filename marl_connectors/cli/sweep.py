@@ -37,13 +37,14 @@ from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
 from marl_connectors.cli.run_processes import FAILED, POLL_S, EndedRun, LogNews, RunProcess
 from marl_connectors.cli.search_space import Choices, Range, search_space
+from marl_connectors.cli.seed_summary import is_seeds_folder
 from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable, parsed_json
 from marl_connectors.programs import PROGRAM, command
 
 _STUDY_NAME = "sweep"
-SWEEP, STUDY, PICTURE = "sweep.json", "study.db", "sweep.png"
+STUDY, PICTURE = "study.db", "sweep.png"
 NUM_TRIALS = 20
 REPORTS = 20
 """The number of times in a run at which its metric is reported, and the run may be pruned."""
@@ -303,7 +304,7 @@ class _Sweep:
         }
         with run_folder.writing(self.path):
             text = json.dumps(jsonable(data), indent=2, allow_nan=False)
-            run_folder.replace_file(self.path / SWEEP, f"{text}\n".encode())
+            run_folder.replace_file(self.path / run_folder.SWEEP, f"{text}\n".encode())
 
     def _finish(self, study: Any, status: int) -> int:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
@@ -319,7 +320,7 @@ class _Sweep:
             print(f"\n{'Lowest' if lowest else 'Highest'} {self._metric_name()} first:")
             print(table(["trial", "state", "value", "agent steps", *self.search], rows))
             if len(results) > _ROWS:
-                print(f"  and {len(results) - _ROWS} more in {self.path / SWEEP}")
+                print(f"  and {len(results) - _ROWS} more in {self.path / run_folder.SWEEP}")
         if len(finished) > 1 and len({result["value"] for result in finished}) == 1:
             print(
                 "All complete trials have the same value, so their order says nothing. Start a sweep with more --steps."
@@ -328,7 +329,7 @@ class _Sweep:
         if finished:
             with run_folder.writing(self.path / PICTURE):
                 draw_sweep(self.path / PICTURE, finished, list(self.search), self._metric_name(), lowest=lowest)
-            print(f"\nThe numbers are in {self.path / SWEEP}, the picture in {self.path / PICTURE}.")
+            print(f"\nThe numbers are in {self.path / run_folder.SWEEP}, the picture in {self.path / PICTURE}.")
             best = self.path / ranked[0]["folder"]
             commands.append(command(PROGRAM, "evaluate", best))
             commands.append(command(PROGRAM, "train", "--config", best / run_folder.CONFIG, "--seeds", "1-3"))
@@ -478,15 +479,22 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
             f"--metric and --config."
         )
     path = Path(given["resume"])
-    if not (path / SWEEP).is_file():
-        raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} has no {SWEEP}. Check the path.")
+    if not (path / run_folder.SWEEP).is_file():
+        if (path / run_folder.CONFIG).is_file() or is_seeds_folder(path):
+            resume = command(PROGRAM, "train", "--resume", path)
+            raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} is a run. Use: {resume}")
+        raise ConfigError(
+            f"sweep --resume: expected the folder of a sweep, but {path} has no {run_folder.SWEEP}. Check the path."
+        )
     try:
-        with run_folder.reading(path / SWEEP):
-            data = parsed_json((path / SWEEP).read_bytes())
-        search = search_space(data["search"], str(path / SWEEP))
+        with run_folder.reading(path / run_folder.SWEEP):
+            data = parsed_json((path / run_folder.SWEEP).read_bytes())
+        search = search_space(data["search"], str(path / run_folder.SWEEP))
         options, metric, trials = dict(data["options"]), str(data["metric"]), int(data["trials"])
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path / SWEEP} is damaged: {type(error).__name__}: {error}. Correct it.") from error
+        raise CheckpointError(
+            f"{path / run_folder.SWEEP} is damaged: {type(error).__name__}: {error}. Correct it."
+        ) from error
     if not (path / STUDY).is_file():
         raise CheckpointError(
             f"sweep --resume: {path} has no {STUDY} any more, in which its trials are. Put it back, or start a new "

@@ -44,7 +44,13 @@ from marl_connectors.cli.config_settings import (
     learning_rates,
 )
 from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
-from marl_connectors.cli.restored_runs import check_python_config, load_algorithm, naming_a_lost_config, with_config
+from marl_connectors.cli.restored_runs import (
+    check_is_run,
+    check_python_config,
+    load_algorithm,
+    naming_a_lost_config,
+    with_config,
+)
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.run_settings import (
     RunSettings,
@@ -469,6 +475,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         check_python_config(given["config"], given.get("trusted", True))
         given = {**given, "config": absolute_spec(given["config"])}
     path = Path(given["resume"])
+    check_is_run(path, "train --resume")
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
     if "config" in given:

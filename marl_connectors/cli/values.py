@@ -21,6 +21,7 @@ VIDEO_FORMATS = ("gif", "mp4", "none")
 """The formats of videos."""
 _EXPONENTS = {"k": 3, "m": 6, "g": 9, "b": 9}
 """The powers of ten that units of numbers stand for."""
+_MOST_SEEDS = 1000
 
 
 def require_extras(*modules: str) -> None:
@@ -104,7 +105,7 @@ def opponent(text: str) -> str | None:
 
 
 def whole_number(text: str, at_least: int = 0) -> int:
-    """Reads a non-negative whole number, also written ``1e6`` or ``1_000_000``."""
+    """Reads a non-negative whole number below 2**63, also written ``1e6`` or ``1_000_000``."""
     try:
         number = float(text)
     except ValueError:
@@ -113,7 +114,10 @@ def whole_number(text: str, at_least: int = 0) -> int:
         raise argparse.ArgumentTypeError(
             f"expected a whole number of at least {at_least}, but got {text!r}{_without_unit(text)}"
         )
-    return int(text) if text.replace("_", "").isdigit() else int(number)
+    found = int(text) if text.replace("_", "").isdigit() else int(number)
+    if found >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most 2**63 - 1, but got {text!r}")
+    return found
 
 
 def _without_unit(text: str) -> str:
@@ -142,7 +146,10 @@ def seed_list(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or not (last.isdecimal() if dash else True) or (dash and int(last) < int(first)):
             raise argparse.ArgumentTypeError(f"expected seeds such as 0-4 or 0,3,7, but got {text!r}")
-        seeds += range(int(first), int(last or first) + 1)
+        low, high = whole_number(first), whole_number(last or first)
+        if high - low >= _MOST_SEEDS:
+            raise argparse.ArgumentTypeError(f"expected at most {_MOST_SEEDS} seeds, each a run, but got {text!r}")
+        seeds += range(low, high + 1)
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"expected each seed once, but got {text!r}")
     return seeds

@@ -24,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     task = next((task for task in tasks() if task.name == args.name), None) or find_task(args.name)
     if task is None:
-        hint = did_you_mean(args.name, [task.name for task in tasks()])
+        names = [task.name for task in tasks()]
+        alike = [name for name in names if args.name.lower() in name.lower()]
+        hint = f"Did you mean {' or '.join(map(repr, alike))}?" if alike else did_you_mean(args.name, names)
         raise ConfigError(f"zoo: there is no task {args.name!r}. {hint}")
     print(json.dumps(_described(task), indent=2) if args.json else _page(task))
     return 0

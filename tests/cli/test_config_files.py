@@ -105,6 +105,16 @@ def test_set_takes_a_setting_of_any_section(settings, words, name, value):
         assert found == value
 
 
+def test_whole_numbers_and_names_of_choices_may_be_written_otherwise(settings):
+    words = ["CartPole-v1", "--no-preset", "--algo", "PPO", "--activation", "ReLU", "--set", "num_epochs=1e1"]
+    words += ["--set", "training.minibatch_size=64.0", "--set", "lr=1.0", "--model", "lstm_cell_size=8.0"]
+    found = settings(*words)
+    assert (found.algo, found.activation, found.model) == ("ppo", "relu", {"lstm_cell_size": 8})
+    values = [found.training[name] for name in ("num_epochs", "minibatch_size", "lr")]
+    assert values == [10, 64, 1.0] and [type(value) for value in values] == [int, int, float]
+    assert type(found.model["lstm_cell_size"]) is int
+
+
 def test_names_stand_for_callbacks_pieces_and_functions(settings):
     words = [f"callbacks.callbacks_class={__name__}:MyCallbacks", f"callbacks.on_sample_end={__name__}:count"]
     words += ["env_runners.env_to_module_connector=MeanStdFilter:clip_by_value=3.0"]

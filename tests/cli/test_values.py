@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from marl_connectors.cli.values import count, key_value, layer_sizes, literal, merged, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, literal, merged, seed_list, whole_number
 from marl_connectors.json_data import jsonable
 
 
@@ -48,6 +48,20 @@ def test_whole_numbers_may_be_written_in_short(text, number):
 def test_other_numbers_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
         whole_number(text)
+
+
+@pytest.mark.parametrize("text", ["9223372036854775808", "1e23"])
+def test_numbers_above_those_of_64_bits_are_refused(text):
+    assert whole_number("9223372036854775807") == 2**63 - 1
+    for read in (whole_number, seed_list):
+        with pytest.raises(argparse.ArgumentTypeError):
+            read(text)
+
+
+def test_a_range_of_seeds_has_at_most_1000():
+    assert seed_list("5-1004") == list(range(5, 1005))
+    with pytest.raises(argparse.ArgumentTypeError, match="at most 1000 seeds"):
+        seed_list("5-1005")
 
 
 def test_layer_sizes_are_numbers_of_at_least_one():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import signal
@@ -109,6 +110,10 @@ def written(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
     return prepare
 
 
+def a_folder(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: Path(name).mkdir()
+
+
 def both(*steps: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
     def prepare(patch: pytest.MonkeyPatch) -> None:
         for step in steps:
@@ -178,6 +183,15 @@ def moved(name: str) -> Callable[[pytest.MonkeyPatch], None]:
     return prepare
 
 
+def a_sweep(patch: pytest.MonkeyPatch) -> None:
+    """The folder of a sweep whose second trial is the best one."""
+    Path("swept").mkdir()
+    results = [
+        {"state": "complete", "folder": f"trial000{each}", "value": value} for each, value in enumerate((1, 3, 2))
+    ]
+    Path("swept/sweep.json").write_text(json.dumps({"metric": "env_runners/episode_return_mean", "results": results}))
+
+
 GAME = "train marl_envs.last_stone_v0 "
 RUN = f"{TINY} --out new"
 MISTAKES = [
@@ -212,10 +226,55 @@ MISTAKES = [
     Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every: 5 has no effect", "--video gif")),
     Mistake("train CartPole-v1 --seed 1 --seeds 0-4", ("--seed and --seeds were both given",)),
     Mistake("sweep CartPole-v1 --search lr=2", ("lr: expected a range or several choices",)),
+    # Words of RLlib and of other libraries.
+    Mistake("train CartPole-v1 --set training.num_sgd_iter=3", ("unknown setting 'num_sgd_iter'. "
+            "Use --set training.num_epochs=VALUE.",)),
+    Mistake("train CartPole-v1 --set num_sgd_iter=3", ("'num_sgd_iter'. Use --set training.num_epochs=VALUE.",)),
+    Mistake("train CartPole-v1 --set resources.num_gpus=1", ("Use --set learners.num_gpus_per_learner=VALUE.",)),
+    Mistake("train CartPole-v1 --set rollouts.num_rollout_workers=1", ("there is no section 'rollouts'. Use --set "
+            "env_runners.num_env_runners=VALUE.",)),
+    Mistake("train CartPole-v1 --set training.lr_schedule=1", ('Use --set "training.lr=[[env_step, value], ...]".',)),
+    Mistake("train CartPole-v1 --set training.use_lstm=true", ("a setting of the modules: --model use_lstm=VALUE",)),
+    Mistake("train CartPole-v1 --set steps=5", ("unknown setting 'steps'. It is an option: --steps",)),
+    Mistake("train CartPole-v1 --set num_epochs=1.5", ("num_epochs: expected a whole number from 1, got 1.5.",)),
+    Mistake("train CartPole-v1 --learning-rate 1e-3", ("'--learning-rate'. Use --set training.lr=1e-3.",)),
+    Mistake("train CartPole-v1 --batch-size=64", ("Use --set training.train_batch_size_per_learner=64",)),
+    Mistake("train CartPole-v1 --total-timesteps 1e6", ("'--total-timesteps'. Use --steps N",)),
+    Mistake("train CartPole-v1 --device cuda", ("'--device'. --num-gpus-per-learner 1 puts modules on the GPU",)),
+    Mistake("train CartPole-v1 --gpu", ("'--gpu'. --num-gpus-per-learner 1 puts modules on the GPU",)),
+    Mistake("train CartPole-v1 --wandb", ("'--wandb'. Use --track wandb.",)),
+    Mistake("train --env CartPole-v1", ("'--env'. Write the environment without it",)),
+    Mistake("train CartPole-v1 --algo IPPO", ("'ippo'. Independent PPO is --algo ppo --policies independent.",)),
+    Mistake("train CartPole-v1 --algo ddpg", ("'ddpg'. With one agent, it is --algo maddpg.",)),
+    Mistake("train CartPole-v1 --algo a2c", ("'a2c'. The most like it is --algo ppo.",)),
+    Mistake("train --config x.yaml", ("algo: expected one of ppo", "Independent Q-learning is algo: dqn, policies: "
+            "independent."), written("x.yaml", "env: CartPole-v1\nalgo: iql")),
+    Mistake("train --config x.yaml", ("activation: expected one of tanh", "got 'Relu'. Did you mean 'relu'?"),
+            written("x.yaml", "env: CartPole-v1\nactivation: Relu")),
+    Mistake("train --config x.yaml", ("training: unknown setting 'num_sgd_iter'. Use training: {num_epochs: VALUE}.",),
+            written("x.yaml", "env: CartPole-v1\ntraining: {num_sgd_iter: 3}")),
+    Mistake("train --config x.yaml", ("resources: unknown setting 'num_gpus'. Use learners: {num_gpus_per_learner: ",),
+            written("x.yaml", "env: CartPole-v1\nresources: {num_gpus: 1}")),
+    Mistake("train --config x.yaml", ("unknown key 'rollouts'. Its name is env_runners: num_rollout_workers is",),
+            written("x.yaml", "env: CartPole-v1\nrollouts: {num_rollout_workers: 1}")),
+    Mistake("train --config x.yaml", ("training: unknown setting 'steps'. It is a key at the top of the file.",),
+            written("x.yaml", "env: CartPole-v1\ntraining: {steps: 3}")),
+    # Numbers.
+    Mistake("train CartPole-v1 --seed 100000000000000000000000", ("--seed: expected a whole number of at most 2**63",)),
+    Mistake("train CartPole-v1 --set seed=1e30", ("seed: expected a whole number", "The largest one is 2**63 - 1.")),
+    Mistake("train CartPole-v1 --seeds 0-100000000000", ("--seeds: expected at most 1000 seeds, each a run",)),
     # Environments.
     Mistake("train CartPol-v1", ("environment 'CartPol-v1'", "Did you mean 'CartPole-v1'?")),
     Mistake("train CartPole-v2", ("environment 'CartPole-v2'", "Did you mean 'CartPole-v1'?")),
     Mistake("train simple_spred_v3", ("environment 'simple_spred_v3'", "Did you mean 'simple_spread_v3'?")),
+    Mistake("train no_such_file.py:make", ("there is no file 'no_such_file.py'. Check its path.",)),
+    Mistake("train mistaken.py:Plan", ("'mistaken.py:Plan': module 'mistaken' has no 'Plan'. Did you mean 'Plain'?",)),
+    Mistake("train mistaken.py", ("'mistaken.py'", 'Name the class or function that makes it', '"mistaken.py:make"')),
+    Mistake("train x.py", ("It has the config 'config', which --config names",),
+            written("x.py", "from marl_connectors import PPOConfig\nconfig = PPOConfig()")),
+    Mistake("train my-env.py:make", ("Python cannot import 'my-env.py'. Rename it",), written("my-env.py", "")),
+    Mistake("train inner/x.py:make", ("needs the module 'y', which is in", "inner. Run from there"),
+            both(a_folder("inner"), written("inner/x.py", "import y"), written("inner/y.py", ""))),
     Mistake("train no_such_file:make", ("no_such_file", "Check the spelling, run from the folder that")),
     Mistake("train mistaken:Plan", ("mistaken", "Did you mean 'Plain'?")),
     Mistake(f"train mistaken:nothing {RUN}", ("mistaken:nothing", "None")),
@@ -286,7 +345,20 @@ MISTAKES = [
     Mistake("evaluate done --video film.mov", ("--video: expected a file that ends in .gif or .mp4", "film.mov")),
     Mistake("evaluate done --config x.yaml", ("--config: expected the Python file of the run's config",)),
     Mistake("export done --opset 999", ("expected an opset from 1 to", "999")),
-    Mistake("sweep --resume done", ("expected the folder of a sweep, but done has no sweep.json",)),
+    Mistake("sweep --resume .", ("expected the folder of a sweep, but . has no sweep.json",)),
+    Mistake("sweep --resume done", ("expected the folder of a sweep, but done is a run", "train --resume done")),
+    Mistake("train --resume swept", ("expected the folder of a run, but swept is that of a sweep",
+            "marl-connectors sweep --resume swept"), a_sweep),
+    Mistake("evaluate swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
+    Mistake("export swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
+    Mistake("evaluate done/config.json", ("done/config.json is a part of the run done. Use the run: done",)),
+    Mistake("train --resume done/config.json", ("done/config.json is in the run done", "train --resume done")),
+    Mistake("train --resume done/checkpoints/000002", ("done/checkpoints/000002 is in the run done",
+            "marl-connectors train --resume done")),
+    Mistake("train --resume done --no-preset", ("--no-preset cannot be changed",)),
+    Mistake("train done", ("environment 'done': it is the folder of a run", "--config done/config.json")),
+    Mistake("train run.yaml", ("environment 'run.yaml': it is a file with settings. Name it with --config run.yaml",)),
+    Mistake("zoo tag", ("there is no task 'tag'. Did you mean 'simple_tag_v3'?",)),
     Mistake("zoo CartPol-v1", ("there is no task 'CartPol-v1'. Did you mean 'CartPole-v1'?",)),
     Mistake(f"train mistaken:Plain --keep-best env_runners/episode_return_men {RUN}",
             ("no result is called 'env_runners/episode_return_men'", "'env_runners/episode_return_mean'?")),

@@ -1,4 +1,4 @@
-"""RLlib's settings that have another name or place here, or that do not exist, for messages."""
+"""Settings of RLlib and others that have another name or place here, or that do not exist, for messages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ _TOLERANCE = ".fault_tolerance(num_consecutive_env_failures_tolerance=...)"
 
 RENAMED: Final[dict[str, str]] = {
     "algorithm_config_overrides_per_module": ".rl_module(algorithm_config_overrides_per_module=...)",
+    "batch_size": ".training(train_batch_size_per_learner=...) for train batches, or .training(minibatch_size=...) for "
+    "minibatches",
     "buffer_size": ".training(replay_buffer_config={'capacity': ...})",
+    "clip_range": ".training(clip_param=...)",
+    "ent_coef": ".training(entropy_coeff=...)",
     "entropy_coeff_schedule": ".training(entropy_coeff=[[env_step, value], ...])",
     "evaluation_num_workers": ".evaluation(evaluation_num_env_runners=...)",
     "evaluation_sample_timeout_s": ".env_runners(sample_timeout_s=...)",
     "explore": ".env_runners(explore=...)",
     "exploration_config": ".env_runners(explore=...)",
+    "gae_lambda": ".training(lambda_=...)",
     "hiddens": ".rl_module(model_config={'head_fcnet_hiddens': ...})",
     "ignore_worker_failures": ".fault_tolerance(ignore_env_runner_failures=...)",
     "lambda": ".training(lambda_=...)",
     "learning_rate": ".training(lr=...)",
     "learning_starts": ".training(num_steps_sampled_before_learning_starts=...)",
     "lr_schedule": ".training(lr=[[env_step, value], ...])",
+    "max_grad_norm": ".training(grad_clip=...)",
     "max_num_worker_restarts": ".fault_tolerance(max_num_env_runner_restarts=...)",
     "model": ".rl_module(model_config=...), with a dict or DefaultModelConfig(...)",
+    "n_envs": ".env_runners(num_envs_per_env_runner=...)",
+    "n_epochs": ".training(num_epochs=...)",
     "num_consecutive_env_runner_failures_tolerance": _TOLERANCE,
     "num_consecutive_worker_failures_tolerance": _TOLERANCE,
     "num_cpus_per_learner_worker": ".learners(num_cpus_per_learner=...)",
@@ -53,11 +61,12 @@ RENAMED: Final[dict[str, str]] = {
     "remote_worker_envs": ".env_runners(num_env_workers=...)",
     "sgd_minibatch_size": ".training(minibatch_size=...)",
     "train_batch_size": ".training(train_batch_size_per_learner=...), the steps of each learner",
+    "vf_coef": ".training(vf_loss_coeff=...)",
     "vf_share_layers": ".rl_module(model_config={'vf_share_layers': ...})",
     "worker_health_probe_timeout_s": ".fault_tolerance(env_runner_health_probe_timeout_s=...)",
     "worker_restore_timeout_s": ".fault_tolerance(env_runner_restore_timeout_s=...)",
 }
-"""Settings of RLlib that have another name or are in another section here, and what to use."""
+"""Settings of RLlib, and frequent ones of Stable-Baselines3, that have another name or section here: what to use."""
 
 _ONE_BATCH = "An iteration has one train batch, so leave it out."
 
