@@ -18,6 +18,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -77,7 +78,9 @@ def _no_attribute(
 
 
 def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """Imports the module called ``name``. The error says whether the module is missing or fails to import."""
+    """Imports a module by its name or its file. The error says whether the module is missing or fails to import."""
+    if name.endswith(_PYTHON):
+        name = module_of_file(name, who=who, error=error)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as cause:
@@ -92,6 +95,30 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
         raise error(f"{who}: module {name!r} fails to import: {describe_error(cause)}.") from cause
 
 
+def module_of_file(path: str, *, who: str, error: type[MarlConnectorsError]) -> str:
+    """Returns the name under which Python imports a file, such as ``"my_folder.my_env"`` for ``"my_folder/my_env.py"``.
+
+    Raises:
+        MarlConnectorsError: If there is no such file, or if it is in no folder from which Python imports. Its class is
+            ``error``.
+    """
+    file = Path(os.path.abspath(path))
+    if not file.is_file():
+        raise error(f"{who}: there is no file {path!r}. Check its path.")
+    for folder in map(os.path.abspath, sys.path):
+        if file.is_relative_to(folder):
+            name = ".".join(file.relative_to(folder).with_suffix("").parts)
+            if _is_dotted_name(name):
+                return name
+    if not file.stem.isidentifier():
+        raise error(f"{who}: Python cannot import {path!r}. Rename it, so that it has only letters, digits and _.")
+    raise error(
+        f"{who}: Python does not import from {str(file.parent)!r}. Go there, and name the module {file.stem!r}."
+    )
+
+
+_PYTHON: Final = ".py"
+"""The ending of a file with Python code."""
 _WORDS: Final = {"true": True, "false": False, "null": None}
 
 

@@ -24,7 +24,7 @@ import pettingzoo
 from gymnasium.envs.registration import load_env_creator
 
 from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean, likeness
-from marl_connectors.names import import_attribute
+from marl_connectors.names import import_attribute, module_of_file
 from marl_connectors.packages import how_to_install, is_installed
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
@@ -226,8 +226,16 @@ def _module_maker(env: str, module_name: str) -> EnvMaker:
             return _maker_of_module(env, module, make)
     raise EnvError(
         f"environment {env!r}: the module has neither parallel_env nor env, as a PettingZoo environment does. "
-        f'Name the class or function that makes it, as in "{env}:make".'
+        f'Name the class or function that makes it, as in "{env}:make".{_hint_at_config(module)}'
     )
+
+
+def _hint_at_config(module: ModuleType) -> str:
+    """Returns a sentence about a module that has the config of a run instead of an environment."""
+    names = [
+        name for name, value in vars(module).items() if hasattr(value, "build_algo") and not inspect.isclass(value)
+    ]
+    return f" It has the config {names[0]!r}, which --config names on the command line." if names else ""
 
 
 def _maker_of_module(env: str, module: ModuleType, make: Callable[..., Any]) -> EnvMaker:
@@ -243,6 +251,11 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
         missing = cause.name or ""
         if missing and (module_name == missing or module_name.startswith(missing + ".")):
             raise EnvError(f"environment {env!r}: {_why_not_found(env, module_name, missing)}") from cause
+        if beside := _folder_beside(module_name, missing):
+            raise EnvError(
+                f"environment {env!r} needs the module {missing!r}, which is in {beside}. Run from there, or add it to "
+                f"PYTHONPATH."
+            ) from cause
         raise EnvError(
             f"environment {env!r} needs the package {missing!r}. {how_to_install(pip_name(module_name, missing))}"
         ) from cause
@@ -254,6 +267,12 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
                 f"{how_to_install('mpe2')}"
             ) from cause
         raise EnvError(f"environment {env!r}: its module fails to import: {describe_error(cause)}.") from cause
+
+
+def _folder_beside(module_name: str, missing: str) -> str:
+    """Returns the folder of a module if the missing one is a file in it; ``""`` if not."""
+    folders = [Path(folder, *module_name.split(".")[:-1]) for folder in sys.path]
+    return next((str(folder) for folder in folders if missing and (folder / f"{missing}.py").is_file()), "")
 
 
 def _why_not_found(env: str, module_name: str, missing: str) -> str:
@@ -327,18 +346,24 @@ _VERSIONED = re.compile(r"_v\d+$")
 def importable_name(env: str) -> str:
     """Returns the module, or ``"module:attribute"``, that a short name means.
 
-    An environment of a suite can be named by its module alone or by its suite and module, with ``/`` instead of dots
-    and ``-v3`` instead of ``_v3``, as in PettingZoo's ids. A module that can be imported under the given name has
-    precedence. A name that belongs to no suite is returned unchanged, and so is that of a VMAS scenario.
+    A module can be named by its file. An environment of a suite can be named by its module alone or by its suite and
+    module, with ``/`` instead of dots and ``-v3`` instead of ``_v3``, as in PettingZoo's ids. A module that can be
+    imported under the given name has precedence. A name that belongs to no suite is returned unchanged, and so is that
+    of a VMAS scenario.
 
     >>> importable_name("marl_envs/match-v0:parallel_env")
     'marl_envs.match_v0:parallel_env'
     >>> importable_name("vmas/balance")
     'vmas/balance'
+
+    Raises:
+        EnvError: If the name is that of a Python file that cannot be imported.
     """
     if env.startswith(VMAS):
         return env
     module_name, colon, attribute = env.partition(":")
+    if module_name.endswith(".py"):
+        return f"{module_of_file(module_name, who=f'environment {env!r}', error=EnvError)}{colon}{attribute}"
     dotted = re.sub(r"-(v\d+)$", r"_\1", module_name.replace("/", "."))
     if not all(part.isidentifier() for part in dotted.split(".")):
         return env

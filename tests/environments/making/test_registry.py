@@ -57,6 +57,28 @@ def test_a_module_of_the_user_comes_before_a_suites_of_that_name(user_module):
     assert make_env("simple_spread_v3").metadata["name"] == "simple_v3"
 
 
+def test_a_module_has_the_name_of_its_file_too(user_module, tmp_path, monkeypatch):
+    user_module("spread_of_two", "from mpe2.simple_spread_v3 import parallel_env as make")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "env_in_a_folder.py").write_text("from mpe2.simple_v3 import parallel_env")
+    for name in ("spread_of_two.py:make", "./spread_of_two.py:make", f"{tmp_path}/spread_of_two.py:make"):
+        assert importable_name(name) == "spread_of_two:make" and env_name(name) == "spread_of_two-make"
+        assert agent_ids(make_env(name, {"N": 2})) == ["agent_0", "agent_1"]
+    assert importable_name("inner/env_in_a_folder.py") == "inner.env_in_a_folder"
+    assert make_env("inner/env_in_a_folder.py").metadata["name"] == "simple_v3"
+    sys.modules.pop("inner.env_in_a_folder")
+
+
+def test_a_file_that_python_cannot_import_is_named(tmp_path, monkeypatch):
+    (tmp_path / "away.py").write_text("")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not tmp_path.is_relative_to(path or "/nowhere")])
+    with pytest.raises(
+        EnvError, match=r"away.py:make': Python does not import from '.*'. Go there, and name .* 'away'"
+    ):
+        make_env(f"{tmp_path}/away.py:make")
+
+
 def test_short_names_import_no_suite(monkeypatch):
     monkeypatch.delitem(sys.modules, "pettingzoo.sisl", raising=False)
     assert importable_name("pursuit_v5:env") == "pettingzoo.sisl.pursuit_v5:env"
