@@ -125,7 +125,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
         spec: ``"shared"``, ``"independent"``, ``"pattern=module,..."``, or a mapping function, which is returned.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If it is none of these, or if a pattern before another one leaves no agent for that.
     """
     if callable(spec):
         return spec
@@ -140,7 +140,26 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
         close = did_you_mean(text, ["shared", "independent"])
         hint = f" {close}" if close.startswith("Did you mean") else ""
         raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {spec!r}.{hint}")
-    return PatternPolicies(tuple(_parse_pair(pair, spec) for pair in text.split(",")))
+    patterns = tuple(_parse_pair(pair, spec) for pair in text.split(","))
+    for number, (later, module_id) in enumerate(patterns):
+        for earlier, own in patterns[:number]:
+            if own != module_id and _fits_all_of(earlier, later):
+                raise ConfigError(
+                    f"policy_mapping_fn: the pattern {later!r} (for module {module_id!r}) is never used, because "
+                    f"{earlier!r} (for module {own!r}) comes first and fits the same agents. Put {later!r} first, or "
+                    f"leave it out."
+                )
+    return PatternPolicies(patterns)
+
+
+def _fits_all_of(pattern: str, other: str) -> bool:
+    """Whether a pattern is known to fit every agent that another one fits.
+
+    >>> _fits_all_of("agent*", "agent_0"), _fits_all_of("agent*", "agent_?"), _fits_all_of("agent?", "agent*")
+    (True, True, False)
+    """
+    has_only_stars = not set(pattern) & set("?[")
+    return fnmatchcase(other, pattern) and (has_only_stars or not set(other) & set("*?["))
 
 
 def _parse_pair(pair: str, spec: str) -> tuple[str, ModuleID]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,34 @@ def test_the_first_pattern_that_matches_decides():
     mapping = PatternPolicies((("agent_1", "special"), ("agent*", "others")))
     assert mapping("agent_1", None) == "special"
     assert mapping("agent_10", None) == "others"
+
+
+@pytest.mark.parametrize(
+    "text", ["agent*=a,agent_0=b", "*=a,agent*=b", "agent_[01]=c,agent_1=b", "x=c,a*_*=a,a?_[01]=b"]
+)
+def test_a_pattern_that_an_earlier_one_hides_is_an_error_that_names_both(text):
+    *_, earlier, hidden = (pair.partition("=")[0] for pair in text.split(","))
+    with pytest.raises(ConfigError) as raised:
+        policy_mapping(text)
+    assert f"the pattern {hidden!r} (for module 'b') is never used, because {earlier!r} (for" in str(raised.value)
+    assert f"Put {hidden!r} first, or leave it out." in str(raised.value)
+
+
+@given(st.lists(st.text("ab*?", min_size=1, max_size=3), min_size=2, max_size=2), st.text("ab", max_size=4))
+def test_no_pattern_is_called_hidden_that_decides_for_an_agent(patterns, agent_id):
+    try:
+        mapping = policy_mapping(f"{patterns[0]}=first,{patterns[1]}=second")
+    except ConfigError:
+        assert not fnmatchcase(agent_id, patterns[1]) or fnmatchcase(agent_id, patterns[0])
+    else:
+        assert isinstance(mapping, PatternPolicies)
+
+
+@pytest.mark.parametrize(
+    "text", ["agent_0=a,agent*=b", "agent?=a,agent*=b", "agent*=a,agent_0=a", "agent_1=a,agent_0=b"]
+)
+def test_other_patterns_may_overlap(text):
+    assert isinstance(policy_mapping(text), PatternPolicies)
 
 
 def test_patterns_mind_upper_and_lower_case_and_integer_agents():

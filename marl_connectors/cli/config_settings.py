@@ -205,7 +205,10 @@ def mapping_fn(policies: str, mapping: str | None) -> PolicyMappingFn:
         ConfigError: If it does not exist or is not a function.
     """
     if mapping is None:
-        return policy_mapping(policies)
+        try:
+            return policy_mapping(policies)
+        except ConfigError as error:
+            raise ConfigError(f"--policies: {str(error).partition(': ')[2]}") from error
     fn: Any = import_function(mapping)
     if not callable(fn):
         raise ConfigError(

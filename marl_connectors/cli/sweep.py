@@ -16,22 +16,31 @@ import contextlib
 import json
 import signal
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.algorithms.fitting.figures import number, table
 from marl_connectors.algorithms.fitting.metric_names import LOWEST, check_metric, closest_metric
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
 from marl_connectors.cli import run_folder, training_run
-from marl_connectors.cli.config_files import OWN_FIELDS, SEARCH, option_of, read_layer, resolved
-from marl_connectors.cli.config_settings import absolute_spec
+from marl_connectors.cli.config_files import (
+    OWN_FIELDS,
+    SEARCH,
+    check_section,
+    checked_field,
+    option_of,
+    read_layer,
+    resolved,
+)
+from marl_connectors.cli.config_settings import absolute_spec, closest
+from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.pictures import draw_sweep
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
@@ -379,7 +388,7 @@ def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
         if head in ("model", "env_config") and rest:
             found[head] = [*found.get(head, []), (rest, value)]
         elif name in OWN_FIELDS:
-            found[name] = value
+            found[name] = checked_field(name, value, "--search")
         else:
             found["set"] = [*found.get("set", []), (name, value)]
     return found
@@ -419,7 +428,8 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     if not {"env", "config"} & given.keys():
         raise ConfigError("sweep: expected an environment, --config FILE or --resume SWEEP.")
     in_file = read_layer(given["config"]).get(SEARCH, {}) if "config" in given else {}
-    search = {**in_file, **dict(given.get("search", []))}
+    searched = given.get("search", [])
+    search = {**in_file, **dict(searched)}
     options = resolved(given)
     if not search:
         raise ConfigError(
@@ -437,11 +447,9 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
         options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
     check_metric(metric, (), config, "--metric")
-    same = Counter(name.rpartition(".")[2] for name in search)
+    _check_names([*(name for name in in_file if name not in dict(searched)), *(name for name, _ in searched)], config)
     too_short: dict[str, None] = {}
     for name, space in search.items():
-        if same[name.rpartition(".")[2]] > 1:
-            raise ConfigError(f"--search: {name!r} is searched twice, with and without its section. Leave one out.")
         for value in space.ends():
             tried = new_settings(with_values(options, {name: value}))
             training_run.check_extras(tried)
@@ -457,6 +465,28 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
         print(f"marl-connectors: warning: {warning}", file=sys.stderr, flush=True)
     print(f"Searching {', '.join(search)} in {trials} trials, {parallel} at a time, in {path}", flush=True)
     return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"), config)
+
+
+def _check_names(names: Sequence[str], config: Any) -> None:
+    """Checks that all searched settings exist, and that each is searched once.
+
+    Raises:
+        ConfigError: If not.
+    """
+    known = dict.fromkeys(
+        name for part in (known_sections(), sections(type(config))) for own in part.values() for name in own
+    )
+    seen: set[str] = set()
+    for name in names:
+        section, _, setting = name.rpartition(".")
+        of_env_or_modules = section in ("env_config", "model")
+        if (own := name if of_env_or_modules else setting) in seen:
+            raise ConfigError(f"--search: {name!r} is searched twice. Leave one out.")
+        seen.add(own)
+        if section and not of_env_or_modules:
+            check_section(section, setting, "--search")
+        elif not (of_env_or_modules or name in OWN_FIELDS or name in known):
+            raise ConfigError(f"--search: unknown setting {name!r}. {closest(name, [*OWN_FIELDS, *known], '--search')}")
 
 
 def _without_learning(steps: int, config: Any, metric: str) -> Iterator[str]:

@@ -225,6 +225,15 @@ MISTAKES = [
     Mistake("train CartPole-v1 --track tensorbord", ("'tensorbord'. Did you mean 'tensorboard'?",)),
     Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every: 5 has no effect", "--video gif")),
     Mistake("train CartPole-v1 --seed 1 --seeds 0-4", ("--seed and --seeds were both given",)),
+    Mistake("sweep CartPole-v1 --search lr=1..2 --search lr=3..4", ("--search: 'lr' is searched twice.",)),
+    Mistake("sweep CartPole-v1 --search lr=1..2 --search training.lr=3..4", ("'training.lr' is searched twice.",)),
+    Mistake("sweep CartPole-v1 --search lrr=1..2", ("--search: unknown setting 'lrr'. Did you mean 'lr'?",)),
+    Mistake("sweep CartPole-v1 --search num_sgd_iter=1..2", ("Use --search training.num_epochs=VALUE.",)),
+    Mistake("sweep CartPole-v1 --search algo=ppo,pppo", ("--search: algo: expected one of ppo", "Did you mean 'ppo'?")),
+    Mistake("sweep CartPole-v1 --search lr=1..2 --metric foo", ("--metric: no result is called 'foo'. Some results "
+            "are: env_runners/episode_len_mean, ",)),
+    Mistake("sweep CartPole-v1 --search lr=1..2 --metric episode_return_mean",
+            ("Did you mean 'env_runners/episode_return_mean'?",)),
     Mistake("sweep CartPole-v1 --search lr=2", ("lr: expected a range or several choices",)),
     # Words of RLlib and of other libraries.
     Mistake("train CartPole-v1 --set training.num_sgd_iter=3", ("unknown setting 'num_sgd_iter'. "
@@ -286,6 +295,10 @@ MISTAKES = [
     # Policies.
     Mistake("train CartPole-v1 --policies sharde", ("'sharde'", "Did you mean 'shared'?")),
     Mistake(f"{GAME} --policies red*=a {RUN}", ("red*", "player_0")),
+    Mistake(f"{GAME} --policies player*=a,player_0=b {RUN}", ("'player_0' (for module 'b') is never used, because "
+            "'player*' (for module 'a') comes first", "Put 'player_0' first")),
+    Mistake("train --config x.yaml", ("--policies: ", "'a_0' (for module 'y') is never used, because 'a*'"),
+            written("x.yaml", "env: CartPole-v1\npolicies: a*=x,a_0=y")),
     Mistake(f"{GAME} --policies player_0=a {RUN}", ("player_1", "pattern")),
     Mistake(f"{GAME} --policies shared --mapping a:b", ("--mapping: not allowed with argument --policies",)),
     Mistake(f"{GAME} --mapping no_such_module:fn", ("there is no module 'no_such_module'",)),

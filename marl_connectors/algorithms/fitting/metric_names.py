@@ -19,6 +19,9 @@ EVALUATION, TRAINING = "evaluation", "env_runners"
 RETURN: Final = "episode_return_mean"
 AUTO_METRICS: Final = tuple((f"{place}/{SUCCESS}", f"{place}/{RETURN}") for place in (EVALUATION, TRAINING))
 """The metrics by which ``auto`` chooses: the first pair of which the results have a return, which decides ties."""
+_EXAMPLES: Final = (RETURN, "episode_return_min", "episode_return_max", "episode_len_mean", SUCCESS)
+_PARTS: Final = (EVALUATION, TRAINING, "learners", "timers", "replay_buffer")
+"""The parts of results, in which names are known from the first results on."""
 _CONNECTORS: Final = ("env_to_module_connector", "module_to_env_connector", "learner_connector")
 
 
@@ -47,16 +50,22 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
 
     Args:
         metric: The metric, maybe with ``min:``.
-        names: The names in the results so far, as ``leaves`` has them.
+        names: The names in the results so far, as ``leaves`` has them; none before the first results.
         config: The ``AlgorithmConfig`` of the run.
         own_code: Whether code of the user's may log the metric later; None to find out.
     """
     name = metric.removeprefix(LOWEST)
     if name in names:
         return ""
-    place, _, _ = name.partition("/")
-    if place == EVALUATION and not getattr(config, "evaluation_interval", None):
+    place, slash, _ = name.partition("/")
+    evaluates = bool(getattr(config, "evaluation_interval", None))
+    if place == EVALUATION and not evaluates:
         return f"there is no {name!r}, because nothing is evaluated during training. Add --set evaluation_interval=5"
+    if not names:
+        if (slash and place in _PARTS) or name.startswith(("num_", "time_")) or _has_own_code(config):
+            return ""
+        known = [f"{part}/{each}" for part in (TRAINING, EVALUATION)[: 1 + evaluates] for each in _EXAMPLES]
+        return f"no result is called {name!r}. {closest_metric(name, known)}"
     of_evaluations = {each for each in names if each.startswith(f"{EVALUATION}/")}
     if place == EVALUATION and not of_evaluations:
         of_evaluations = {re.sub(f"^{TRAINING}/", f"{EVALUATION}/", each) for each in names}
