@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
-import select
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import StopSignals, exit_status
+from marl_connectors.cli import standard_streams
 from marl_connectors.cli.parser import parse
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
-from marl_connectors.errors import EnvWarning, MarlConnectorsError, OfflineDataWarning
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, OfflineDataWarning
 
 EXIT_BAD_INPUT = 2
 EXIT_NOBODY_READS = 141
@@ -33,30 +31,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
+    standard_streams.prepare()
     try:
         with StopSignals():
             args = parse(sys.argv[1:] if argv is None else argv)
-            if getattr(args, "trusted", True) and not {"", os.getcwd()} & set(sys.path):
-                sys.path.insert(0, os.getcwd())
+            folder = _current_folder()
+            if getattr(args, "trusted", True) and not {"", folder} & set(sys.path):
+                sys.path.insert(0, folder)
             os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch has its own setting
             status = args.run(args)
             sys.stdout.flush()
             return status
     except MarlConnectorsError as error:
-        print(f"marl-connectors: error: {' '.join(str(error).split())}", file=sys.stderr)
+        standard_streams.complain(f"marl-connectors: error: {' '.join(str(error).split())}")
         return EXIT_BAD_INPUT
     except BrokenPipeError:
-        if _can_print():
+        if not standard_streams.nobody_reads():
             raise
+        standard_streams.discard_output()
         return EXIT_NOBODY_READS
+    except OSError as error:
+        if not standard_streams.is_full():
+            raise
+        standard_streams.discard_output()
+        standard_streams.complain(f"marl-connectors: error: the output cannot be written: {error.strerror or error}.")
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt as stop:
         print("\nStopped before anything was written.", file=sys.stderr)
         return exit_status(stop)
     finally:
         warnings.formatwarning = plain
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current folder is not there any more. Go to another one, and repeat this.") from error
 
 
 def _formatted(
@@ -73,27 +84,3 @@ def _formatted(
     if issubclass(category, (EnvWarning, OfflineDataWarning)):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
-
-
-def _can_print() -> bool:
-    """Whether stdout has a reader. If not, stdout is discarded from now on, so that Python ends without an error."""
-    try:
-        sys.stdout.flush()
-        if not _reader_has_gone(sys.stdout):  # what could not be written may be gone already, so flush() says nothing
-            return True
-    except BrokenPipeError:
-        pass
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return False
-
-
-def _reader_has_gone(stream: Any) -> bool:
-    """Whether a stream is a pipe that nobody reads any more."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLERR)
-    except (AttributeError, OSError, ValueError):  # there is no poll on this system, or it is no real file
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

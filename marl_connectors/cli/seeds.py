@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli import run_folder, seed_summary, training_run
+from marl_connectors.cli import run_folder, seed_summary, standard_streams, training_run
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
@@ -138,6 +138,8 @@ class _SeedRuns:
             except BrokenPipeError:
                 raise
             except Exception as error:
+                if isinstance(error, OSError) and standard_streams.is_full():
+                    raise
                 traceback.print_exc()
                 self._failed(seed, describe_error(error))
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -107,3 +109,59 @@ def test_another_pipe_that_breaks_is_one(monkeypatch):
     monkeypatch.setattr("marl_connectors.cli.check.check_env", breaks)
     with pytest.raises(BrokenPipeError, match="of the environment"):
         main(["check", "marl_envs.match_v0"])
+
+
+CANNOT = "marl-connectors: error: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full")
+@pytest.mark.parametrize("words", ["zoo", "schema", "check marl_envs.match_v0 --episodes 1 --no-conformance"])
+def test_output_that_cannot_be_written_is_one_message(monkeypatch, capfd, words):
+    with open("/dev/full", "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(words.split()) == 2
+        stdout.write("and what is still to come goes nowhere")
+    assert capfd.readouterr().err == CANNOT
+
+
+class Filling(io.TextIOWrapper):
+    """A text file whose disk is full from a certain text on."""
+
+    full = False
+
+    def write(self, text):
+        self.full |= " agent steps " in text
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("several", [[], ["--seeds", "0"]], ids=["one", "seeds"])
+def test_a_run_whose_output_cannot_be_written_any_more_is_saved(tmp_path, monkeypatch, capfd, several):
+    monkeypatch.chdir(tmp_path)
+    words = "--num-envs 1 --num-env-workers 0 --hidden 4 --eval-episodes 1 --baseline-seconds 1 --no-video --steps 60"
+    words += " --set train_batch_size_per_learner=20 --set minibatch_size=20 --set num_epochs=1 --out run"
+    with monkeypatch.context() as patch, open(tmp_path / "said", "wb") as file:
+        patch.setattr(sys, "stdout", Filling(file))
+        assert main(["train", "marl_envs.match_v0", *words.split(), *several]) == 2
+    assert capfd.readouterr().err == CANNOT
+    run = Path("run/seed0" if several else "run")
+    assert (run / "checkpoints/latest").read_text() == "000001\n"
+    assert main(["train", "--resume", "run"]) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closing a stream, and deleting the current folder")
+def test_closed_streams_and_a_deleted_folder_cause_no_traceback(tmp_path):
+    command = f"{sys.executable} -m marl_connectors"
+    done = run("-c", f"import os; os.system('{command} schema >&-; {command} nonsense >&- 2>&-')", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        f"import os, sys; os.rmdir({str(gone)!r}); from marl_connectors.cli.main import main; sys.exit(main(['zoo']))"
+    )
+    done = run("-c", code, cwd=gone)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "marl-connectors: error: the current folder is not there any more. Go to another one, and repeat this.\n"
+    )
