@@ -140,6 +140,7 @@ from .errors import EpisodeError as EpisodeError
 from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
+from .errors import MarlConnectorsWarning as MarlConnectorsWarning
 from .errors import ModuleError as ModuleError
 from .errors import OfflineDataError as OfflineDataError
 from .errors import OfflineDataWarning as OfflineDataWarning

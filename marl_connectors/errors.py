@@ -36,6 +36,10 @@ class MarlConnectorsError(Exception):
     """Base of all errors that this library raises on purpose."""
 
 
+class MarlConnectorsWarning(UserWarning):
+    """Base of all warnings of this library."""
+
+
 class ConfigError(MarlConnectorsError, ValueError):
     """A setting that is unknown, of the wrong kind, or at odds with another one."""
 
@@ -72,7 +76,7 @@ class OfflineDataError(MarlConnectorsError, RuntimeError):
     """Recorded episodes that are missing, damaged, or of another setup."""
 
 
-class OfflineDataWarning(UserWarning):
+class OfflineDataWarning(MarlConnectorsWarning):
     """A part of recorded episodes that is lost, while the rest can be used."""
 
 
@@ -80,7 +84,7 @@ class MissingDependencyError(MarlConnectorsError, ImportError):
     """An optional package that the called feature needs."""
 
 
-class EnvWarning(UserWarning):
+class EnvWarning(MarlConnectorsWarning):
     """An environment that breaks its own contract in a way that the run survives."""
 
 

@@ -21,7 +21,7 @@ from marl_connectors.connectors.flat_action_masks import (
     wanted_mask,
 )
 from marl_connectors.environments.spec import EnvDescription
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.spaces import describe, values_per_choice
 from marl_connectors.typing import AgentID
 
@@ -123,9 +123,12 @@ def _masking_by_key(key: str, env: EnvDescription, masked: Mapping[AgentID, str]
     """Returns the masks under a key that the user has named."""
     _check_infos(key, env)
     if not masked and env.info_masks is not None:
+        names = _names_in(env)
+        hint = f" {did_you_mean(key, names)}" if names else ""
         warnings.warn(
             f"action_mask_key={key!r}: no observation space has such a part, and no info of the smoke test did, so "
-            f"nothing is masked unless a later info has one. {did_you_mean(key, _names_in(env))}",
+            f"nothing is masked unless a later info has one.{hint}",
+            MarlConnectorsWarning,
             stacklevel=3,
         )
     described = f"{_described(masked, key, env)} are applied." if masked else f"{key!r} is looked for in all infos."
@@ -174,6 +177,7 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
                     f"action_mask_key='auto': there is an {ACTION_MASK!r} in the info of {whose}, but none was in the "
                     f"infos of the smoke test, so masks are ignored. To apply them, set "
                     f".environment(action_mask_key={ACTION_MASK!r}).",
+                    MarlConnectorsWarning,
                     stacklevel=3,
                 )
                 return

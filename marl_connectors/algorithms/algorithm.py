@@ -44,7 +44,15 @@ from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.environments.vector.env_failures import close_env, errors_named
-from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean, listed
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    EpisodeError,
+    MarlConnectorsWarning,
+    ModuleError,
+    did_you_mean,
+    listed,
+)
 from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.learner_group import LearnerGroup
@@ -1298,6 +1306,7 @@ class Algorithm:
             warnings.warn(
                 f"checkpoint: {why}, so a run that is resumed from {path} begins new episodes instead of continuing "
                 f"the ongoing ones. Everything else is in the checkpoint.",
+                MarlConnectorsWarning,
                 stacklevel=2,
             )
         save_state(path, self.get_state())

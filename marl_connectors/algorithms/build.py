@@ -43,7 +43,7 @@ from marl_connectors.environments.vector.env_failures import EnvRestarts, close_
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.errors import ConfigError, MappingError, did_you_mean
+from marl_connectors.errors import ConfigError, MappingError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
@@ -655,6 +655,7 @@ def _warn_of_overrides(overrides: Mapping[ModuleID, Any], module_ids: Collection
                 f"algorithm_config_overrides_per_module: there is no module {module_id!r}, so its settings do nothing. "
                 f"{did_you_mean(module_id, module_ids)} For a module that is added later, pass them then, "
                 f"without this warning: algo.add_module({module_id!r}, config_overrides={{...}}).",
+                MarlConnectorsWarning,
                 stacklevel=2,
             )
 

@@ -11,7 +11,7 @@ from marl_connectors.algorithms.fitting.stop_signals import StopSignals, exit_st
 from marl_connectors.cli import standard_streams
 from marl_connectors.cli.parser import parse
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
-from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, OfflineDataWarning
+from marl_connectors.errors import ConfigError, MarlConnectorsError, MarlConnectorsWarning
 
 EXIT_BAD_INPUT = 2
 EXIT_NOBODY_READS = 141
@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # pygame prints a greeting when it is imported, which would be in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    # Without a display, SDL complains about its places before it does without one.
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
     standard_streams.prepare()
@@ -77,10 +80,7 @@ def _formatted(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats a warning about the environment or recorded data in one line.
-
-    Others are formatted as Python does it, but without the source line.
-    """
-    if issubclass(category, (EnvWarning, OfflineDataWarning)):
+    """Formats a warning of this library in one line; others as Python does it, but without the source line."""
+    if issubclass(category, MarlConnectorsWarning):
         return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

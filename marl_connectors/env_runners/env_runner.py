@@ -38,7 +38,7 @@ from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
-from marl_connectors.errors import CheckpointError, ConfigError, EnvError, listed
+from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MarlConnectorsWarning, listed
 from marl_connectors.metrics import MetricsLogger, by_pipeline, reduced, with_logged
 from marl_connectors.names import import_attribute
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -731,6 +731,7 @@ class EnvRunner:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run continues with new episodes, and not step for step "
                 f"as if it had never stopped.",
+                MarlConnectorsWarning,
                 stacklevel=2,
             )
 

@@ -17,7 +17,7 @@ from marl_connectors.cli.config_settings import set_by_name
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import _formatted, main
 from marl_connectors.cli.training_run import CHANGED, load_algorithm
-from marl_connectors.errors import ConfigError, EnvWarning
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsWarning
 
 RUN = Path("run")
 ENV = '''
@@ -156,11 +156,34 @@ def test_who_makes_it_an_error_can_go_on_without_the_check(troubled):
     assert len(outcome(RUN)[0]) == 6
 
 
-def test_warnings_of_the_environment_are_one_line():
+def test_warnings_of_this_library_are_one_line():
     said = _formatted(EnvWarning("component 1 is\n2.5013"), EnvWarning, "x.py", 3)
     assert said == "marl-connectors: warning: component 1 is 2.5013\n"
     assert _formatted("other", UserWarning, "x.py", 3) == "x.py:3: UserWarning: other\n"
     assert warnings.formatwarning is not _formatted
+
+
+def test_a_key_of_masks_that_nothing_has_is_a_warning_of_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(MarlConnectorsWarning) as caught:
+        assert main(["explain", "marl_envs.match_v0", "--action-mask-key", "foo"]) == 0
+    (warning,) = caught
+    said = _formatted(warning.message, warning.category, warning.filename, warning.lineno)
+    assert said.startswith("marl-connectors: warning: action_mask_key='foo': no observation space has such a part")
+    assert said.endswith("nothing is masked unless a later info has one.\n") and said.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="displays of Linux")
+@pytest.mark.parametrize(("display", "driver"), [({}, "dummy"), ({"DISPLAY": ":0"}, None)])
+def test_without_a_display_sdl_draws_without_one(monkeypatch, display, driver):
+    with monkeypatch.context() as patch:
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER"):
+            patch.setenv(name, "")  # so that it is restored afterwards
+            patch.delenv(name)
+        for name, value in display.items():
+            patch.setenv(name, value)
+        assert main(["zoo", "CartPole-v1"]) == 0
+        assert os.environ.get("SDL_VIDEODRIVER") == driver
 
 
 def test_settings_given_on_resume_hold_from_then_on(troubled):

@@ -14,7 +14,7 @@ from marl_connectors.algorithms.off_policy.off_policy_algorithm import Replaying
 from marl_connectors.algorithms.off_policy.replay_training import UpdateResults
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.episodes.continuations import put_together
-from marl_connectors.errors import did_you_mean
+from marl_connectors.errors import MarlConnectorsWarning, did_you_mean
 from marl_connectors.learner.learner_set import LearnerSet
 from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 
@@ -47,6 +47,7 @@ class Mixed(ReplayingAlgorithm):
                 warnings.warn(
                     f"algorithms: no module has the algorithm of {pattern!r}. {did_you_mean(pattern, modules)} Leave "
                     f"it out, unless add_module is to add such a module.",
+                    MarlConnectorsWarning,
                     stacklevel=2,
                 )
             part = MultiRLModulePart(modules, lambda module_id, own=pattern: self.config.algorithm_of(module_id) == own)
