@@ -2,12 +2,13 @@
 
 The options of the command line, and the values of a file, are a *layer*: a dict with values for fields of
 ``RunSettings``. ``"set"``, ``"env_config"`` and ``"model"`` are lists of ``(key, value)`` pairs. A layer may also have
-``"config"`` (the Python file of a config), ``"base"`` (the settings in a ``config.json``) and
-``"num_envs_per_env_runner"``.
+``"config"`` (the Python file of a config), ``"base"`` (the settings in a ``config.json``),
+``"num_envs_per_env_runner"``, and the options ``"seeds"``, ``"parallel"`` and ``"out"`` of the command.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,12 +28,20 @@ from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, confi
 from marl_connectors.cli.other_names import section_instead, setting_instead
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
-from marl_connectors.cli.values import merged, piece_names, require_extras
+from marl_connectors.cli.values import (
+    mask_key,
+    merged,
+    metric_name,
+    piece_names,
+    ray_address,
+    require_extras,
+    seed_list,
+)
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping
-from marl_connectors.validators import Validator, boolean, declared, integer
+from marl_connectors.validators import Unfit, Validator, any_of, boolean, declared, integer, list_of
 
 PAIRS: Final = ("set", "env_config", "model")
 """The values of a layer that are lists of pairs, of which the last one of a key is used."""
@@ -40,6 +49,33 @@ PER_ENV_RUNNER: Final = "num_envs_per_env_runner"
 OWN_FIELDS: Final = {name: field for name, field in EXPECTED.items() if name not in ("training", "preset")} | {
     "preset": Validator("true or false", boolean().keep, {"type": "boolean"})
 }
+"""The keys of a file that are fields of RunSettings, with their validators."""
+
+
+def _seeds(value: Any) -> list[int]:
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        try:
+            return seed_list(str(value))
+        except argparse.ArgumentTypeError as error:
+            raise Unfit(f"{error}.") from None
+    found = list_of(integer(min=0), "").keep(value)
+    if not found or len(set(found)) < len(found):
+        raise Unfit
+    return found
+
+
+_SEEDS: Final = any_of(
+    {"type": "string", "pattern": r"^ *\d+(-\d+)?( *, *\d+(-\d+)?)* *$"},
+    {"type": "integer", "minimum": 0},
+    {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
+)
+OF_COMMAND: Final[Mapping[str, Validator]] = {
+    "seeds": Validator("seeds such as 0-4 or 0,3,7, or a list of them", _seeds, _SEEDS),
+    "parallel": EXPECTED["steps"],
+    "out": EXPECTED["env"],
+}
+"""The keys of a file for options of the command that are no settings of a run, with their validators."""
+KEYS: Final = {**OWN_FIELDS, **OF_COMMAND}
 """The keys of a file that are no sections, with their validators."""
 SEARCH: Final = "search"
 """The key of a file for the settings that ``sweep`` searches. Other commands do without it."""
@@ -111,7 +147,7 @@ def layer(given: Mapping[str, Any], who: str = "--set") -> dict[str, Any]:
         elif name in known_sections() and not any(name in settings for settings in known_sections().values()):
             example = f"--set {name}.{_example_of(name)}"
             raise ConfigError(f"{who}: {name!r} is a section of the config. Name one of its settings: {example}")
-        elif name in OWN_FIELDS and not any(name in settings for settings in known_sections().values()):
+        elif name in KEYS and not any(name in settings for settings in known_sections().values()):
             raise ConfigError(f"{who}: unknown setting {name!r}. {_elsewhere(name, who)}")
         own = as_field(name, value, who)
         if own is None:
@@ -174,8 +210,9 @@ def _with_short_forms(found: dict[str, Any]) -> dict[str, Any]:
 def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Returns two layers as one. Values of the upper one have precedence.
 
-    A value also replaces others in the lower layer that have the same meaning: ``mapping`` and ``policies``, or
-    ``num_envs`` and ``num_envs_per_env_runner``. Another environment has other arguments and wrappers.
+    A value also replaces others in the lower layer that have the same meaning: ``mapping`` and ``policies``, ``seed``
+    and ``seeds``, or ``num_envs`` and ``num_envs_per_env_runner``. Another environment has other arguments and
+    wrappers.
     """
     gone: set[str] = set()
     if upper.get("env", lower.get("env")) != lower.get("env"):
@@ -184,6 +221,10 @@ def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
         gone |= {"policies", "mapping", "modules"}
     if {"num_envs", PER_ENV_RUNNER} & upper.keys():
         gone |= {"num_envs", PER_ENV_RUNNER}
+    if "seed" in upper:
+        gone |= {"seeds", "parallel"}
+    if "seeds" in upper:
+        gone |= {"seed"}
     if upper.get("video") == NO_VIDEO and "video_every" not in upper:
         gone |= {"video_every"}
     if has_lr_schedule(merged(upper.get("set", []))):
@@ -213,7 +254,7 @@ def check_section(section: str, name: str, who: str) -> None:
 
 def _elsewhere(name: str, who: str) -> str:
     """Returns a closing sentence about a name that is no setting of the config; ``""`` if nothing is known about it."""
-    if name in OWN_FIELDS:
+    if name in KEYS:
         return f"It is an option: {option_of(name)}" if who.startswith("--") else "It is a key at the top of the file."
     return setting_instead(name, who)
 
@@ -253,7 +294,9 @@ def checked_field(field: str, value: Any, who: str, name: str = "") -> Any:
     Raises:
         ConfigError: If the value is refused. The message begins with ``who`` and the name.
     """
-    return _or_whole(lambda each: OWN_FIELDS[field].check(each, who, name or field), value)
+    if field in _WITH_NONE and isinstance(value, str):
+        value = _WITH_NONE[field](value)
+    return _or_whole(lambda each: KEYS[field].check(each, who, name or field), value)
 
 
 def _or_whole(check: Callable[[Any], Any], value: Any) -> Any:
@@ -283,6 +326,12 @@ def _module_ids(value: Any) -> Any:
     return list(value) if isinstance(value, Mapping) and all(each is None for each in value.values()) else value
 
 
+_WITH_NONE: Final[Mapping[str, Callable[[str], str | None]]] = {
+    "action_mask_key": mask_key,
+    "keep_best": metric_name,
+    "ray_address": ray_address,
+}
+"""Fields that are texts or None, with the functions that read ``none`` as on the command line."""
 SAME: Final = (
     *("env", "env_config", "wrappers", "num_env_runners", "num_env_workers", "num_learners", "num_gpus_per_learner"),
     *("ray_address", "seed"),
@@ -408,7 +457,7 @@ def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
                 f"{path}: config: it names a Python file with an AlgorithmConfig, such as my_config.py, but got "
                 f"{brief(value)}. Settings are at the top of the file and in its sections: training: {{lr: 3e-4}}"
             )
-        elif key in OWN_FIELDS:
+        elif key in KEYS:
             kept = checked_field(key, value, str(path))
             found[key] = list(kept.items()) if key in PAIRS else kept
         else:
@@ -481,9 +530,9 @@ def _check_pieces(found: Mapping[str, Any], path: Path) -> None:
 def _hint(key: Any, value: Any, who: str) -> str:
     """Returns where a setting belongs that a file has at its top, or the closest known key."""
     known = known_sections()
-    if isinstance(value, Mapping) and value and any(each in OWN_FIELDS or each in known for each in value):
+    if isinstance(value, Mapping) and value and any(each in KEYS or each in known for each in value):
         return f"What is under it belongs to the top of the file: leave out {key!r}."
     places = [section for section in known if key in known[section]]
     if places:
         return f"It is a setting of the section {places[0]!r}: write it there."
-    return section_instead(key) or closest(key, [*OWN_FIELDS, *known], who)
+    return section_instead(key) or closest(key, [*KEYS, *known], who)

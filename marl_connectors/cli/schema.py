@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from marl_connectors.callbacks import CALLBACK_NAMES
-from marl_connectors.cli.config_files import OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH
+from marl_connectors.cli.config_files import OF_COMMAND, OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, known_sections
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
@@ -19,6 +19,11 @@ from marl_connectors.validators import any_of, declared, one_of
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _OTHER_NAMES = {"model_config_dict": "model_config", **{name: f"callbacks_{name}" for name in CALLBACK_NAMES}}
 """Settings of sections that are stored under other names."""
+_OF_COMMAND = {
+    "seeds": "The seeds, if the run is trained once with each of them.",
+    "parallel": "The number of runs that are trained at a time, with seeds or in a sweep.",
+    "out": "The folder of the run, of the runs with several seeds, or of the sweep.",
+}
 _RANGE = {
     "type": "object",
     "properties": {"low": {"type": "number"}, "high": {"type": "number"}, "log": {"type": "boolean"}},
@@ -50,6 +55,8 @@ def schema() -> dict[str, Any]:
         own = _model() if name == "model" else validator.schema
         default = {} if name in ("env", "preset", "config") else {"default": getattr(defaults, name)}
         fields[name] = {**(own or {}), **_described(about.get(name, "")), **default}
+    for name, validator in OF_COMMAND.items():
+        fields[name] = {**(validator.schema or {}), **_described(_OF_COMMAND[name])}
     fields["preset"]["description"] = "Whether the run begins with the zoo's settings for the environment."
     parts = {name: _section(name, settings) for name, settings in known_sections().items()}
     return {

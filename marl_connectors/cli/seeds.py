@@ -22,7 +22,6 @@ from typing import Any
 
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli import run_folder, seed_summary, standard_streams, training_run
-from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
@@ -43,8 +42,7 @@ def is_for_seeds(given: Mapping[str, Any]) -> bool:
 
 
 def run(given: Mapping[str, Any]) -> int:
-    """Trains modules with several seeds as the parsed options say. Returns the exit status."""
-    given = resolved(given)
+    """Trains modules with several seeds as the options and the file of the command say. Returns the exit status."""
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     if "seed" in given:
         raise ConfigError("train: --seed and --seeds were both given. Use one of them.")

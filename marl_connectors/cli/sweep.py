@@ -62,7 +62,7 @@ _ROWS = 15
 _FOLDER, _ERROR, _STEPS = "folder", "error", "agent_steps"
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 _STATES |= dict.fromkeys(("RUNNING", "WAITING"), "interrupted")
-_OF_SWEEPS = {"run", "resume", "out", "search", "trials", "parallel", "metric", "pruner"}
+_OF_SWEEPS = {"run", "resume", "out", "search", "trials", "parallel", "metric", "pruner", "seeds"}
 _ON_RESUME = {"run", "resume", "trials", "parallel", "pruner", "metric", "config"}
 
 
@@ -430,13 +430,13 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     in_file = read_layer(given["config"]).get(SEARCH, {}) if "config" in given else {}
     searched = given.get("search", [])
     search = {**in_file, **dict(searched)}
-    options = resolved(given)
+    given = resolved(given)
     if not search:
         raise ConfigError(
             "sweep: expected settings to search. Add --search, such as --search lr=1e-4..1e-2:log, or the key 'search' "
             "to the file of --config."
         )
-    options = {name: value for name, value in options.items() if name not in _OF_SWEEPS}
+    options = {name: value for name, value in given.items() if name not in _OF_SWEEPS}
     for name, value in {"video": "none", "baseline_seconds": 2, "keep_checkpoints": 1}.items():
         options.setdefault(name, value)
     parallel = given.get("parallel", 1)

@@ -6,13 +6,14 @@ import argparse
 import sys
 
 from marl_connectors.cli import seeds
+from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.training_run import prepared
 from marl_connectors.cli.values import require_extras
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules as the parsed options say, with one seed or several. Returns the exit status."""
-    given = vars(args)
+    given = resolved(vars(args))
     if seeds.is_for_seeds(given):
         return seeds.run(given)
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))

@@ -482,6 +482,34 @@ def test_several_seeds_and_explain_read_files(tmp_path, monkeypatch, capsys):
     assert "--config: expected the Python file of the run's config" in capsys.readouterr().err
 
 
+SEVERAL = f"{TINY}\nseeds: 0,2\nout: several\nparallel: 1\nbaseline_seconds: 1\n"
+
+
+def test_a_file_can_have_the_seeds_and_the_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(SEVERAL)
+    assert main(["train", "--config", "run.yaml"]) == 0
+    assert sorted(path.name for path in (tmp_path / "several").glob("seed?")) == ["seed0", "seed2"]
+    assert main(["train", "--config", "run.yaml", "--seed", "5", "--out", "single"]) == 0
+    kept = json.loads((tmp_path / "single/config.json").read_text())["command"]
+    assert kept["seed"] == 5 and not {"seeds", "parallel", "out"} & kept.keys()
+    assert main(["explain", "--config", "run.yaml"]) == 0
+    assert main(["train", "--config", "run.yaml"]) == 2
+    assert "--out: expected a new or empty folder, but several exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("0-2", [0, 1, 2]), ("7", [7]), ("[3, 1]", [3, 1]), ("'4,5'", [4, 5])])
+def test_seeds_may_be_written_in_several_ways(text, seeds, tmp_path):
+    (tmp_path / "run.yaml").write_text(f"env: x\nseeds: {text}\n")
+    assert read_layer(str(tmp_path / "run.yaml"))["seeds"] == seeds
+
+
+def test_none_in_a_file_is_none_as_on_the_command_line(settings):
+    text = "env: CartPole-v1\npreset: false\nkeep_best: none\naction_mask_key: none\nray_address: none\n"
+    found = settings(file=text)
+    assert (found.keep_best, found.action_mask_key, found.ray_address) == (None, None, None)
+
+
 def test_a_layer_is_the_same_when_it_is_read_again():
     given = {"env": "x", "set": [("training.lr", 0.1), ("debugging.seed", 3)], "model": [("fcnet_hiddens", [4])]}
     once = layer(given)

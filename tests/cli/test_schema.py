@@ -7,7 +7,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from marl_connectors.cli.config_files import OWN_FIELDS, read_layer
+from marl_connectors.cli.config_files import KEYS, read_layer
 from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.schema import documented, schema
@@ -66,9 +66,21 @@ def test_a_setting_is_read_if_and_only_if_it_fits_the_schema(section, name, tmp_
         assert is_read(data, tmp_path / "run.json") == CHECK.is_valid(data), data
 
 
-@pytest.mark.parametrize("name", sorted(OWN_FIELDS.keys() - {"env_to_module", "learner_connector"}))
+@pytest.mark.parametrize("name", sorted(KEYS.keys() - {"env_to_module", "learner_connector"}))
 def test_each_field_is_read_if_and_only_if_it_fits_the_schema(name, tmp_path):
-    for value in [*SAMPLES, "random", "random:red*,blue*", "random2", "mappo", "relu", [4, 4]]:
+    for value in [
+        *SAMPLES,
+        "random",
+        "random:red*,blue*",
+        "random2",
+        "mappo",
+        "relu",
+        [4, 4],
+        "0-2, 7",
+        "5",
+        "0-",
+        [0, 3],
+    ]:
         data = {name: value}
         assert is_read(data, tmp_path / "run.json") == CHECK.is_valid(data), data
 

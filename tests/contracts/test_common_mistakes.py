@@ -271,6 +271,10 @@ MISTAKES = [
     # Numbers.
     Mistake("train CartPole-v1 --seed 100000000000000000000000", ("--seed: expected a whole number of at most 2**63",)),
     Mistake("train CartPole-v1 --set seed=1e30", ("seed: expected a whole number", "The largest one is 2**63 - 1.")),
+    Mistake("train --config x.yaml", ("x.yaml: seeds: expected seeds such as 0-4", "got '4-0'"),
+            written("x.yaml", "env: CartPole-v1\nseeds: 4-0")),
+    Mistake("train --config x.yaml", ("--parallel is for several seeds. Add --seeds",),
+            written("x.yaml", "env: CartPole-v1\nparallel: 2")),
     Mistake("train CartPole-v1 --seeds 0-100000000000", ("--seeds: expected at most 1000 seeds, each a run",)),
     # Environments.
     Mistake("train CartPol-v1", ("environment 'CartPol-v1'", "Did you mean 'CartPole-v1'?")),
