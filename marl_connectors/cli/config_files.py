@@ -535,4 +535,11 @@ def _hint(key: Any, value: Any, who: str) -> str:
     places = [section for section in known if key in known[section]]
     if places:
         return f"It is a setting of the section {places[0]!r}: write it there."
+    section, _, name = str(key).rpartition(".")
+    if name in known.get(section, ()):
+        return f"Write it as {section}: {{{name}: {value}}}."
+    if key == "set":
+        return "Settings are in their sections: training: {lr: 3e-4}."
+    if key in ("new_episodes", "resume", "untrusted"):
+        return f"It is no setting, but an option: --{str(key).replace('_', '-')}"
     return section_instead(key) or closest(key, [*KEYS, *known], who)

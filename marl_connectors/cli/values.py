@@ -34,17 +34,29 @@ def require_extras(*modules: str) -> None:
 
 
 def literal(text: str) -> Any:
-    """Reads a JSON or Python literal; returns the text itself if it is neither.
+    """Reads a JSON or Python literal, also one with words of both; returns the text itself if it is neither.
 
-    >>> literal("0.5"), literal("true"), literal("False"), literal("[1, 2]"), literal("tanh")
-    (0.5, True, False, [1, 2], 'tanh')
+    >>> literal("0.5"), literal("true"), literal("False"), literal("[1, 2]"), literal("tanh"), literal("{'a': true}")
+    (0.5, True, False, [1, 2], 'tanh', {'a': True})
     """
-    for parse in (json.loads, ast.literal_eval):
+    for parse in (json.loads, ast.literal_eval, _literal_of_both):
         try:
             return parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     return text
+
+
+def _literal_of_both(text: str) -> Any:
+    """Reads a Python literal in which ``true``, ``false`` and ``null`` are as in JSON."""
+    tree = ast.parse(text.strip(), mode="eval")
+    return ast.literal_eval(_WithWordsOfJson().visit(tree))
+
+
+class _WithWordsOfJson(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
 
 
 def key_value(text: str) -> tuple[str, Any]:
@@ -56,7 +68,13 @@ def key_value(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, but got {text!r}")
-    return key.strip(), literal(value.strip())
+    found = literal(value.strip())
+    if isinstance(found, str) and re.match(r"\{.*:.*\}$", value.strip(), re.DOTALL):
+        raise argparse.ArgumentTypeError(
+            f"expected a dict such as \"{key.strip()}={{'name': 1}}\", in quotes and with quotes around names, but got "
+            f"{text!r}"
+        )
+    return key.strip(), found
 
 
 def literal_text(value: Any) -> str:

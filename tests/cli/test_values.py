@@ -20,6 +20,8 @@ from marl_connectors.json_data import jsonable
         ("true", True),
         ("False", False),
         ("None", None),
+        ("{'a': [true, null], 'b': False}", {"a": [True, None], "b": False}),
+        ("{'a': name}", "{'a': name}"),
         ("null", None),
         ("[[0, 0.1], [100, 0]]", [[0, 0.1], [100, 0]]),
         ('"3"', "3"),
