@@ -61,8 +61,9 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
     evaluates = bool(getattr(config, "evaluation_interval", None))
     if place == EVALUATION and not evaluates:
         return f"there is no {name!r}, because nothing is evaluated during training. Add --set evaluation_interval=5"
+    own_code = has_own_code(config) if own_code is None else own_code
     if not names:
-        if (slash and place in _PARTS) or name.startswith(("num_", "time_")) or _has_own_code(config):
+        if (slash and place in _PARTS) or name.startswith(("num_", "time_")) or own_code:
             return ""
         known = [f"{part}/{each}" for part in (TRAINING, EVALUATION)[: 1 + evaluates] for each in _EXAMPLES]
         return f"no result is called {name!r}. {closest_metric(name, known)}"
@@ -72,7 +73,7 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
     no_episode = not any(each.startswith(f"{TRAINING}/module_episode_returns/") for each in names)
     if name in of_evaluations or (place in (EVALUATION, TRAINING) and no_episode):
         return ""
-    if has_own_code(config) if own_code is None else own_code:
+    if own_code:
         return ""
     return f"no result is called {name!r}. {closest_metric(name, {*names, *of_evaluations})}"
 
