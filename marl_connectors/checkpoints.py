@@ -539,6 +539,20 @@ def encode_state(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarr
     return {_SCALAR if isinstance(value, np.generic) else _TENSOR: key}
 
 
+def is_id(value: Any) -> bool:
+    """Whether a value can be the id of an agent: ``load_state`` returns an equal one of the same type.
+
+    Such values are strings, numbers, bytes, numpy's numbers, and tuples of all these and None.
+    """
+    if type(value) is tuple:
+        return all(part is None or is_id(part) for part in value)
+    if type(value) is str:
+        return value.isascii() or value.encode(errors="replace").decode() == value
+    if isinstance(value, np.generic):
+        return value.dtype.kind in _KINDS and value.dtype.itemsize <= 8 and bool(value == value)
+    return type(value) in (int, bool, float, bytes) and value == value
+
+
 def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
     if all(type(key) is str and not key.startswith("__") for key in value):
         return {key: encode_state(item, (*where, key), tensors) for key, item in value.items()}

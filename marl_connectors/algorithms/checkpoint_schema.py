@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.checkpoints import is_id
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
 from marl_connectors.environments.vector.env_failures import FailureCounts
@@ -96,7 +97,7 @@ _NUMBER = _value("a number", lambda value: _is_number(value) and (abs(value) < 1
 _COUNT = _value("a whole number from 0", lambda value: _is_whole(value) and 0 <= value < 2**62)
 _INDEX = _value("a whole number from 0 to 2³¹", lambda value: _is_whole(value) and 0 <= value < 2**31)
 _SEED = _value("a whole number from 0", lambda value: _is_whole(value) and 0 <= value < 2**4096)
-_ID = _value("an id", lambda value: isinstance(value, (str, int, tuple)))
+_ID = _value("an id", is_id)
 _ANY = _value("anything", lambda value: True)
 _DICT = _value("a dict", lambda value: isinstance(value, Mapping))
 _LIST = _value("a list", lambda value: isinstance(value, list))

@@ -15,10 +15,11 @@ from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatc
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
+from marl_connectors.environments.making.factory import EnvFactory, agent_ids, described_maker, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrappers import EnvWrapper
-from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
+from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM, id_violation, raise_first
+from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
@@ -120,6 +121,9 @@ class EnvSpec:
         self.agent_ids = agent_ids(self.sample_env, self.name)
         self._check_given()
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
+        if len(self._spaces) < len(self.agent_ids):
+            twice = violation("agents-twice", f"its agents are {self.agent_ids}, some of which are equal")
+            raise_first(self.name, [twice])
         self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 
     @property
@@ -189,6 +193,7 @@ class EnvSpec:
                     )
 
     def _ask(self, agent_id: AgentID) -> tuple[Space, Space]:
+        raise_first(self.name, [id_violation(agent_id)])
         found = []
         for given, kind in zip(self._given, ("observation_space", "action_space"), strict=True):
             if isinstance(given, Mapping) and agent_id in given:
@@ -251,7 +256,7 @@ class EnvSpec:
         env = self.factory(NUM_ENVS)
         try:
             if isinstance(env, GymnasiumBatch):
-                test.play_vector(gymnasium_vector_env(env, seed=0))
+                test.play_vector(gymnasium_vector_env(env, seed=0, maker=described_maker(self.factory)))
             else:
                 test.play_batched(env)
         finally:

@@ -25,6 +25,11 @@ class EnvAdapter:
         self.agents: list[AgentID] = []
 
     @property
+    def unwrapped(self) -> Any:
+        """The environment without any wrappers."""
+        return self.env.unwrapped
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The environment's metadata."""
         return self.env.metadata

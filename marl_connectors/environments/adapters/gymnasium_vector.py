@@ -77,6 +77,11 @@ class GymnasiumBatch:
         self._reset_options = reset_options
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
+    @property
+    def unwrapped(self) -> gym.vector.VectorEnv:
+        """The VectorEnv without any wrappers."""
+        return self.env.unwrapped
+
     def observation_space(self, agent: AgentID) -> gym.Space:
         """Returns the observation space of one sub-environment."""
         return self.env.single_observation_space

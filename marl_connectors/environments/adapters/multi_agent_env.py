@@ -219,11 +219,6 @@ class MultiAgentEnvAdapter(EnvAdapter):
         return list(named or getattr(env, "agents", None) or [])
 
     @property
-    def unwrapped(self) -> Any:
-        """The environment without any wrappers."""
-        return self.env.unwrapped
-
-    @property
     def where(self) -> str:
         """The environment and the number of its newest step, for error messages."""
         return f"{type(self.env).__name__}, step {self._turn}"

@@ -76,11 +76,6 @@ class TurnBasedEnv(EnvAdapter):
         return [] if self.agent_selection is None else [self.agent_selection]
 
     @property
-    def unwrapped(self) -> AECEnv:
-        """The environment without any wrappers."""
-        return self.env.unwrapped
-
-    @property
     def where(self) -> str:
         """The environment and the number of its newest turn, for error messages."""
         return f"{self.env}, step {self._turn}"

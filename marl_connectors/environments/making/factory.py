@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -252,6 +252,13 @@ class EnvFactory:
         for name, spec in state["gymnasium"].items():
             gymnasium.registry.setdefault(name, spec)
         vars(self).update(state["own"])
+
+
+def described_maker(make_env: Callable[..., Any]) -> str:
+    """Returns the name of a function that makes environments, and where it is defined, for messages."""
+    make = make_env.env if isinstance(make_env, EnvFactory) else make_env
+    place = "" if isinstance(make, str) else place_of_definition(make)
+    return f"environment {env_name(make)!r}" + (f" ({place})" if place else "")
 
 
 class WrappedMaker:

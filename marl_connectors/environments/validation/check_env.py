@@ -35,7 +35,7 @@ from marl_connectors.environments.validation.checked_episodes import (
     Played,
     Session,
 )
-from marl_connectors.environments.validation.checks import state_violation
+from marl_connectors.environments.validation.checks import id_violation, state_violation
 from marl_connectors.environments.validation.conformance import run_conformance_tests
 from marl_connectors.environments.validation.report import EnvMeasurements, EnvReport, Findings
 from marl_connectors.environments.validation.rules import violation
@@ -418,7 +418,10 @@ def _observations(outcome: Outcome) -> dict[AgentID, bytes]:
 
 
 def check_agents_seen(env: Any, agents: Sequence[AgentID], session: Session) -> None:
-    """Checks that all possible agents took part."""
+    """Checks that all possible agents took part, and that their ids can be saved."""
+    for agent in dict.fromkeys([*agents, *session.seen]):
+        if (found := id_violation(agent)) is not None:
+            session.findings.add(found)
     missing = [agent for agent in agents if agent not in session.seen]
     if missing and not isinstance(env, gym.Env):
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")

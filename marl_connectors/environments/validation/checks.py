@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
+from marl_connectors.checkpoints import is_id
 from marl_connectors.connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
@@ -323,6 +324,16 @@ def left_without_flag(alive: Iterable[AgentID], now: Collection[AgentID]) -> Vio
     """Returns the violation for the first agent of ``alive`` that is not in ``now``; None if all are."""
     what = "the agent left env.agents without being terminated or truncated"
     return next((violation("left-without-flag", what, agent) for agent in alive if agent not in now), None)
+
+
+def id_violation(agent: AgentID) -> Violation | None:
+    """Returns the violation if no checkpoint can hold an agent's id; else None."""
+    if is_id(agent):
+        return None
+    kind = "" if agent is None else f" of the type {type(agent).__name__}"
+    return violation(
+        "agent-id", f"the id of an agent is {_short(agent)}{kind}, which cannot be saved", part=repr(agent)
+    )
 
 
 def no_live_agents() -> Violation:

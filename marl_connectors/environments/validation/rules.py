@@ -54,6 +54,7 @@ _ERRORS = {
     "flag": "Return True or False for each agent.",
     "no-agents": "At least one agent must be live after reset().",
     "agents-twice": "List each agent once.",
+    "agent-id": "Use strings, numbers, bytes, or tuples of these; of an enum, the value of a member.",
     "space-missing": "Every agent that can appear needs a space.",
     "space-unsupported": "Use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple spaces of them.",
     "space-bounds": "Correct the bounds, or give -inf and inf.",

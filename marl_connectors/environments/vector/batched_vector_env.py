@@ -11,6 +11,7 @@ from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedE
 from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
 from marl_connectors.environments.validation.checks import ended_alone, raise_first
 from marl_connectors.environments.vector.env_failures import Watched, close_env, sentence
+from marl_connectors.environments.vector.envs_in_use import release
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
@@ -32,18 +33,19 @@ class BatchedVectorEnv(VectorEnv):
 
     is_batched = True
 
-    def __init__(self, env: BatchedEnv, *, seed: int, first_number: int = 0):
+    def __init__(self, env: BatchedEnv, *, seed: int, first_number: int = 0, maker: str = "VectorEnv"):
         """Creates the sub-environments' records; nothing is reset yet.
 
         Args:
             env: The natively batched environment.
             seed: The run's seed.
             first_number: The number of the first sub-environment among all sub-environments of the run.
+            maker: What made the environment, for messages.
 
         Raises:
-            EnvError: If the environment has no sub-environments or no agents.
+            EnvError: If the environment has no sub-environments or no agents, or is in use already.
         """
-        super().__init__([env] * env.num_envs, seed=seed, first_number=first_number)
+        super().__init__([env] * env.num_envs, seed=seed, first_number=first_number, maker=maker)
         self.env = env
         self._calls = BatchedCalls(env)
         self.is_batched = self._calls.alike  # otherwise lists of arrays of different shapes
@@ -51,6 +53,9 @@ class BatchedVectorEnv(VectorEnv):
         for sub_env in self.sub_envs:
             sub_env.agents = self._agents
             sub_env.history.is_complete = False  # one sub-environment cannot be replayed alone
+
+    def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
+        return [(sub_env, sub_env.env) for sub_env in self.sub_envs[:1]]
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every sub-environment, in one call."""
@@ -164,12 +169,13 @@ class BatchedVectorEnv(VectorEnv):
     def close(self) -> None:
         """Closes the environment."""
         close_env(self.env, f"{type(self.env).__name__} (natively batched)")
+        release(self.sub_envs)
 
 
-def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int, first_number: int = 0) -> GymnasiumVectorEnv:
+def gymnasium_vector_env(env: GymnasiumBatch, **settings: Any) -> GymnasiumVectorEnv:
     """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
     has_reset_steps = env.autoreset_mode == NEXT_STEP and not env.resets_alone
-    return (NextStepVectorEnv if has_reset_steps else GymnasiumVectorEnv)(env, seed=seed, first_number=first_number)
+    return (NextStepVectorEnv if has_reset_steps else GymnasiumVectorEnv)(env, **settings)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):
@@ -182,6 +188,10 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
     """
 
     env: GymnasiumBatch
+
+    def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
+        single = getattr(self.sub_envs[0].env.unwrapped, "envs", ())
+        return [*super()._uses(), *zip(self.sub_envs, single, strict=False)]
 
     @property
     def envs(self) -> list[Any]:

@@ -64,6 +64,7 @@ class SubEnvironment:
     """
 
     __slots__ = (
+        "__weakref__",
         "agents",
         "env",
         "episode_number",

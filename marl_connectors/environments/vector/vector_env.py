@@ -38,6 +38,7 @@ from marl_connectors.environments.vector.env_failures import (
     close_env,
     sentence,
 )
+from marl_connectors.environments.vector.envs_in_use import claim, release
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     CALL,
@@ -95,6 +96,7 @@ class VectorEnv:
         first_number: int | None = None,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
+        maker: str = "VectorEnv",
     ):
         """Creates the sub-environments' records; nothing is reset yet.
 
@@ -106,6 +108,10 @@ class VectorEnv:
                 determines their seeds. None if it is ``first_index``.
             restarts: How to continue after failures; None to raise an error.
             state_space: The space of the environments' ``state()`` if states are used; else None.
+            maker: What made the environments, for messages.
+
+        Raises:
+            EnvError: If two sub-environments of this process have the same environment.
         """
         offset = 0 if first_number is None else first_number - first_index
         self.sub_envs = [SubEnvironment(env, index, index + offset) for index, env in enumerate(envs, first_index)]
@@ -117,6 +123,12 @@ class VectorEnv:
         self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends = EndsBuilder()
+        self._maker = maker
+        claim(self._uses(), maker)
+
+    def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
+        """Returns the sub-environments whose environments are in this process, with them."""
+        return [(sub_env, sub_env.env) for sub_env in self.sub_envs]
 
     @property
     def num_envs(self) -> int:
@@ -242,6 +254,7 @@ class VectorEnv:
                 self.current_call[CALL] = EnvCall.MAKE
                 with Watched(lambda: f"{sub_env}: making its new environment"):
                     sub_env.use(self._restarts.make_env())
+                claim([(sub_env, sub_env.env)], self._maker)
                 return self._begin(sub_env)
             except ENV_ERRORS as error:
                 self._failed(sub_env, error)
@@ -430,6 +443,7 @@ class VectorEnv:
                 left = max(left - (time.monotonic() - begin), MOMENT_S)
             close_env(sub_env.env, f"sub-environment {sub_env.number}", timeout_s=left)
         self.current_call[CALLED_ENV] = -1
+        release(self.sub_envs)
 
 
 def add_observed(

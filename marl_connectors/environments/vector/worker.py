@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.making.factory import EnvFactory, described_maker
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
@@ -254,6 +254,7 @@ class EnvServer:
             first_number=task.first_number,
             restarts=restarts,
             state_space=task.state_space,
+            maker=described_maker(make_env),
         )
         self.vector_env.current_call = current_call
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs

@@ -15,6 +15,7 @@ from gymnasium import Space
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
+from marl_connectors.environments.making.factory import described_maker
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
 from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
@@ -82,10 +83,17 @@ def make_vector_env(
         close_env(first, "the environment that was made to see whether it is natively batched")
         env = make_env(num_envs)
         make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
-        return make(env, seed=seed, first_number=first_number)
+        return make(env, seed=seed, first_number=first_number, maker=described_maker(make_env))
     kind = TurnBasedVectorEnv if agents_wait(first) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
-    return kind(envs, seed=seed, first_number=first_number, restarts=restarts, state_space=state_space)
+    return kind(
+        envs,
+        seed=seed,
+        first_number=first_number,
+        restarts=restarts,
+        state_space=state_space,
+        maker=described_maker(make_env),
+    )
 
 
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
@@ -159,6 +167,9 @@ class WorkerVectorEnv(VectorEnv):
         # Not weakref.finalize: at exit, this comes before multiprocessing waits for its processes.
         self._at_exit = Finalize(self, _kill, (self.workers,), exitpriority=0)
         self._start_all()
+
+    def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
+        return ()
 
     @property
     def envs(self) -> list[Any]:
