@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LOG = logging.getLogger(__name__)
+_LOG_OF_MASKS = logging.getLogger("marl_connectors.action_masks")
+"""Says that masks are ignored. The command line silences it, because it prints what becomes of masks itself."""
 _EPISODES_AT_A_TIME = 50
 """The number of episodes that ``record`` keeps in memory."""
 _MOST_SAMPLES = 5
@@ -164,6 +166,8 @@ class Algorithm:
         if not config.disable_env_checking:
             self._setup.check(self.seed)
         self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
+        if masking is None and config.action_mask_key is None and self.masking.sentence:
+            _LOG_OF_MASKS.warning("%s: %s", self._setup.name, self.masking)
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = self._build_learner()
         if self.config.num_learners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
+    log_of_masks = logging.getLogger("marl_connectors.action_masks")  # commands print what it says
+    log_of_masks.disabled = True
     standard_streams.prepare()
     try:
         with StopSignals():
@@ -64,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_status(stop)
     finally:
         warnings.formatwarning = plain
+        log_of_masks.disabled = False
 
 
 def _current_folder() -> str:

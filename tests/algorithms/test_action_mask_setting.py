@@ -575,6 +575,15 @@ def test_an_agent_whose_turn_it_is_must_be_allowed_something(in_info):
     algo.stop()
 
 
+@pytest.mark.parametrize("key", ["auto", None])
+def test_a_run_that_ignores_masks_on_purpose_says_so(key, caplog):
+    with small_config(Turns, action_mask_key=key).build_algo() as algo:
+        sentence = str(algo.masking)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([] if key == "auto" else [f"Turns: {sentence}"])
+    assert ("are ignored, as action_mask_key=None says" in sentence) == (key is None)
+
+
 @pytest.mark.parametrize("in_info", [False, True])
 def test_players_who_wait_may_have_masks_that_forbid_everything(in_info):
     algo = small_config(Turns, env_config={"in_info": in_info}).build_algo()

@@ -118,6 +118,8 @@ class OnnxPolicy:
             raise ValueError(
                 "OnnxPolicy: the observations are batches of different sizes. Pass one for each environment."
             )
+        if infos is None:
+            self._check_no_infos(agents)
         size = sizes.pop() if sizes else None
         count = 1 if size is None else size
         found = {}
@@ -180,6 +182,19 @@ class OnnxPolicy:
         if like is None:
             raise ValueError(f"OnnxPolicy: agent {agent!r} is unknown. The agents are {self.agent_ids}.")
         return self._agents[like]
+
+    def _check_no_infos(self, agents):
+        """Raises a ValueError if masks come in infos, and not in observations, so that they would be missing."""
+        masks = [own["path"] for program in self._programs for own in program.of_role("action_mask")]
+        if any(own["path"][-1:] in masks for program in self._programs for own in program.of_role("observation")):
+            return
+        for agent in agents:
+            for own in self._find(agent)[0].of_role("action_mask"):
+                raise ValueError(
+                    f"OnnxPolicy: the action masks of agent {agent!r} are in its info dict, under {own['path'][0]!r}, "
+                    f"but this call has none, so that forbidden actions would be possible. Pass info=info, or "
+                    f"infos=infos to actions(). An info without a mask allows all actions."
+                )
 
     def _rows_of(self, agent, observation):
         """Returns the number of observations (None for a single one), and the inputs that they are."""

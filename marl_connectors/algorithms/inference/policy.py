@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Dict as DictSpace
 
 from marl_connectors.algorithms.inference.external_vector_env import ExternalVectorEnv
 from marl_connectors.algorithms.inference.joint_calls import JointCallCheck
@@ -37,6 +38,7 @@ from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, described_modules
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import derived_seed
+from marl_connectors.spaces import values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
@@ -140,6 +142,7 @@ class Policy:
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
         self._always_samples = any(map(_always_samples, rl_module.values()))
+        self._masked_in_infos = frozenset(self._find_masked_in_infos())
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
 
     def spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
@@ -158,6 +161,13 @@ class Policy:
             if isinstance(piece, ActionMasking) and piece.source != "observations":
                 return piece.action_mask_key
         return None
+
+    def _find_masked_in_infos(self) -> list[AgentID]:
+        """Returns the agents with choices, if masks are in infos and not in observations; else an empty list."""
+        key, spaces_of_agents = self.info_mask_key, self._spaces.values()
+        if key is None or any(isinstance(seen, DictSpace) and key in seen.spaces for seen, _ in spaces_of_agents):
+            return []
+        return [agent_id for agent_id, (_, space) in self._spaces.items() if values_per_choice(space) is not None]
 
     @property
     def takes_turns(self) -> bool:
@@ -345,6 +355,8 @@ class Policy:
         agents = [a for a in (observations if named is None else dict.fromkeys(named)) if a in observations]
         if not agents:
             return {}
+        if infos is None and self._masked_in_infos:
+            self._check_no_infos(agents)
         with self._call:
             mark, episodes = self._vector_env.mark(), self._episodes
             try:
@@ -408,6 +420,17 @@ class Policy:
 
     def _known(self) -> str:
         return ", ".join(map(repr, self.agent_ids[:10])) + (", ..." if len(self.agent_ids) > 10 else "")
+
+    def _check_no_infos(self, agents: Sequence[AgentID]) -> None:
+        """Raises a ConnectorError if agents whose masks are in infos would act without them."""
+        for agent_id in agents:
+            if (agent_id if agent_id in self._spaces else self._like) in self._masked_in_infos:
+                raise ConnectorError(
+                    f"policy: the action masks of agent {agent_id!r} are in its info dict, under "
+                    f"{self.info_mask_key!r}, but this call has none, so that forbidden actions would be possible. Pass "
+                    f"what the environment returned: policy(observation, info=info), or policy.actions(observations, "
+                    f"infos=infos). An info without a mask allows all actions."
+                )
 
     def _batch_size(self, agents: Sequence[AgentID], observations: Mapping[AgentID, Any]) -> int | None:
         """Returns the number of environments that the observations come from; None if they have no batch axis."""

@@ -568,6 +568,35 @@ def test_masks_in_infos_count_in_batches_too(tmp_path):
         policy(batch, info=[info])
 
 
+def test_a_call_without_the_infos_that_have_the_masks_is_an_error(tmp_path):
+    with small_config(Masked).build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "c"))
+    _check_asks_for_infos(policy)
+    _check_asks_for_infos(policy.session())
+    _check_asks_for_infos(pickle.loads(pickle.dumps(policy)))
+
+
+def _check_asks_for_infos(policy):
+    observation, info = Masked().reset()
+    with pytest.raises(
+        ConnectorError, match=r"its info dict, under 'action_mask', .* policy\(observation, info=info\)"
+    ):
+        policy(observation)
+    assert policy(observation, info=info) == 2
+    policy(observation, info={})
+
+
+def test_agents_without_masks_in_infos_act_without_infos(tmp_path):
+    board = spaces.Dict({"observation": spaces.Box(0, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
+    spaces_of = {"a": (board, spaces.Discrete(3)), "b": (spaces.Box(0, 1, (2,)), spaces.Discrete(3))}
+    config = small_config(lambda config: LifeEnv(agents="ab", spaces_of=spaces_of), disable_env_checking=True)
+    with config.multi_agent(policies="independent").build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "c"))
+    seen = np.zeros(2, np.float32)
+    assert policy({"observation": seen, "action_mask": np.array([0, 1, 0], np.int8)}, "a") == 1
+    assert policy(seen, "b") in (0, 1, 2)
+
+
 # What a checkpoint cannot hold.
 
 

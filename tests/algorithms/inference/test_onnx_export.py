@@ -145,20 +145,20 @@ def test_agents_may_act_one_by_one_or_together(masked, OnnxPolicy):
     for step in range(5):
         seen = {agent: rng.normal(size=(4, 3)).astype(np.float32) for agent in together.agent_ids}
         rewards = {agent: rng.normal(size=4) for agent in seen}
-        found = together.actions(seen, rewards=rewards)
+        found = together.actions(seen, rewards=rewards, infos={})
         for agent in reversed(together.agent_ids):
-            assert alone(seen[agent], agent, reward=rewards[agent]).tolist() == found[agent].tolist(), step
+            assert alone(seen[agent], agent, reward=rewards[agent], info={}).tolist() == found[agent].tolist(), step
 
 
 def test_sessions_share_programs_and_remember_their_own_steps(masked, OnnxPolicy):
     first = OnnxPolicy(masked[1])
     x = np.array([0.2, -0.7, 0.4], np.float32)
-    first(x, "agent_0")
-    first(x, "agent_0", reward=1.0)
+    first(x, "agent_0", info={})
+    first(x, "agent_0", reward=1.0, info={})
     second = first.session()
-    second(x, "agent_0")
+    second(x, "agent_0", info={})
     fresh = OnnxPolicy(masked[1])
-    fresh(x, "agent_0")
+    fresh(x, "agent_0", info={})
     np.testing.assert_array_equal(second.newest_inputs("agent_0"), fresh.newest_inputs("agent_0"))
     assert np.abs(second.newest_inputs("agent_0") - first.newest_inputs("agent_0")).max() > 1e-4
 
@@ -174,7 +174,7 @@ def test_the_folder_acts_in_a_process_without_torch_and_without_this_library(mas
         "from onnx_policy import OnnxPolicy\n"
         "import numpy as np\n"
         f"policy = OnnxPolicy({str(folder)!r})\n"
-        "actions = [policy(np.full(3, x, np.float32), 'agent_1', reward=x) for x in (0.1, 0.2, -0.4, 0.9)]\n"
+        "actions = [policy(np.full(3, x, np.float32), 'agent_1', reward=x, info={}) for x in (0.1, 0.2, -0.4, 0.9)]\n"
         "print(json.dumps(actions))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -183,7 +183,7 @@ def test_the_folder_acts_in_a_process_without_torch_and_without_this_library(mas
     )
     assert done.returncode == 0, done.stderr
     policy.reset()
-    expected = [policy(np.full(3, x, np.float32), "agent_1", reward=x) for x in (0.1, 0.2, -0.4, 0.9)]
+    expected = [policy(np.full(3, x, np.float32), "agent_1", reward=x, info={}) for x in (0.1, 0.2, -0.4, 0.9)]
     assert json.loads(done.stdout) == expected
 
 
@@ -224,15 +224,19 @@ def test_wrong_calls_are_explained(masked, OnnxPolicy):
         acts(x, "agent_0", info={"action_mask": [1, 1, 1]})
     with pytest.raises(ValueError, match="batches of different sizes"):
         acts.actions({"agent_0": x, "agent_1": np.zeros((2, 3))})
-    acts(x, "agent_0")
-    with pytest.raises(ValueError, match=r"reads rewards. Pass reward="):
+    with pytest.raises(
+        ValueError, match=r"agent 'agent_0' are in its info dict, under 'action_mask', .* Pass info=info"
+    ):
         acts(x, "agent_0")
+    acts(x, "agent_0", info={})
+    with pytest.raises(ValueError, match=r"reads rewards. Pass reward="):
+        acts(x, "agent_0", info={})
     with pytest.raises(ValueError, match="of 2 environments, but of 1 in the last call"):
-        acts(np.zeros((2, 3)), "agent_0", reward=0.0)
+        acts(np.zeros((2, 3)), "agent_0", reward=0.0, info={})
     with pytest.raises(ValueError, match="one bool for each environment"):
         acts.reset([True, False])
     acts.reset()
-    acts(np.zeros((2, 3)), "agent_0")
+    acts(np.zeros((2, 3)), "agent_0", info={})
 
 
 def test_a_program_holds_no_path_of_this_machine_and_is_the_same_each_time(plain, tmp_path):

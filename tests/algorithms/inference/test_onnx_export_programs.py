@@ -153,7 +153,7 @@ def test_a_mask_that_forbids_everything_is_ignored():
     observation = np.array([0.3, -0.2, 0.9], np.float32)
     nothing = {"action_mask": np.zeros(4, np.int8)}
     for acts in (policy, in_torch(policy)):
-        assert acts(observation, info=nothing) == acts(observation) == policy(observation)
+        assert acts(observation, info=nothing) == acts(observation, info={}) == policy(observation, info={})
 
 
 def test_a_row_without_a_mask_is_free():
