@@ -81,7 +81,8 @@ SEARCH: Final = "search"
 """The key of a file for the settings that ``sweep`` searches. Other commands do without it."""
 SCHEMA_KEY: Final = "$schema"
 """A key for editors, which a file may have."""
-_FILES: Final = (".yaml", ".yml", ".json")
+FILES: Final = (".yaml", ".yml", ".json")
+"""The endings of files with settings."""
 _OTHER_FILES: Final = (".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".ipynb", ".pkl")
 """Endings of files that others use for settings, so that a source with one of them is no module."""
 NO_VIDEO: Final = "none"
@@ -117,7 +118,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_is_env(word: str) -> None:
     """Checks that the word for the environment is no file with settings, and no folder of a run."""
     path = Path(word)
-    if path.suffix.lower() in _FILES:
+    if path.suffix.lower() in FILES:
         raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")
     if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
         raise ConfigError(
@@ -376,7 +377,7 @@ def read_layer(source: str) -> dict[str, Any]:
         own = path / "config.json"
         hint = f"Name its file: {own}" if own.is_file() else "Name a file in it."
         raise ConfigError(f"--config: expected a file, but {source} is a folder. {hint}")
-    if path.suffix.lower() not in _FILES:
+    if path.suffix.lower() not in FILES:
         _check_is_python(source, path)
         return {"config": absolute_spec(source)}
     data = _read(path)
@@ -385,7 +386,7 @@ def read_layer(source: str) -> dict[str, Any]:
     if "command" in data:  # it is the config.json of a run
         settings_from_json(data["command"], source)
         return {"base": data["command"]}
-    return _layer_of(data, path)
+    return layer_of(data, path)
 
 
 def _check_is_python(source: str, path: Path) -> None:
@@ -399,12 +400,23 @@ def _check_is_python(source: str, path: Path) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
-        return parsed_json(text) if path.suffix.lower() == ".json" else _parsed_yaml(text)
+        return parsed(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise ConfigError(f"--config: there is no file {str(path)!r}. Check its path.") from None
     except OSError as error:
         raise ConfigError(f"--config: {path} cannot be read: {error.strerror or error}. Check its path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: it cannot be read as {path.suffix[1:].upper()}: {error}") from error
+
+
+def parsed(text: str, path: Path) -> Any:
+    """Returns the data in the text of a file, whose ending says whether it is YAML or JSON.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    try:
+        return parsed_json(text) if path.suffix.lower() == ".json" else _parsed_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{path}: it cannot be read as {path.suffix[1:].upper()}: {error}") from error
 
@@ -442,7 +454,7 @@ def _parsed_yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Returns the layer of a file's settings, each of which is checked."""
     found: dict[str, Any] = {"set": []}
     for key, value in data.items():
@@ -471,7 +483,7 @@ def _layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _python_config(source: str, path: Path) -> str:
     """Returns the Python file or module that a file names, whose path is relative to the file."""
-    if Path(source).suffix.lower() in _FILES:
+    if Path(source).suffix.lower() in FILES:
         raise ConfigError(
             f"{path}: config: expected a Python file with an AlgorithmConfig, but got {source!r}. Copy the settings of "
             f"that file into this one."

@@ -253,7 +253,7 @@ def settings_of(config: Any) -> dict[str, Any]:
         "env_config": dict(config.env_config),
         "wrappers": [each if isinstance(each, str) else _name_of(each) for each in config.wrappers],
         "algo": algorithm_of(config),
-        **_policies_of(mapping),
+        **policies_of(mapping),
         "modules": None if config.policies is None else list(config.policies),
         "num_envs": config.num_envs,
         "num_env_runners": config.num_env_runners,
@@ -270,7 +270,8 @@ def settings_of(config: Any) -> dict[str, Any]:
     }
 
 
-def _policies_of(mapping: Any) -> dict[str, Any]:
+def policies_of(mapping: Any) -> dict[str, Any]:
+    """Returns ``policies``, the text for a mapping function that has one, or ``mapping``, the name of the function."""
     match mapping:
         case SharedPolicy() if mapping == SharedPolicy():
             return {"policies": "shared"}
@@ -380,7 +381,7 @@ def has_lr_schedule(training: Mapping[str, Any]) -> bool:
     return any(isinstance(rate, list) for rate in learning_rates(training).values())
 
 
-FLAGS_OF_PIECES: Final = {
+FLAGS_OFPIECES: Final = {
     ENV_TO_MODULE: "--env-to-module",
     LEARNER: "--learner-connector",
     MODULE_TO_ENV: "--set module_to_env_connector",
@@ -421,7 +422,7 @@ def checked_pieces(config: Any, names: Iterable[str], kind: str, who: str = "") 
     """
     from marl_connectors.connectors.named_pieces import named_pieces
 
-    flags, defaults = FLAGS_OF_PIECES, {"gamma": config.gamma}
+    flags, defaults = FLAGS_OFPIECES, {"gamma": config.gamma}
     return named_pieces(names, who=who or flags[kind], kind=kind, others=flags, defaults=defaults)
 
 
@@ -564,8 +565,8 @@ def as_objects(config: Any, name: str, value: Any, who: str) -> Any:
     Raises:
         ConfigError: If there is no such object.
     """
-    if name in _PIECES and isinstance(value, (str, list)):
-        return checked_pieces(config, [value] if isinstance(value, str) else value, _PIECES[name], f"{who}: {name}")
+    if name in PIECES and isinstance(value, (str, list)):
+        return checked_pieces(config, [value] if isinstance(value, str) else value, PIECES[name], f"{who}: {name}")
     if name == "evaluation_config" and isinstance(value, Mapping):
         return {key: as_objects(config, key, each, f"{who}: {name}") for key, each in value.items()}
     if name not in _OBJECTS and not name.startswith("on_"):
@@ -578,7 +579,7 @@ def as_objects(config: Any, name: str, value: Any, who: str) -> Any:
     return import_attribute(value, who=f"{who}: {name}", error=ConfigError) if is_name else value
 
 
-_PIECES: Final = {
+PIECES: Final = {
     "env_to_module_connector": ENV_TO_MODULE,
     "module_to_env_connector": MODULE_TO_ENV,
     "learner_connector": LEARNER,

@@ -154,8 +154,23 @@ class RunSettings:
     def make_config(self) -> Any:
         """Returns the ``AlgorithmConfig``: that of ``config``, or a new one, with these settings.
 
-        Of a config from a Python file, only the settings that differ are changed.
+        Of a config from a Python file, only the settings that differ are changed. The environment may add an opponent
+        for evaluations, and a measure of success.
         """
+        config = self.make_own_config()
+        self._check_agents(config)
+        task = find_task(self.env)
+        if task is not None and task.success is not None:
+            config.callbacks(on_episode_end=_with(config.callbacks_on_episode_end, task.success))
+        if config.ray_address is not None and not is_remote(config):
+            raise ConfigError(
+                "--ray-address: nothing of this run would be on the cluster. Add --num-env-runners N or "
+                "--num-learners N, or leave it out."
+            )
+        return config
+
+    def make_own_config(self) -> Any:
+        """Returns the config of ``make_config`` without what depends on the environment."""
         if self.config is not None:
             config = load_config(self.config)
             values = changes_of(self, RunSettings(**settings_of(config)))
@@ -167,17 +182,7 @@ class RunSettings:
             values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             if not self.eval_explore:
                 del values["eval_explore"]  # unless evaluation_config says otherwise
-        configured(config, values)
-        self._check_agents(config)
-        task = find_task(self.env)
-        if task is not None and task.success is not None:
-            config.callbacks(on_episode_end=_with(config.callbacks_on_episode_end, task.success))
-        if config.ray_address is not None and not is_remote(config):
-            raise ConfigError(
-                "--ray-address: nothing of this run would be on the cluster. Add --num-env-runners N or "
-                "--num-learners N, or leave it out."
-            )
-        return config
+        return configured(config, values)
 
     def build_algorithm(self) -> Any:
         """Builds the run's ``Algorithm``."""

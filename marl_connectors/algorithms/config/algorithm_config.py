@@ -7,6 +7,7 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import torch
@@ -615,6 +616,26 @@ class AlgorithmConfig:
     def to_dict(self) -> dict[str, Any]:
         """Returns all settings by name."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def to_file(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the settings to a file, with which ``marl-connectors train --config`` trains the same run.
+
+        The file has the form that ``marl-connectors schema`` describes. It has the settings that differ from those of
+        the command line; classes and functions are written as names, such as ``"my_module:MyCallbacks"``.
+
+        Args:
+            path: The file, whose ending is ``.yaml``, ``.yml`` or ``.json``. A file there is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigError: If settings cannot be written, such as lambdas, specs of modules and spaces. Names all of them.
+            MissingDependencyError: If the file is to be YAML, and PyYAML is not installed.
+        """
+        # The form of such files belongs to the command line, which is built on configs, so it is found by name.
+        write = import_attribute("marl_connectors.cli.written_config:write_config", who="to_file", error=ConfigError)
+        return write(self, path)
 
     def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
         """Sets settings by name."""

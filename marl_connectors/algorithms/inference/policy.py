@@ -427,9 +427,9 @@ class Policy:
             if (agent_id if agent_id in self._spaces else self._like) in self._masked_in_infos:
                 raise ConnectorError(
                     f"policy: the action masks of agent {agent_id!r} are in its info dict, under "
-                    f"{self.info_mask_key!r}, but this call has none, so that forbidden actions would be possible. Pass "
-                    f"what the environment returned: policy(observation, info=info), or policy.actions(observations, "
-                    f"infos=infos). An info without a mask allows all actions."
+                    f"{self.info_mask_key!r}, but this call has none, so that forbidden actions would be possible. "
+                    f"Pass what the environment returned: policy(observation, info=info), or "
+                    f"policy.actions(observations, infos=infos). An info without a mask allows all actions."
                 )
 
     def _batch_size(self, agents: Sequence[AgentID], observations: Mapping[AgentID, Any]) -> int | None:
