@@ -169,6 +169,7 @@ def build_modules(
         ConfigError: If a module's spaces cannot be found, or ``policies_to_train`` names a module that does not exist.
         MappingError: If the mapping function raises, or agents of one module differ in their spaces.
     """
+    check_default_dtype()
     multi = multi_spec_of(config)
     specs = _specs_of_config(config, setup, env_to_module) if rl_module_specs is None else rl_module_specs
     built: dict[ModuleID, RLModuleSpec] = {}
@@ -184,6 +185,17 @@ def build_modules(
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
+
+
+def check_default_dtype() -> None:
+    """Raises a ConfigError if torch would give modules parameters that do not fit float32 batches."""
+    dtype = torch.get_default_dtype()
+    if dtype is not torch.float32:
+        raise ConfigError(
+            f"torch.get_default_dtype() is {dtype}, so modules would have parameters of that type, but their batches "
+            f"are float32. Call torch.set_default_dtype(torch.float32) first. autocast_dtype='bfloat16' in "
+            f".learners(...) computes updates in half precision."
+        )
 
 
 def _specs_of_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from marl_connectors.spaces import byte_scale, describe
 
 _GROUPED_SIZE = 4096
 """The largest image, in numbers, for which the CPU convolves the images of several modules faster together."""
+_COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
+"""The types of numbers that layers compute with as they are. Others, such as float16, become float32."""
 _SMALL = 7
 """Default filters halve an image until it has at most this number of rows and columns."""
 
@@ -47,13 +50,15 @@ class Encoder(MLP):
             ModuleError: If there is no encoder for the space.
         """
         encoders = _encoders(space, config)
-        super().__init__(
-            sum(encoder.output_dim for _, encoder in encoders),
-            config.fcnet_hiddens,
-            config.fcnet_activation,
-            initializers=Initializers.of(config, "fcnet"),
-            use_layernorm=config.fcnet_use_layernorm,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of observations without numbers
+            super().__init__(
+                sum(encoder.output_dim for _, encoder in encoders),
+                config.fcnet_hiddens,
+                config.fcnet_activation,
+                initializers=Initializers.of(config, "fcnet"),
+                use_layernorm=config.fcnet_use_layernorm,
+            )
         self.space = space
         self.paths = [path for path, _ in encoders]
         self.parts = nn.ModuleList([encoder for _, encoder in encoders])
@@ -88,7 +93,7 @@ class FlatPart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._rank != 1:
             x = x.flatten(-self._rank) if self._rank else x.unsqueeze(-1)
-        x = x if x.is_floating_point() else x.float()
+        x = x if x.dtype in _COMPUTED else x.float()
         return x if self._scale is None else x * self._scale
 
     def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
@@ -281,7 +286,7 @@ class ImagePart(nn.Module):
         self.output_dim = self.cnn.output_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if x.is_floating_point() else x.float()
+        x = x if x.dtype in _COMPUTED else x.float()
         return self.cnn(self._channels_first_of(x if self._scale is None else x * self._scale))
 
     def _channels_first_of(self, x: Tensor) -> Tensor:

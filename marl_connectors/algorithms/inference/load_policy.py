@@ -192,6 +192,7 @@ def _build_pipelines(
 
 def _build_modules(saved: _Saved, is_users: bool) -> MultiRLModule:
     """Builds the modules with their parameters. Errors in modules of a user's config stay as they are."""
+    build.check_default_dtype()
     with nullcontext() if is_users else taking_over("modules"), torch_stream(0, "policy"):
         modules = _for_acting(saved.spec).build()
     with taking_over("modules"):
