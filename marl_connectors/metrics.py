@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError, did_you_mean, listed
 
 EMA_COEFF = 0.01
 _ABSENT = object()
@@ -38,6 +38,10 @@ class MetricsLogger:
 
     def __init__(self) -> None:
         self._metrics: dict[tuple[Any, ...], _Metric] = {}
+
+    def __repr__(self) -> str:
+        names = ["/".join(map(str, path)) for path in self._metrics]
+        return f"<{type(self).__name__} of {listed(names, 'metric', at_most=8)}>"
 
     def log_value(
         self,

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from gymnasium import Space
 
 from marl_connectors.algorithms import build, checkpoint_restore
@@ -127,6 +128,7 @@ class Algorithm:
     """Whether ``on_evaluate_start`` was called for an evaluation that was abandoned, and will be begun anew."""
     _describe_activity: Callable[[], str] = str
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         config: AlgorithmConfig | Mapping[str, Any] | None = None,
@@ -215,6 +217,14 @@ class Algorithm:
     def get_default_config(cls) -> AlgorithmConfig:
         """Returns a config of this algorithm with all defaults. A subclass has its own."""
         return AlgorithmConfig(cls)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises an error, as ``copy`` and ``pickle`` cannot copy environments and processes."""
+        raise TypeError(
+            f"{type(self).__name__}: a run cannot be copied or pickled, because it has environments and processes. "
+            f"Save it and load it: {type(self).__name__}.from_checkpoint(algo.save_to_path(FOLDER)). For the modules "
+            f"alone, copy.deepcopy(algo.rl_module)."
+        )
 
     def __repr__(self) -> str:
         name = type(self.config).__name__.removesuffix("Config")
@@ -382,6 +392,7 @@ class Algorithm:
 
     # Training.
 
+    @torch.inference_mode(False)
     def train(self) -> dict[str, Any]:
         """Runs one iteration.
 
@@ -985,6 +996,7 @@ class Algorithm:
         """Returns the module with this id."""
         return self.rl_module[module_id]
 
+    @torch.inference_mode(False)
     def add_module(
         self,
         module_id: ModuleID,

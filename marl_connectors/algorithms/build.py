@@ -508,6 +508,7 @@ def build_env_runner_parts(
     )
 
 
+@torch.inference_mode(False)
 def own_env_runner_parts(config: AlgorithmConfig) -> EnvRunnerParts:
     """Returns the parts of an EnvRunner with modules and pipelines of its own, for ``EnvRunner(config=...)``.
 

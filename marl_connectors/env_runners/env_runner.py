@@ -155,6 +155,13 @@ class EnvRunner:
         of_modules: dict[str, Any] = {m: (own.observation_space, own.action_space) for m, own in self.rl_module.items()}
         return {"__env__": of_env, "__env_single__": of_env, **of_modules}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises an error, as ``copy`` and ``pickle`` cannot copy environments and processes."""
+        raise TypeError(
+            f"{type(self).__name__}: it cannot be copied or pickled, because it has environments. Make another one "
+            f"with the same config, and give it the state: other.set_state(env_runner.get_state())."
+        )
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} of {self.vector_env.num_envs} sub-environments with "

@@ -41,6 +41,14 @@ class EnvRunnerGroup:
         assert runners is not None
         self._runners: EnvRunner | RemoteEnvRunners = runners
 
+    def __repr__(self) -> str:
+        if self.local_env_runner is not None:
+            return f"<{type(self).__name__} of {self.local_env_runner!r}>"
+        return (
+            f"<{type(self).__name__} of {self.num_remote_env_runners} remote env runners with {self.num_envs} "
+            f"sub-environments: {self.num_env_steps:,} env steps>"
+        )
+
     # What there is.
 
     @property

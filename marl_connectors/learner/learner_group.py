@@ -56,6 +56,10 @@ class LearnerGroup:
         self._known_structure: Any = None
         self.check()
 
+    def __repr__(self) -> str:
+        remote = "" if self.remote is None else f"{self.num_remote_learners} remote learners, and "
+        return f"<{type(self).__name__} of {remote}{self.learner!r}>"
+
     @property
     def is_local(self) -> bool:
         """Whether the learner in this process makes the updates."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
+import torch
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors import ActionMasking, PPOConfig
+from marl_connectors import ActionMasking, PPOConfig, load_policy
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_envs import match_v0
@@ -295,3 +299,27 @@ def test_a_train_batch_of_many_who_still_wait_takes_few_fragments():
     algo = config.build_algo()
     assert sum(episode.agent_steps() for episode in algo._sample().episodes()) >= 60
     assert algo.env_runner.num_env_steps <= 240
+
+
+def test_a_run_and_an_env_runner_cannot_be_copied_or_pickled():
+    with match_config().build_algo() as algo:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"^PPO: a run cannot be copied or pickled.* PPO.from_checkpoint\("):
+                copied(algo)
+            with pytest.raises(TypeError, match=r"^EnvRunner: it cannot be copied or pickled.*set_state"):
+                copied(algo.env_runner)
+        algo.train()
+
+
+def test_a_run_in_inference_mode_learns_the_same(tmp_path):
+    found = []
+    for mode in (False, True):
+        with torch.inference_mode(mode), match_config().build_algo() as algo:
+            algo.train()
+            policy = load_policy(algo.save_to_path(tmp_path / str(mode)))
+            found.append(weights(algo))
+        action = policy(np.zeros(policy.spaces_of("agent_0")[0].shape, np.float32), "agent_0")  # outside of it
+        found[-1]["action"] = np.array(action)
+    assert found[0].keys() == found[1].keys()
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][name])

@@ -81,6 +81,32 @@ def test_an_algorithm_and_its_parts_print_what_they_are_and_how_far():
         assert repr(algo.learner) == f"<PPOLearner of {modules} on cpu: 1 update>"
 
 
+def test_groups_loggers_and_vector_envs_print_what_they_hold():
+    with match().build_algo() as algo:
+        vector_env = algo.env_runner.vector_env
+        assert repr(algo.env_runner_group) == f"<EnvRunnerGroup of {algo.env_runner!r}>"
+        assert repr(algo.learner_group) == f"<LearnerGroup of {algo.learner!r}>"
+        assert repr(vector_env) == f"<VectorEnv of 2 sub-environments (MatchEnv), seed {algo.seed}>"
+        assert repr(algo.metrics) == "<MetricsLogger of 0 metrics>"
+        algo.metrics.log_value(("a", "b"), 1.0)
+        algo.metrics.log_value("c", 2.0)
+        assert repr(algo.metrics) == "<MetricsLogger of 2 metrics (a/b, c)>"
+    with match().env_runners(num_env_workers=2).build_algo() as algo:
+        wanted = f"<WorkerVectorEnv of 2 sub-environments (in 2 worker processes), seed {algo.seed}>"
+        assert repr(algo.env_runner.vector_env) == wanted
+
+
+def test_an_exported_policy_prints_its_agents_and_files(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from marl_connectors import OnnxPolicy
+
+    with match().build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))
+    exported = OnnxPolicy(policy.export_onnx(tmp_path / "export"))
+    assert repr(exported) == "<OnnxPolicy of 2 agents (agent_0, agent_1) with agent_0.onnx, agent_1.onnx>"
+
+
 def test_a_policy_prints_its_agents_and_modules(tmp_path):
     with match().build_algo() as algo:
         policy = load_policy(algo.save_to_path(tmp_path / "checkpoint"))

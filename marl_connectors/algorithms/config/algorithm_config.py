@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import reprlib
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 import torch
 from gymnasium import VectorizeMode
 
-from marl_connectors.algorithms.config.former_settings import hint_at, unknown_attribute
+from marl_connectors.algorithms.config.former_settings import UnknownSectionError, hint_at, unknown_attribute
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.algorithms.config.setting_types import (
     ALWAYS_EPISODES,
@@ -106,7 +107,16 @@ class TrainingSettings(TypedDict, total=False):
     learner_config_dict: dict[str, Any]
 
 
-class AlgorithmConfig:
+class _ConfigType(ABCMeta):
+    """Ends the time in which a config may get new settings when ``__init__`` of its class has returned."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        made._is_made = True
+        return made
+
+
+class AlgorithmConfig(metaclass=_ConfigType):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
@@ -115,7 +125,8 @@ class AlgorithmConfig:
 
     Each setting is declared here with its type, its range and its default. A value is checked whenever it is set: in a
     section, as an attribute, by name, for one module or for evaluations, and when a checkpoint is read. A subclass
-    declares its own settings in the same way, or simply sets them in ``__init__``.
+    declares its own settings in the same way, or simply sets them in ``__init__``. No attribute can be added later,
+    unless its name begins with ``_``.
     """
 
     # environment
@@ -239,6 +250,7 @@ class AlgorithmConfig:
     depend on them, or they are values at the beginning, in whose place the checkpoint has later ones. A subclass of
     yours adds those of its own settings that are used when modules and learners are built."""
     _is_frozen = False
+    _is_made = False
     _algo_class: Any = "marl_connectors.algorithms.algorithm:Algorithm"
 
     def __init__(self, algo_class: Any = None) -> None:
@@ -698,6 +710,10 @@ class AlgorithmConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)
+        elif self._is_made and name not in self.__dict__ and name not in declared(type(self)):
+            if hasattr(type(self), name):
+                raise UnknownSectionError(f"{type(self).__name__}: {name!r} is no setting, so it cannot be set.")
+            raise unknown_attribute(self, name)
         else:
             self._store({name: value}, type(self).__name__)
 

@@ -169,5 +169,5 @@ def unknown_attribute(config: object, name: str) -> UnknownSectionError:
     who = type(config).__name__
     if name in SECTIONS:
         return UnknownSectionError(f"{who}: there is no section .{name}(...). {SECTIONS[name]}")
-    known = [known for known in dir(type(config)) if not known.startswith("_")]
+    known = [known for known in dir(config) if not known.startswith("_")]
     return UnknownSectionError(f"{who}: there is no {name!r}. {hint_at(name, known)}")

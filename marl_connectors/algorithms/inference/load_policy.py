@@ -61,6 +61,7 @@ _MOST_LOOKBACK = 2**20
 """A number of steps that no run keeps, because no memory could hold them for many agents."""
 
 
+@torch.inference_mode(False)
 def load_policy(
     checkpoint: str | Path,
     module_id: ModuleID | None = None,

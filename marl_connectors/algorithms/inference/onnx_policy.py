@@ -77,6 +77,11 @@ class OnnxPolicy:
         self._rng = np.random.default_rng(seed)
         self._memory, self._fresh, self._newest = {}, {}, {}
 
+    def __repr__(self):
+        shown = ", ".join(map(str, self.agent_ids[:4])) + (", ..." if len(self.agent_ids) > 4 else "")
+        files = ", ".join(program.about["file"] for program in self._programs)
+        return f"<{type(self).__name__} of {len(self.agent_ids)} agents ({shown}) with {files}>"
+
     def __call__(self, observation, agent_id=None, *, reward=None, info=None, noise=None):
         """Returns an agent's action.
 
@@ -149,8 +154,11 @@ class OnnxPolicy:
             ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
             agent_ids: The agents to reset; None for all.
         """
+        if isinstance(ended, str) or isinstance(agent_ids, str):
+            raise ValueError("OnnxPolicy: name agents to reset in a list: reset(agent_ids=[...]).")
         for agent in list(self._memory if agent_ids is None else agent_ids):
             if agent not in self._memory:
+                self._find(agent)  # raises an error if it is unknown
                 continue
             if ended is None:
                 del self._memory[agent], self._fresh[agent]

@@ -380,7 +380,12 @@ class Policy:
             ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
             agent_ids: The agents to reset, which come back after their end while the others' episode continues; None
                 for all agents.
+
+        Raises:
+            EpisodeError: If ``ended`` is no bool for each environment of the last batch.
+            MappingError: If an agent is unknown.
         """
+        agent_ids = self._known_ids(agent_ids)
         if ended is None and agent_ids is None and self._call.mend():
             self._restart(0)
         with self._call:
@@ -395,7 +400,12 @@ class Policy:
             self._joint_calls.forget()
             return
         size = len(vector_env.sub_envs)
-        which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
+        which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended))
+        if which.dtype.kind not in "biuf":
+            raise EpisodeError(
+                f"policy: reset(ended) accepts bools, but got {ended!r}. Name agents to reset with "
+                f"reset(agent_ids=[...])."
+            )
         if which.shape != (size,):
             raise EpisodeError(
                 f"policy: reset(ended) accepts one bool for each environment of the last batch, so {size}, but got the "
@@ -415,6 +425,17 @@ class Policy:
             vector_env.forget_layout()
             episodes.lanes.arrange()
         self._joint_calls.forget(agent_ids)
+
+    def _known_ids(self, agent_ids: Collection[AgentID] | None) -> Collection[AgentID] | None:
+        """Returns ids of agents after checking that the policy has acted, or would act, for agents with these ids."""
+        if agent_ids is None or (self._like is not None and not isinstance(agent_ids, str)):
+            return agent_ids
+        if isinstance(agent_ids, str):
+            raise MappingError(f"policy: reset(agent_ids) accepts a list of agents. Write agent_ids=[{agent_ids!r}].")
+        for agent_id in agent_ids:
+            if agent_id not in self._spaces:
+                raise MappingError(f"policy: agent {agent_id!r} to reset is unknown. The agents are {self._known()}.")
+        return agent_ids
 
     # One call.
 

@@ -126,6 +126,14 @@ class VectorEnv:
         self._maker = maker
         claim(self._uses(), maker)
 
+    def __repr__(self) -> str:
+        kinds = dict.fromkeys(self._kinds())
+        return f"<{type(self).__name__} of {self.num_envs} sub-environments ({', '.join(kinds)}), seed {self.seed}>"
+
+    def _kinds(self) -> list[str]:
+        """Returns the names of the classes of the environments, as the user made them."""
+        return [type(env).__name__ for env in self.envs]
+
     def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
         """Returns the sub-environments whose environments are in this process, with them."""
         return [(sub_env, sub_env.env) for sub_env in self.sub_envs]

@@ -168,6 +168,9 @@ class WorkerVectorEnv(VectorEnv):
         self._at_exit = Finalize(self, _kill, (self.workers,), exitpriority=0)
         self._start_all()
 
+    def _kinds(self) -> list[str]:
+        return [f"in {len(self.workers)} worker processes"]
+
     def _uses(self) -> Iterable[tuple[SubEnvironment, Any]]:
         return ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import inspect
 import pickle
@@ -91,3 +92,46 @@ def test_no_setting_of_this_library_is_called_a_former_one():
     own = set(PPOConfig().to_dict())
     assert own & ({*RENAMED} - {"algorithm_config_overrides_per_module", "explore"}) == set()
     assert own & {*NOT_HERE} == set() and not {*RENAMED} & {*NOT_HERE}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lrr", "PPOConfig: there is no 'lrr'. Did you mean 'lr'."),
+        ("num_sgd_iter", r"PPOConfig: there is no 'num_sgd_iter'. Use .training\(num_epochs=...\)."),
+        ("training", "PPOConfig: 'training' is no setting, so it cannot be set."),
+        ("device", "PPOConfig: 'device' is no setting, so it cannot be set."),
+    ],
+)
+def test_only_settings_can_be_set_as_attributes(name, message):
+    for config in (
+        PPOConfig(),
+        pickle.loads(pickle.dumps(PPOConfig())),
+        copy.deepcopy(PPOConfig()),
+        PPOConfig().copy(),
+    ):
+        with pytest.raises(AttributeError, match=f"^{message}$"):
+            setattr(config, name, 3)
+        assert name not in vars(config)
+        config.lr = 0.5
+        config._own = 1
+        assert (config.lr, config._own) == (0.5, 1)
+
+
+def test_settings_that_a_subclass_sets_in_init_can_be_set_later():
+    class Mixin(abc.ABC):  # whose metaclass is another one
+        @abc.abstractmethod
+        def build_algo(self): ...
+
+    class Own(PPOConfig, Mixin):  # which has the method
+        late: float
+
+        def __init__(self):
+            super().__init__()
+            self.own = 1
+
+    config = Own()
+    config.own, config.late = 2, 3.0
+    assert config.copy().to_dict()["own"] == 2 and config.late == 3.0
+    with pytest.raises(AttributeError, match=r"there is no 'owm'. Did you mean 'own'"):
+        config.owm = 3

@@ -597,6 +597,23 @@ def test_agents_without_masks_in_infos_act_without_infos(tmp_path):
     assert policy(seen, "b") in (0, 1, 2)
 
 
+def test_agents_and_ends_that_a_policy_cannot_reset_are_refused(tmp_path):
+    with small_config(lambda config: LifeEnv(agents="ab")).multi_agent(policies="shared").build_algo() as algo:
+        path = algo.save_to_path(tmp_path / "c")
+    policy = load_policy(path)
+    policy(np.zeros(2, np.float32), "a")
+    with pytest.raises(EpisodeError, match=r"accepts bools, but got 'a'.* reset\(agent_ids=\[...\]\)"):
+        policy.reset("a")
+    with pytest.raises(MappingError, match=r"Write agent_ids=\['a'\]"):
+        policy.reset(agent_ids="a")
+    with pytest.raises(MappingError, match=r"agent 'c' to reset is unknown. The agents are 'a', 'b'"):
+        policy.reset(agent_ids=["a", "c"])
+    for harmless in (["a"], ["b"], []):
+        policy.reset(agent_ids=harmless)
+    policy.reset([True])
+    load_policy(path, "default_policy").reset(agent_ids=["c"])  # which acts for agents with other ids
+
+
 # What a checkpoint cannot hold.
 
 
