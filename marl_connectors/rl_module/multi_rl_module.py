@@ -295,10 +295,14 @@ class MultiRLModule(nn.Module, Checkpointable):
                 return bucket
         return None
 
-    def bind_buckets(self) -> None:
-        """Makes the buckets valid again after changes to layers, parameters, hooks or attributes of the modules."""
+    def check_buckets(self) -> None:
+        """Lets new buckets be made if layers, parameters, hooks or attributes of the modules have changed."""
         if self._buckets is not None and not self._structure.is_current:
             self._buckets = None
+
+    def bind_buckets(self) -> None:
+        """Makes the buckets valid again after changes to layers, parameters, hooks or attributes of the modules."""
+        self.check_buckets()
         loose = [bucket for bucket in self.buckets if not bucket.is_bound]
         if all(bucket.is_current for bucket in loose):
             for bucket in loose:

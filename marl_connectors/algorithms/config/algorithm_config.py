@@ -110,10 +110,12 @@ class TrainingSettings(TypedDict, total=False):
 class _ConfigType(ABCMeta):
     """Ends the time in which a config may get new settings when ``__init__`` of its class has returned."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
-        made._is_made = True
-        return made
+    if not TYPE_CHECKING:  # which would take every config for Any
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = super().__call__(*args, **kwargs)
+            made._is_made = True
+            return made
 
 
 class AlgorithmConfig(metaclass=_ConfigType):
@@ -667,7 +669,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
         """Changes settings even of a frozen config, for algorithms that add and remove modules."""
         who = f"{type(self).__name__}.change"
         self._check_names(settings, who)
-        self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+        vars(self).update({name: self._checked(name, value, who) for name, value in settings.items()})
         self._module_configs.clear()
 
     def __repr__(self) -> str:
@@ -692,7 +694,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
     def copy(self, copy_frozen: bool = False) -> Self:
         """Returns a copy that can be changed, unless ``copy_frozen`` is True."""
         new = copy.copy(self)
-        new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+        vars(new).update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(self).items()})
         new._is_frozen = copy_frozen
         new._module_configs = {}
         return new
@@ -710,7 +712,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)
-        elif self._is_made and name not in self.__dict__ and name not in declared(type(self)):
+        elif self._is_made and name not in vars(self) and name not in declared(type(self)):
             if hasattr(type(self), name):
                 raise UnknownSectionError(f"{type(self).__name__}: {name!r} is no setting, so it cannot be set.")
             raise unknown_attribute(self, name)
@@ -721,7 +723,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
         """Sets all of the settings, or none if one is refused."""
         for name in settings if self._is_frozen else ():
             raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
-        self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+        vars(self).update({name: self._checked(name, value, who) for name, value in settings.items()})
         self._module_configs.clear()
 
     def _checked(self, name: str, value: Any, who: str) -> Any:

@@ -394,6 +394,7 @@ class Policy:
     def _reset(self, ended: Any, agent_ids: Collection[AgentID] | None) -> None:
         vector_env, episodes = self._vector_env, self._episodes
         if ended is None and agent_ids is None:
+            self.rl_module.check_buckets()
             for explore in self._plans:
                 self._begin(explore)
             vector_env.restart(len(vector_env.sub_envs))

@@ -614,6 +614,21 @@ def test_agents_and_ends_that_a_policy_cannot_reset_are_refused(tmp_path):
     load_policy(path, "default_policy").reset(agent_ids=["c"])  # which acts for agents with other ids
 
 
+def test_a_hook_that_is_added_later_is_called_after_the_next_reset(tmp_path):
+    with small_config("CartPole-v1").build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "c"))
+    observation, calls = np.zeros(4, np.float32), []
+    expected = policy(observation)
+    hook = policy.rl_module["default_policy"].encoder.register_forward_hook(lambda *args: calls.append(1))
+    policy.reset()
+    assert policy(observation) == expected and len(calls) == 1
+    policy(observation)
+    assert len(calls) == 2
+    hook.remove()
+    policy.reset()
+    assert policy(observation) == expected and len(calls) == 2
+
+
 # What a checkpoint cannot hold.
 
 
