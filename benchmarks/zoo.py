@@ -86,13 +86,15 @@ def _thinned(points: Any) -> list[tuple[int, float]]:
 
 
 def _commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """Returns the commit, with ``-dirty`` if something other than results has been changed since."""
+    name = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!results")
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).parent
+    found = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
     return found.stdout.strip()
 
 
