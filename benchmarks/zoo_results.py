@@ -111,8 +111,8 @@ def final_returns(runs: TaskRuns, task: ZooTask) -> np.ndarray:
 
 
 def random_return(runs: TaskRuns, task: ZooTask) -> float:
-    """Returns the mean return of random play."""
-    return float(np.mean([of_task(run["random_play"], task) for run in runs["seeds"]]))
+    """Returns the mean return of random play, over the seeds for which episodes of it ended in time."""
+    return float(np.mean([of_task(run["random_play"], task) for run in runs["seeds"] if run["random_play"]]))
 
 
 def successes(runs: TaskRuns) -> np.ndarray | None:

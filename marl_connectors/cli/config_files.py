@@ -9,6 +9,7 @@ The options of the command line, and the values of a file, are a *layer*: a dict
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def _check_is_env(word: str) -> None:
     path = Path(word)
     if path.suffix.lower() in FILES:
         raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")
-    if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
+    if os.path.isfile(path / "config.json") and os.path.isdir(path / "checkpoints"):  # False for words that are no path
         raise ConfigError(
             f"environment {word!r}: it is the folder of a run. --resume {word} continues it, and --config "
             f"{path / 'config.json'} begins a new run with its settings."

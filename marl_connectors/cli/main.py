@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -57,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         standard_streams.discard_output()
         return EXIT_NOBODY_READS
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            standard_streams.complain(
+                f"marl-connectors: error: {str(error.filename)[:40]!r}... is too long for a path."
+            )
+            return EXIT_BAD_INPUT
         if not standard_streams.is_full():
             raise
         standard_streams.discard_output()

@@ -119,11 +119,12 @@ def run_layers(x: np.ndarray, layers: Sequence[ArrayLayer]) -> np.ndarray:
     """
     rows, is_stacked = x.shape[-2], any(layer.is_stacked for layer in layers[:1])
     tile = tile_rows() if x.ndim == 2 and rows > 1 and not is_stacked else 1
-    if rows > BLOCK:
-        size = max(BLOCK // tile, 1) * tile
-        starts = range(0, rows, size)
-        return np.concatenate([_run_layers(x[..., i : i + size, :], layers, tile) for i in starts], axis=-2)
-    return _run_layers(x, layers, tile)
+    with np.errstate(invalid="ignore"):  # OpenBLAS may compute with what lies behind a matrix, too
+        if rows > BLOCK:
+            size = max(BLOCK // tile, 1) * tile
+            starts = range(0, rows, size)
+            return np.concatenate([_run_layers(x[..., i : i + size, :], layers, tile) for i in starts], axis=-2)
+        return _run_layers(x, layers, tile)
 
 
 def _run_layers(x: np.ndarray, layers: Sequence[ArrayLayer], tile: int) -> np.ndarray:

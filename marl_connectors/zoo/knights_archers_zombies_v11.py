@@ -40,12 +40,5 @@ TASK = ZooTask(
         },
     },
     success=Success("time the line was held", time_held),
-    expected=Expected(
-        mean_return=3.02,
-        std=None,
-        num_seeds=1,
-        minutes=12.2,
-        random_return=0.66,
-        success=0.35,
-    ),
+    expected=Expected(mean_return=2.5, std=0.99, num_seeds=3, minutes=3.4, random_return=0.64, success=0.3),
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
 from marl_connectors.rl_module.layers import MLP
-from marl_connectors.rl_module.numpy_threads import follow_torch
+from marl_connectors.rl_module.numpy_threads import _libraries, follow_torch
 
 
 def numpy_threads():
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+    return [library["num_threads"] for library in _libraries().info()]  # not those of packages that were imported later
 
 
 @pytest.fixture
