@@ -9,7 +9,6 @@ The options of the command line, and the values of a file, are a *layer*: a dict
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from marl_connectors.cli.config_settings import (
 )
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, configs_with, known_sections
 from marl_connectors.cli.other_names import section_instead, setting_instead
+from marl_connectors.cli.run_folder import is_run
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import (
@@ -121,7 +121,7 @@ def _check_is_env(word: str) -> None:
     path = Path(word)
     if path.suffix.lower() in FILES:
         raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")
-    if os.path.isfile(path / "config.json") and os.path.isdir(path / "checkpoints"):  # False for words that are no path
+    if is_run(path):
         raise ConfigError(
             f"environment {word!r}: it is the folder of a run. --resume {word} continues it, and --config "
             f"{path / 'config.json'} begins a new run with its settings."

@@ -220,7 +220,7 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
                 resume = f", or continue with: {command(PROGRAM, 'train', '--resume', path)}"
                 raise ConfigError(
                     f"--out: expected a new or empty folder, but {path} exists. Choose another"
-                    + (resume if _is_run(path) else ".")
+                    + (resume if is_run(path) else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():
@@ -240,9 +240,9 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
         ) from error
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether the folder has a run to resume, possibly from its beginning."""
-    return (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir()
+    return os.path.isfile(path / CONFIG) and os.path.isdir(path / CHECKPOINTS)  # False for words that are no path
 
 
 def _is_unused(path: Path) -> bool:

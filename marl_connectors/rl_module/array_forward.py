@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
-from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_recorded, row_tile
+from marl_connectors.rl_module.array_layers import BLOCK, UNSAID, Activation, is_recorded, row_tile
 from marl_connectors.rl_module.encoder_forward import EncoderForward
 from marl_connectors.rl_module.encoders import CNN, Conv2d, Encoder, FlatPart, ImagePart, OneHotPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
@@ -412,11 +412,12 @@ class ArrayForward:
         else:
             layout.put(room, observations)
             x = room
-        if state is None:
-            after, before = None, self._network.before
-            x = x if before is None else before(x)
-        else:
-            x, after = self._stateful(x, state)
+        with np.errstate(**UNSAID):
+            if state is None:
+                after, before = None, self._network.before
+                x = x if before is None else before(x)
+            else:
+                x, after = self._stateful(x, state)
         inputs = x[:, : self._width] if self._is_exact else layout.take(x, self._width)
         return (inputs if self._finish is None else self._finish(inputs)), after
 

@@ -19,6 +19,9 @@ from torch.nn.modules import module as torch_module
 BLOCK = 2048
 """The number of rows that are computed at a time, so that the values between layers stay in the cache."""
 
+UNSAID: Any = {"over": "ignore", "invalid": "ignore"}
+"""Of what numpy does not warn, as torch does not: checks of the outputs name the module and what is not finite."""
+
 _TILES = (4, 6, 8, 12, 14, 16, 24, 32, 48)
 
 Activation = Callable[[np.ndarray, np.ndarray], Any]
@@ -119,7 +122,7 @@ def run_layers(x: np.ndarray, layers: Sequence[ArrayLayer]) -> np.ndarray:
     """
     rows, is_stacked = x.shape[-2], any(layer.is_stacked for layer in layers[:1])
     tile = tile_rows() if x.ndim == 2 and rows > 1 and not is_stacked else 1
-    with np.errstate(invalid="ignore"):  # OpenBLAS may compute with what lies behind a matrix, too
+    with np.errstate(**UNSAID):
         if rows > BLOCK:
             size = max(BLOCK // tile, 1) * tile
             starts = range(0, rows, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,20 @@ def test_success_and_time_are_means_over_seeds(zoo_results):
     assert zoo_results.successes(runs(success=None)) is None
 
 
+def test_random_play_is_the_mean_over_the_seeds_that_measured_it(zoo_results):
+    found = runs()
+    found["seeds"] += [{**found["seeds"][0], "random_play": {}}, {**found["seeds"][0], "random_play": {"red": 3.0}}]
+    assert zoo_results.random_return(found, task(module="red")) == 1.5
+
+
+def test_runs_with_default_settings_keep_what_belongs_to_the_task(zoo_results):
+    settings = {"env_config": {"size": 3}, "wrappers": ["frame_skip_v0:4"], "policies": "shared", "hidden": [8]}
+    game = ZooTask(name="game", env="my.game", summary="A game.", settings=settings, expected=task().expected)
+    words = zoo_results.command(game, "0", defaults=True)
+    own = ["--env-config", "size=3", "--wrap", "frame_skip_v0:4", "--policies", "shared"]
+    assert words[: words.index("--seeds")] == ["train", "game", "--no-preset", "--steps", "300000", *own]
+
+
 def test_saved_runs_are_read_again(zoo_results, monkeypatch, tmp_path):
     monkeypatch.setattr(zoo_results, "RESULTS", tmp_path / "zoo")
     assert zoo_results.saved_runs(task()) is None
@@ -126,3 +141,18 @@ def test_a_folder_of_finished_runs_is_condensed(zoo, tmp_path, monkeypatch, caps
     for run in found["seeds"]:
         assert run["agent_steps"] >= 2500 and run["returns"]["default_policy"] > 5 and run["seconds"] > 0
         assert len(run["curves"]["default_policy"]) >= 1
+
+
+@pytest.mark.parametrize(("changed", "suffix"), [("results/zoo/game.json", ""), ("zoo.py", "-dirty")])
+def test_results_do_not_make_a_commit_another_one(zoo, tmp_path, monkeypatch, changed, suffix):
+    folder = tmp_path / "benchmarks"
+    (folder / "results" / "zoo").mkdir(parents=True)
+    for file in ("results/zoo/game.json", "zoo.py"):
+        (folder / file).write_text("before")
+    git = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.com", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    name = subprocess.run([*git, "describe", "--always"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(zoo, "__file__", str(folder / "zoo.py"))
+    (folder / changed).write_text("after")
+    assert zoo._commit() == name + suffix

@@ -117,3 +117,32 @@ def test_an_observation_that_is_nan_stays_the_environments_fault():
 
     with pytest.raises(EnvError, match=r"agent '.'.*the observation contains NaN"):
         build(Broken, disable_env_checking=True).train()
+
+
+class Pictures(LifeEnv):
+    """Shows white pictures, which are seen by a network over images."""
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 255, (12, 10, 3), np.uint8)
+
+    def reset(self, seed=None, options=None):
+        observations, infos = super().reset(seed, options)
+        return self.drawn(observations), infos
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return self.drawn(observations), *rest
+
+    def drawn(self, observations):
+        return {agent: np.full((12, 10, 3), 255, np.uint8) for agent in observations}
+
+
+@pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 4}, {"fcnet_activation": "relu"}])
+@pytest.mark.parametrize("env", [LifeEnv, Pictures])
+def test_numbers_that_grow_beyond_float32_are_told_by_the_check_and_not_by_numpy(env, model):
+    algo = small_config(env).rl_module(model_config={"fcnet_hiddens": [16], **model}).build_algo()
+    with torch.no_grad():
+        for parameter in algo.rl_module.parameters():
+            parameter.fill_(3e38)
+    with pytest.raises(ModuleError, match=r"'action_dist_inputs' with (inf|nan|-inf) for agent"):
+        algo.env_runner.sample(num_timesteps=5)  # warnings are errors

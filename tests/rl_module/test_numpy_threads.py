@@ -6,6 +6,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.numpy_threads import _libraries, follow_torch
 
@@ -34,4 +35,12 @@ def test_the_first_products_of_a_network_follow_torch(torch_threads):
         torch_threads(1)
         with torch.no_grad():
             MLP(3, [16, 2], "tanh")(torch.zeros(5, 3))
+        assert set(numpy_threads()) == {1}
+
+
+def test_the_bound_networks_of_an_env_runner_follow_torch(torch_threads):
+    runner = small_config(LifeEnv).build_algo().env_runner
+    with threadpool_limits(4, user_api="blas"):
+        torch_threads(1)
+        runner.sample(num_timesteps=5)
         assert set(numpy_threads()) == {1}

@@ -45,8 +45,10 @@ class Mixing:
                 )
             self._bucket = Bucket({_MIXER: self.mixer})
             row = self._bucket.row(_MIXER)
-            trained = [p for p in self.mixer.parameters() if p.requires_grad]
-            self._adam.arrange({_MIXER: trained}, lambda _: row, {})
+            self._adam.arrange({_MIXER: list(self._trained().values())}, lambda _: row, {})
+
+    def _trained(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.mixer.named_parameters() if p.requires_grad}
 
     def compute_gradients(self, loss: Tensor) -> None:
         """Computes the gradients of the mixer, and of the leaves of the loss."""
@@ -75,7 +77,8 @@ class Mixing:
         """Returns the parameters and the optimizer's moments, as JSON data and tensors."""
         kept = {name: value.detach().cpu().clone() for name, value in self.mixer.state_dict().items()}
         slow = {name: value.detach().cpu().clone() for name, value in self.target.state_dict().items()}
-        return {"mixer": kept, "target": slow, "adam": self._adam.get_state().get(_MIXER, [])}
+        moments = self._adam.get_state().get(_MIXER, [])
+        return {"mixer": kept, "target": slow, "adam": dict(zip(self._trained(), moments, strict=True))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned.
@@ -96,4 +99,5 @@ class Mixing:
                     value.copy_(torch.as_tensor(saved[name]))
         if self._bucket is not None:
             row = self._bucket.row(_MIXER)
-            self._adam.set_state({_MIXER: state["adam"]}, lambda _: row)
+            moments = [state["adam"].get(name, {}) for name in self._trained()]
+            self._adam.set_state({_MIXER: moments}, lambda _: row)
