@@ -384,9 +384,9 @@ class ArrayForward:
     def load(self) -> None:
         """Copies the current parameters."""
         self._versions = [parameter._version for parameter in self._parameters]
-        self._network.load()
-        for network in self._state_networks.values():
-            network.load()
+        with np.errstate(**UNSAID):
+            for network in (self._network, *self._state_networks.values()):
+                network.load()
         self._finish = self._modules[0].acting_outputs(self._modules, self._counts)
 
     def accepts(self, observations: Any) -> bool:

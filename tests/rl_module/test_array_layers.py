@@ -65,7 +65,7 @@ def test_more_rows_than_fit_a_block_come_out_as_in_double_precision(modules):
 
 def test_numbers_that_grow_beyond_float32_are_those_of_torch_without_a_warning():
     weight, x = np.full((4, 3), 3e38, np.float32), np.array([[1.0, -1.0, 1.0], [10.0, 10.0, 10.0]], np.float32)
-    layers = [ArrayLayer.over(weight, np.zeros(4, np.float32), None)] + [ArrayLayer.over(weight.T, weight[0], None)]
+    layers = [ArrayLayer.over(weight, np.zeros(4, np.float32), None), ArrayLayer.over(weight.T, weight[0], None)]
     first = torch.nn.functional.linear(torch.from_numpy(x), torch.from_numpy(weight))
     by_torch = torch.nn.functional.linear(first, torch.from_numpy(weight.T.copy()), torch.from_numpy(weight[0]))
     found = run_layers(x, layers)  # warnings are errors
