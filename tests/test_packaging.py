@@ -174,3 +174,12 @@ def test_the_package_knows_the_version_that_is_installed():
         assert importlib.metadata.version("marl-connectors") == declared
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("marl-connectors runs from the source tree here, without being installed")
+
+
+def test_the_repository_has_no_outputs_of_runs():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a git checkout")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [Path(name) for name in listed.splitlines()]
+    assert len(files) > 500
+    assert [str(file) for file in files if file.suffix == ".safetensors" or file.name == "metrics.jsonl"] == []
