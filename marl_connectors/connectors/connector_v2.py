@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.checkpoints import Checkpointable
-from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
+from marl_connectors.connectors.calls_by_hand import call_on_items
+from marl_connectors.connectors.item_batch import agent_episodes_of, item_key
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

@@ -11,7 +11,7 @@ import optree
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.item_adapter import agent_episodes
+from marl_connectors.connectors.item_batch import agent_episodes
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.bootstrap_view import originals
 from marl_connectors.errors import EpisodeError
