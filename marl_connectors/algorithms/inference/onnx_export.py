@@ -410,7 +410,13 @@ def make_contract(
 ) -> dict[str, Any]:
     """Returns the content of ``contract.json``, from the descriptions of the programs."""
     agents = [
-        {"agent": _agent_id(agent_id), "module": program.group.module_id, "file": name, "index": i}
+        {
+            "agent": _agent_id(agent_id),
+            "module": program.group.module_id,
+            "file": name,
+            "index": i,
+            "needs_info": agent_id in policy.masked_in_infos,
+        }
         for name, program in programs.items()
         for i, agent_id in enumerate(program.group.agent_ids)
     ]

@@ -347,7 +347,7 @@ def test_agents_with_other_spaces_get_a_program_of_their_own():
 def test_the_contract_is_json_that_says_who_acts_with_what():
     policy = make_policy(three(BOX), [AgentIdEncoding()])
     contract = json.loads(json.dumps(in_torch(policy).contract))
-    assert (contract["format"], contract["format_version"]) == ("marl-connectors-onnx", 1)
+    assert (contract["format"], contract["format_version"]) == ("marl-connectors-onnx", 2)
     assert contract["agents"] == [
         {"agent": f"agent_{i}", "module": "default_policy", "file": "default_policy.onnx", "index": i} for i in range(3)
     ]
