@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from marl_connectors.algorithms.fitting.figures import number, percent
+from marl_connectors.algorithms.fitting.figures import percent
 from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
 from marl_connectors.cli.config_settings import (
     batch_size_per_learner,

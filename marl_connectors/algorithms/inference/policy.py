@@ -214,7 +214,7 @@ class Policy:
 
         Raises:
             ConnectorError: If a connector piece does not say how it is computed in torch (``on_tensors``).
-            ModuleError: If torch cannot record a module, or a program differs from the policy.
+            ModuleError: If torch cannot record a module, a program differs from the policy, or observations are empty.
             MappingError: If an agent has different modules in different episodes.
             MissingDependencyError: If onnx, onnxscript or onnxruntime is not installed.
         """
