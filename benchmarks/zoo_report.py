@@ -26,6 +26,7 @@ from zoo_results import (
     successes,
 )
 
+from marl_connectors.cli.presets import duration
 from marl_connectors.zoo import ZooTask, tasks
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -35,7 +36,7 @@ BEGIN, END = "<!-- results of the zoo: benchmarks/zoo_report.py -->", "<!-- end 
 COLUMNS = 4
 HEADER = (
     *("task", "seeds", "agent steps", "random", "return", "success", "best published"),
-    *("steps to 90 %", "minutes", "return with defaults"),
+    *("steps to 90 %", "time", "return with defaults"),
 )
 
 
@@ -61,7 +62,7 @@ def row(task: ZooTask, runs: TaskRuns, defaults: TaskRuns | None) -> list[str]:
         "–" if success is None else f"{100 * success.mean():.0f} %",
         "–" if expected.published is None else number(expected.published),
         f"{float(f'{steps_to_most(runs, task):.2g}'):,.0f}" if has_curves(task) else "–",
-        number(minutes(runs)),
+        duration(minutes(runs)),
         "–" if defaults is None else spread(final_returns(defaults, task)),
     ]
 

@@ -62,9 +62,22 @@ class PatternPolicies:
     Attributes:
         patterns: ``(pattern, module_id)`` pairs. A pattern knows ``*``, ``?`` and ``[...]``, and minds upper and lower
             case.
+
+    Raises:
+        ConfigError: If a pattern before another one, for another module, leaves no agent for that.
     """
 
     patterns: tuple[tuple[str, ModuleID], ...]
+
+    def __post_init__(self) -> None:
+        for number, (later, module_id) in enumerate(self.patterns):
+            for earlier, own in self.patterns[:number]:
+                if own != module_id and _fits_all_of(earlier, later):
+                    raise ConfigError(
+                        f"policy_mapping_fn: the pattern {later!r} (for module {module_id!r}) is never used, because "
+                        f"{earlier!r} (for module {own!r}) comes first and fits the same agents. Put {later!r} first, "
+                        f"or leave it out."
+                    )
 
     def __call__(self, agent_id: AgentID, episode: Any = None, **kwargs: Any) -> ModuleID:
         name = str(agent_id)
@@ -140,16 +153,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
         close = did_you_mean(text, ["shared", "independent"])
         hint = f" {close}" if close.startswith("Did you mean") else ""
         raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {spec!r}.{hint}")
-    patterns = tuple(_parse_pair(pair, spec) for pair in text.split(","))
-    for number, (later, module_id) in enumerate(patterns):
-        for earlier, own in patterns[:number]:
-            if own != module_id and _fits_all_of(earlier, later):
-                raise ConfigError(
-                    f"policy_mapping_fn: the pattern {later!r} (for module {module_id!r}) is never used, because "
-                    f"{earlier!r} (for module {own!r}) comes first and fits the same agents. Put {later!r} first, or "
-                    f"leave it out."
-                )
-    return PatternPolicies(patterns)
+    return PatternPolicies(tuple(_parse_pair(pair, spec) for pair in text.split(",")))
 
 
 def _fits_all_of(pattern: str, other: str) -> bool:

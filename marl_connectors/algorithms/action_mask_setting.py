@@ -47,12 +47,14 @@ class Masking:
         by_convention: Whether the piece is added by default, without a named key.
         keeps_observations: Whether pieces and modules still see the masks in the observations.
         sentence: A sentence for users, which says whether the masks are applied.
+        in_infos: The agents whose masks are in their infos, and not in their observations, in the smoke test.
     """
 
     key: str | None = None
     by_convention: bool = False
     keeps_observations: bool = False
     sentence: str = ""
+    in_infos: tuple[AgentID, ...] = ()
 
     def pieces(self) -> list[ConnectorV2]:
         """Returns the piece that applies the masks in observations and infos, in a list; an empty list without it."""
@@ -68,7 +70,7 @@ class Masking:
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state as JSON data, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__} | {"in_infos": list(self.in_infos)}
 
     def __str__(self) -> str:
         return self.sentence
@@ -109,7 +111,8 @@ def find_masking(
         return _masking_by_key(key, env, masked)
     own_piece = next((piece for piece in _flat(pieces) if isinstance(piece, ActionMasking)), None)
     if own_piece is not None:
-        return Masking(sentence=f"the {type(own_piece).__name__} among your pieces applies them.")
+        sentence = f"the {type(own_piece).__name__} among your pieces applies them."
+        return Masking(sentence=sentence, in_infos=_in_infos(masked))
     if not masked:
         return Masking()
     if not with_defaults:
@@ -132,7 +135,7 @@ def _masking_by_key(key: str, env: EnvDescription, masked: Mapping[AgentID, str]
             stacklevel=3,
         )
     described = f"{_described(masked, key, env)} are applied." if masked else f"{key!r} is looked for in all infos."
-    return Masking(key, sentence=described)
+    return Masking(key, sentence=described, in_infos=_in_infos(masked))
 
 
 def _masking_by_convention(
@@ -152,9 +155,9 @@ def _masking_by_convention(
         return Masking(sentence=f"{described} are left to {users.__name__}, whose action distribution is your own.")
     own = [type(piece) for piece in _flat(pieces) if _is_own(type(piece))] + [cls for cls in classes if _is_own(cls)]
     if not own or "observation" not in masked.values():
-        return Masking(key, True, False, f"{described} are applied.")
+        return Masking(key, True, False, f"{described} are applied.", _in_infos(masked))
     stay = f"They stay in the observations too, for your own {own[0].__name__}."
-    return Masking(key, True, True, f"{described} are applied. {stay}")
+    return Masking(key, True, True, f"{described} are applied. {stay}", _in_infos(masked))
 
 
 def _names_in(env: EnvDescription) -> list[str]:
@@ -185,7 +188,8 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
 
 def masking_from_state(state: Mapping[str, Any]) -> Masking:
     """Returns the Masking whose ``get_state`` returned this state."""
-    return Masking(**{name: state[name] for name in Masking.__slots__})
+    known = {name: state[name] for name in Masking.__slots__ if name != "in_infos"}
+    return Masking(**known, in_infos=tuple(state.get("in_infos", ())))  # older checkpoints do not name the agents
 
 
 def _masked_agents(key: str, env: EnvDescription) -> dict[AgentID, str]:
@@ -196,6 +200,11 @@ def _masked_agents(key: str, env: EnvDescription) -> dict[AgentID, str]:
         if isinstance(space, spaces.Dict) and key in space.spaces:
             masked[agent_id] = "observation"
     return {**dict.fromkeys(env.info_masks or (), "info"), **masked}
+
+
+def _in_infos(masked: Mapping[AgentID, str]) -> tuple[AgentID, ...]:
+    """Returns the agents of ``_masked_agents`` whose masks are in their infos."""
+    return tuple(agent_id for agent_id, place in masked.items() if place == "info")
 
 
 def _check_observation(agent_id: AgentID, key: str, pair: tuple[Space, Space]) -> None:

@@ -521,11 +521,10 @@ class Algorithm:
 
     def _describe_sampling(self, size: int) -> Callable[[], str]:
         runners, config = self.env_runner_group, self.config
-        of_agents = config.count_steps_by == "agent_steps"
-        count = (lambda: runners.num_agent_steps) if of_agents else (lambda: runners.num_env_steps)
-        before, unit, iteration = count(), config.count_steps_by.replace("_", " "), self.iteration + 1
-        wanted = f"{size:,} {unit}"
-        return lambda: f"iteration {iteration}: sampling, {count() - before:,} of {wanted}"
+        place = ["env_steps", "agent_steps"].index(config.count_steps_by)
+        before, iteration = runners.num_steps_so_far[place], self.iteration + 1
+        wanted = f"{size:,} {config.count_steps_by.replace('_', ' ')}"
+        return lambda: f"iteration {iteration}: sampling, {runners.num_steps_so_far[place] - before:,} of {wanted}"
 
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
         """Returns the time at which the episodes of a train batch were sampled, and the results of the update.
@@ -646,9 +645,9 @@ class Algorithm:
                 returns are then those of the first episodes of each sub-environment, the same number from each, so
                 that short episodes are not preferred. ``num_episodes`` in the result is the number of episodes that
                 count; it can be 0.
-            on_progress: A function that is called after each step with the number of finished episodes.
-            is_enough: A function that is called after each step. If it returns True, playing stops as after
-                ``max_seconds``. Remote env runners do not call it.
+            on_progress: A function that is called after each step with the number of finished episodes. With remote env
+                runners, it is called several times in a second.
+            is_enough: A function that is called as often. If it returns True, playing stops as after ``max_seconds``.
 
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
@@ -835,10 +834,9 @@ class Algorithm:
         )
 
         def play() -> dict[str, Any]:
-            results = begun()
+            with self._watched(watch, num_episodes, at_random) as ends:
+                results = begun(ends)
             self._report_recreated(group)
-            if watch.on_progress is not None:
-                watch.on_progress(results["num_episodes"])
             return results
 
         return play
@@ -856,17 +854,27 @@ class Algorithm:
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
         runner.in_evaluation = True
-        what, so_far = "playing at random" if at_random else "evaluating", 0
-        with self._borrowed(runner), self._doing(lambda: f"{what}, {so_far} of {num_episodes} episodes"):
+        with self._borrowed(runner), self._watched(watch, num_episodes, at_random) as ends:
             end = math.inf if watch.max_seconds is None else time.monotonic() + watch.max_seconds
 
             def is_enough(num_done: int) -> bool:
-                nonlocal so_far
-                so_far = num_done
-                return watch.ends(num_done) or time.monotonic() >= end
+                return ends(num_done) or time.monotonic() >= end
 
             runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
             return runner.get_metrics()
+
+    @contextmanager
+    def _watched(self, watch: _Watch, num_episodes: int, at_random: bool) -> Iterator[Callable[[int], bool]]:
+        """Sets ``activity`` while episodes are played. Yields ``watch.ends``, whose argument ``activity`` shows."""
+        what, so_far = "playing at random" if at_random else "evaluating", 0
+
+        def ends(num_done: int) -> bool:
+            nonlocal so_far
+            so_far = num_done
+            return watch.ends(num_done)
+
+        with self._doing(lambda: f"{what}, {so_far} of {num_episodes} episodes"):
+            yield ends
 
     @contextmanager
     def _borrowed(self, runner: EnvRunner, *, filters_count: bool = False) -> Iterator[None]:

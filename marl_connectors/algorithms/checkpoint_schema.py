@@ -529,7 +529,10 @@ def _agents(value: Any, where: str) -> None:
             raise _fault(f"{where}/agents", f"numbers of the {len(value['spaces'])} spaces", [agent_id, *indices])
 
 
-_MASKING = _Record({"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT})
+_MASKING = _Record(
+    {"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT},
+    {"in_infos": _list_of(_ID)},
+)
 _OFFLINE_DATA = _Record(
     {
         "reader": _maybe(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.algorithms.fitting.figures import number, spread, table
+from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.pictures import draw_data
 from marl_connectors.cli.run_folder import writing
 from marl_connectors.cli.values import require_extras
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         require_extras("matplotlib")
         if Path(args.picture).suffix.lower() != ".png":
             raise ConfigError(f"data: --picture writes PNG files, but {args.picture} has another ending. Use .png")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), announced(f"reading {', '.join(map(str, args.data))}"):
         warnings.simplefilter("ignore", OfflineDataWarning)  # they are part of what is printed
         found = summarize(EpisodeReader(args.data, check_all=True))
     if args.picture is not None:

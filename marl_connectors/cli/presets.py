@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from marl_connectors.algorithms.fitting.figures import number, percent
+from marl_connectors.algorithms.fitting.figures import percent
 from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
 from marl_connectors.cli.config_settings import (
     batch_size_per_learner,
@@ -206,13 +206,9 @@ def decimals(task: ZooTask) -> int:
 def duration(minutes: float) -> str:
     """Formats the duration of a training.
 
-    >>> duration(15), duration(0.2), duration(90)
-    ('15 minutes', '12 seconds', '1.5 hours')
+    >>> duration(0.21), duration(2.7), duration(10.7), duration(90)
+    ('13 s', '3 min', '11 min', '1.5 h')
     """
     if minutes >= 90:
-        value, unit = minutes / 60, "hours"
-    elif minutes >= 2:
-        value, unit = minutes, "minutes"
-    else:
-        value, unit = 60 * minutes, "seconds"
-    return f"{number(value).removesuffix('.0').removesuffix('.00')} {unit}"
+        return f"{minutes / 60:.1f} h".replace(".0 ", " ")
+    return f"{minutes:.0f} min" if minutes >= 2 else f"{60 * minutes:.0f} s"

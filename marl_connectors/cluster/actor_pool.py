@@ -21,6 +21,10 @@ _QUIET_START_S = 30.0
 """The seconds after which a log line says that Ray has not found a place for an actor yet."""
 
 
+_WATCH_S = 0.25
+"""The seconds between two calls of a function that watches calls."""
+
+
 class ActorLost(MarlConnectorsError, RuntimeError):
     """An actor that died or hung, and was not replaced."""
 
@@ -63,6 +67,10 @@ class Reply(NamedTuple):
 
     value: Any
     payload: Any
+
+
+Watch = Callable[[Collection[int]], None]
+"""A function that is called while a pool waits, with the indices of the actors that have not answered yet."""
 
 
 @dataclass
@@ -158,6 +166,7 @@ class ActorPool:
         on_reply: Callable[[int, int, Reply], None] | None = None,
         *,
         max_in_flight: int = 1,
+        watch: Watch | None = None,
     ) -> dict[int, list[Reply]]:
         """Calls several actors at once, and waits for all of them.
 
@@ -169,6 +178,7 @@ class ActorPool:
             on_reply: Called with the index of the actor, the number of its call and the reply, in the order of the
                 actor's calls. What it stores can be the state that ``begin`` returns for a replacement.
             max_in_flight: The number of calls that an actor may have got at once.
+            watch: As for ``result()`` of what ``submit`` returns.
 
         Returns:
             For each actor, its replies. Actors in ``lost`` have none.
@@ -177,11 +187,13 @@ class ActorPool:
             ActorLost: If an actor is lost, and the policy neither replaces it nor ignores the loss.
             Exception: What a hosted object raised.
         """
-        return _Run(self, calls, on_reply, max_in_flight).result()
+        return _Run(self, calls, on_reply, max_in_flight).result(watch)
 
-    def submit(self, calls: Mapping[int, Sequence[Call]]) -> _Run:
+    def submit(
+        self, calls: Mapping[int, Sequence[Call]], on_reply: Callable[[int, int, Reply], None] | None = None
+    ) -> _Run:
         """Calls several actors, and does not wait. ``result()`` of what it returns waits for them."""
-        begun = _Run(self, calls, None, 1)
+        begun = _Run(self, calls, on_reply, 1)
         begun.advance(0.0)
         return begun
 
@@ -250,10 +262,16 @@ class ActorPool:
         """Whether Ray has found a place for an actor, and its process has answered once."""
         return self._cluster.is_ready(self._processes[index])
 
-    def probe(self, indices: Collection[int]) -> dict[int, Any]:
-        """Returns how far some actors are. Those that do not answer in time are missing."""
+    def probe(self, indices: Collection[int], timeout_s: float | None = None) -> dict[int, Any]:
+        """Returns how far some actors are. Those that do not answer in time are missing.
+
+        Args:
+            indices: Their indices.
+            timeout_s: The seconds to wait for answers; ``probe_timeout_s`` of the policy if None.
+        """
         refs = {index: self._actors[index].progress.remote() for index in indices}
-        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=self.policy.probe_timeout_s)
+        limit = self.policy.probe_timeout_s if timeout_s is None else timeout_s
+        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=limit)
         found = {}
         for index, ref in refs.items():
             if ref in done:
@@ -262,6 +280,16 @@ class ActorPool:
                 except self._ray.exceptions.RayError:
                     continue  # the call that it was to answer for fails, too
         return found
+
+    def progress(self, indices: Collection[int]) -> dict[int, Any]:
+        """Returns how far some actors are in the calls that they run, as far as they answer soon enough to show it."""
+        found = self.probe(indices, _WATCH_S)
+        return {index: progress for index, progress in found.items() if progress is not None}
+
+    def tell(self, indices: Collection[int], method: str, *arguments: Any) -> None:
+        """Calls a short method of some hosted objects while they run another one, and does not wait."""
+        for index in indices:
+            self._actors[index].tell.remote(method, *arguments)
 
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
@@ -299,10 +327,16 @@ class _Run:
         for index in sorted({*self._calls, *pool._beginning}):
             self._wait_for_next(index)
 
-    def result(self) -> dict[int, list[Reply]]:
-        """Waits for all calls."""
+    def result(self, watch: Watch | None = None) -> dict[int, list[Reply]]:
+        """Waits for all calls.
+
+        Args:
+            watch: Called several times in a second with the indices of the actors that have not answered yet.
+        """
         while self._waiting:
-            self.advance(self._tick())
+            self.advance(self._tick() if watch is None else min(_WATCH_S, self._tick()))
+            if watch is not None and self._waiting:
+                watch({waiting.index for waiting in self._waiting.values()})
         return {index: replies for index, replies in self._replies.items() if index not in self._pool.lost}
 
     def advance(self, timeout_s: float | None) -> bool:

@@ -14,7 +14,7 @@ from marl_connectors.cluster.pickling import pickled_in_actor, unpickled
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
 HEALTH = "health"
-"""The concurrency group of ``Host.process`` and ``Host.progress``, which answer while another method runs."""
+"""The concurrency group of those methods of ``Host`` that answer while another method runs."""
 
 
 class Outcome(NamedTuple):
@@ -122,8 +122,13 @@ class Host:
         """Returns ``progress`` of the object, which changes while a method makes progress."""
         return getattr(self._object, "progress", None)
 
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Calls a short method of the object while another one runs. It does nothing before there is an object."""
+        if self._object is not None:
+            getattr(self._object, method)(*arguments)
 
-for _method in (Host.process, Host.progress):
+
+for _method in (Host.process, Host.progress, Host.tell):
     _method.__ray_concurrency_group__ = HEALTH  # type: ignore[attr-defined]
 
 

@@ -139,7 +139,7 @@ class Flattener:
             for key in path:
                 part = part[key]
             if sizes is None:
-                numbers = part.reshape(-1, end - begin).float()
+                numbers = part.reshape(part.shape[0], end - begin).float()
                 flat.append(numbers if scale is None else numbers * scale)
             else:
                 assert levels is not None

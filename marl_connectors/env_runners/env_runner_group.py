@@ -83,6 +83,12 @@ class EnvRunnerGroup:
         return self._runners.num_agent_steps
 
     @property
+    def num_steps_so_far(self) -> tuple[int, int]:
+        """The numbers of env steps and agent steps, with those of the ongoing sample as far as they are known."""
+        ongoing = (0, 0) if self.remote is None else self.remote.ongoing
+        return self.num_env_steps + ongoing[0], self.num_agent_steps + ongoing[1]
+
+    @property
     def num_envs(self) -> int:
         """The number of sub-environments."""
         if self.local_env_runner is not None:
@@ -168,7 +174,9 @@ class EnvRunnerGroup:
         """Returns the indices of the remote env runners that were replaced since the last call."""
         return [] if self.remote is None else self.remote.pool.take_replaced()
 
-    def begin_playing(self, num_episodes: int, num_envs: int, **arguments: Any) -> Callable[[], dict[str, Any]]:
+    def begin_playing(
+        self, num_episodes: int, num_envs: int, **arguments: Any
+    ) -> Callable[[Callable[[int], bool]], dict[str, Any]]:
         """Lets remote env runners play the episodes of an evaluation; see ``RemoteEnvRunners.begin_playing``."""
         assert self.remote is not None
         self.remote.send_weights()

@@ -8,10 +8,11 @@ The group of env runners in the user's process sends ``SampleRequest``s and gets
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -144,6 +145,7 @@ class PlayRequest:
     """The arguments of an evaluation.
 
     Attributes:
+        number: The number of the evaluation in the run.
         weights: The parameters to act with.
         blueprint: The version of the run's blueprint, and its reference in a list.
         connector_states: The states of the connector pieces, for ``EnvRunner.set_connector_states``.
@@ -156,6 +158,7 @@ class PlayRequest:
         max_seconds: The time after which playing stops; None for no limit.
     """
 
+    number: int
     weights: Weights
     blueprint: tuple[int, list[Any]]
     connector_states: Mapping[str, Any]
@@ -185,6 +188,23 @@ class PlayReply:
     metrics: dict[str, Any]
 
 
+class RunnerProgress(NamedTuple):
+    """How far an env runner is.
+
+    Attributes:
+        num_env_steps: The number of steps of its sub-environments so far.
+        num_agent_steps: The number of actions of its agents so far.
+        num_done: The number of finished episodes of the evaluation that it plays.
+    """
+
+    num_env_steps: int
+    num_agent_steps: int
+    num_done: int
+
+    def __str__(self) -> str:
+        return f"at its env step {self.num_env_steps}"
+
+
 class HostedEnvRunner:
     """An env runner with some of the run's sub-environments. It is the object in a ``Host``."""
 
@@ -207,6 +227,8 @@ class HostedEnvRunner:
         self._weights_version = -1
         self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
+        self._num_done = 0
+        self._ended = -1
         if self._runner is not None and state is not None:
             self._continue_from(unpickled(state), self._runner)
 
@@ -223,10 +245,14 @@ class HostedEnvRunner:
             )
 
     @property
-    def progress(self) -> str | None:
-        """How far the current call is, in words."""
+    def progress(self) -> RunnerProgress | None:
+        """How far the current call is."""
         runner = self._playing or self._runner
-        return None if runner is None else f"at its env step {runner.num_env_steps}"
+        return None if runner is None else RunnerProgress(runner.num_env_steps, runner.num_agent_steps, self._num_done)
+
+    def end_playing(self, number: int) -> None:
+        """Ends the evaluation with this number at its next step. It may be called while ``play`` runs, or before."""
+        self._ended = number
 
     def sample(self, request: SampleRequest) -> tuple[SampleReply, bytes]:
         """Samples, and returns the pickled episodes as the payload."""
@@ -290,16 +316,18 @@ class HostedEnvRunner:
         self._take(request.blueprint)
         if not request.num_episodes:
             return None, None
+        self._num_done = 0
         runner = self._playing = self._blueprint.build_for_evaluation(request)
+
+        def is_enough(num_done: int) -> bool:
+            self._num_done = num_done
+            return self._ended == request.number or time.monotonic() >= end
+
         try:
             runner.rl_module.set_state(_parameters(request.weights))
             runner.set_connector_states(request.connector_states)
-            end = None if request.max_seconds is None else time.monotonic() + request.max_seconds
-            runner.sample(
-                num_episodes=request.num_episodes,
-                random_actions=request.at_random,
-                is_enough=None if end is None else lambda num_done: time.monotonic() >= end,
-            )
+            end = math.inf if request.max_seconds is None else time.monotonic() + request.max_seconds
+            runner.sample(num_episodes=request.num_episodes, random_actions=request.at_random, is_enough=is_enough)
             loggers = {**runner.metrics, "callbacks": runner.callback_metrics}
             reply = PlayReply(
                 places=list(runner.places),

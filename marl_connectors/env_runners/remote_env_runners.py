@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import Space
 
-from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy
+from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy, Watch
 from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -115,6 +115,7 @@ class RemoteEnvRunners:
 
     Attributes:
         num_envs: The number of sub-environments of each env runner.
+        ongoing: The env steps and the agent steps of the ongoing sample, which are not counted yet.
         seconds: The seconds of each env runner's newest sample.
         rates: The env steps per second of each env runner's newest sample.
     """
@@ -172,6 +173,7 @@ class RemoteEnvRunners:
         self.lookback = lookback
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
+        self.ongoing = (0, 0)
         self.seconds: dict[int, float] = {}
         self.rates: dict[int, float] = {}
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
@@ -182,6 +184,7 @@ class RemoteEnvRunners:
         self._progress = _Progress([0.0] * sum(num_envs))
         self._before_batch: _Before | None = None
         self._weights = Weights(-1, [None])
+        self._num_played = 0
         self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
         self._times = SamplingTimes()
         self._pool = ActorPool(
@@ -334,13 +337,18 @@ class RemoteEnvRunners:
         calls = {index: [Call("sample", (request,)) for request in own] for index, own in requests.items()}
         try:
             replies = self._pool.run(
-                calls, lambda index, _, reply: self._keep(index, reply.value.saved), max_in_flight=times
+                calls,
+                lambda index, _, reply: self._keep(index, reply.value.saved),
+                max_in_flight=times,
+                watch=self._watching_sample(),
             )
         except ActorLost:
             raise
         except Exception:  # if the env runners went back, the same error would come again
             self._has_failed = self._progress.restarts_episodes = True
             raise
+        finally:
+            self.ongoing = (0, 0)
         replies = dict(sorted(replies.items()))
         self._progress.env_runners_follow()
         rounds = [[own[number] for own in replies.values()] for number in range(times)]
@@ -353,6 +361,21 @@ class RemoteEnvRunners:
         self._note_times([reply.value.times for found in rounds for reply in found], len(replies), seconds)
         self._merge([own[-1].value for own in replies.values()])
         return Sample([[_fragment(reply) for reply in found] for found in rounds], self._fetch)
+
+    def _watching_sample(self) -> Watch:
+        """Returns a function that sets ``ongoing`` while the pool waits for a sample that begins now."""
+        before = {index: kept.saved for index, kept in self._progress.kept.items()}
+
+        def watch(waiting: Collection[int]) -> None:
+            now: dict[int, Any] = {index: kept.saved for index, kept in self._progress.kept.items()}
+            now |= self._pool.progress(waiting)
+            steps = [
+                sum(getattr(own, name) for own in now.values()) - sum(getattr(own, name) for own in before.values())
+                for name in ("num_env_steps", "num_agent_steps")
+            ]
+            self.ongoing = steps[0], steps[1]
+
+        return watch
 
     def _requests(
         self, num_timesteps: int | None, num_episodes: int | None, options: Mapping[str, Any], times: int
@@ -493,7 +516,9 @@ class RemoteEnvRunners:
 
     # Evaluation.
 
-    def begin_playing(self, num_episodes: int, num_envs: int, **arguments: Any) -> Callable[[], dict[str, Any]]:
+    def begin_playing(
+        self, num_episodes: int, num_envs: int, **arguments: Any
+    ) -> Callable[[Callable[[int], bool]], dict[str, Any]]:
         """Lets the env runners play episodes in sub-environments that are made for them, and does not wait.
 
         Args:
@@ -502,14 +527,19 @@ class RemoteEnvRunners:
             **arguments: Other arguments of ``PlayRequest``.
 
         Returns:
-            A function that waits, and returns the results of ``EnvRunner.get_metrics``.
+            A function that waits, and returns the results of ``EnvRunner.get_metrics``. While it waits, it calls its
+            argument several times in a second with the number of finished episodes. If that returns True, playing
+            stops, as with ``is_enough`` of ``EnvRunner.sample``.
         """
         quotas, indices = shares(num_envs, num_episodes), self._pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
         states = self.get_connector_states()
+        self._num_played += 1
+        number, num_done, shown = self._num_played, 0, 0
         calls: dict[int, list[Call]] = {}
         for index, (begin, end) in zip(indices, pairwise([0, *ends]), strict=True):
             request = PlayRequest(
+                number=number,
                 weights=self._weights,
                 blueprint=self._newest_blueprint,
                 connector_states=states,
@@ -519,15 +549,27 @@ class RemoteEnvRunners:
                 **arguments,
             )
             calls[index] = [Call("play", (request,))]
+
+        def on_reply(_index: int, _number: int, reply: Reply) -> None:
+            nonlocal num_done
+            num_done += 0 if reply.value is None else len(reply.value.places)
+
         try:
-            run = self._pool.submit(calls)
+            run = self._pool.submit(calls, on_reply)
         except BaseException:
             self._pool.restart_later()
             raise
 
-        def results() -> dict[str, Any]:
+        def results(ends: Callable[[int], bool]) -> dict[str, Any]:
+            def watch(waiting: Collection[int]) -> None:
+                nonlocal shown
+                ongoing = sum(own.num_done for own in self._pool.progress(waiting).values())
+                shown = max(shown, num_done + ongoing)  # a replacement of a lost env runner begins at 0
+                if ends(shown):
+                    self._pool.tell(waiting, "end_playing", number)
+
             with self._undone_on_error():
-                found = [own for _, own in sorted(self._all_played(calls, run.result()).items())]
+                found = [own for _, own in sorted(self._all_played(calls, run.result(watch), watch).items())]
             return _played([own for own in found if own is not None], num_episodes)
 
         return results
@@ -537,13 +579,14 @@ class RemoteEnvRunners:
         self._pool.restart_later()
 
     def _all_played(
-        self, calls: Mapping[int, Sequence[Call]], replies: Mapping[int, Sequence[Reply]]
+        self, calls: Mapping[int, Sequence[Call]], replies: Mapping[int, Sequence[Reply]], watch: Watch
     ) -> dict[int, PlayReply | None]:
         """Returns the reply to each call, of which others make those of env runners that were lost for good."""
         found = {index: own[0].value for index, own in replies.items()}
         while missing := [index for index in calls if index not in found]:
             helpers = dict(zip(self._pool.indices, missing, strict=False))
-            for helper, own in self._pool.run({helper: calls[index] for helper, index in helpers.items()}).items():
+            repeated = {helper: calls[index] for helper, index in helpers.items()}
+            for helper, own in self._pool.run(repeated, watch=watch).items():
                 found[helpers[helper]] = own[0].value
         return found
 

@@ -1,13 +1,17 @@
 """``marl-connectors data``."""
 
 import json
+from functools import partial
 
 import pytest
 
 from helpers.episodes.little_chunks import chunk
 from marl_connectors import EpisodeWriter, MultiAgentEpisode
+from marl_connectors.algorithms.fitting.progress import announced
+from marl_connectors.cli import data
 from marl_connectors.cli.data import histogram
 from marl_connectors.cli.main import main
+from marl_connectors.offline.summary import summarize
 
 
 @pytest.fixture
@@ -29,6 +33,20 @@ def test_a_table_says_what_is_there(folder, capsys):
     assert "Returns of whole episodes, summed over agents: 1.50 ± 1.12, from 0 to 3.00" in out
 
 
+def test_a_long_reading_is_announced(folder, capsys, monkeypatch):
+    said = []
+
+    def slow(reader):
+        while not any(said):
+            said.append(capsys.readouterr().err)
+        return summarize(reader)
+
+    monkeypatch.setattr(data, "summarize", slow)
+    monkeypatch.setattr(data, "announced", partial(announced, first_s=1e-3))
+    assert main(["data", str(folder)]) == 0
+    assert f"reading {folder} (0:00 so far)" in "".join(said)
+
+
 def test_json_has_everything(folder, capsys):
     assert main(["data", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -46,8 +64,8 @@ def test_a_picture_is_written(folder, tmp_path, capsys):
 
 def test_damage_is_printed_and_gives_status_1(folder, capsys):
     (file,) = folder.iterdir()
-    data = file.read_bytes()
-    file.write_bytes(data[: data.rindex(b"\n#end") - 4])
+    content = file.read_bytes()
+    file.write_bytes(content[: content.rindex(b"\n#end") - 4])
     assert main(["data", str(folder)]) == 1
     out = capsys.readouterr().out
     assert "block 3: the file ends within its columns; 1 episode or chunks are lost: '0-3'." in out

@@ -135,7 +135,7 @@ def test_a_schedule_of_the_user_replaces_annealing():
 def test_a_line_says_what_to_expect():
     assert preset_sentence(settings("CartPole-v1", "--seed", "3")) == (
         "Preset of the zoo: CartPole-v1, expected return -9.1 ± 0.2, success 90 % (poles balanced) after 3,000 agent "
-        "steps, about 15 minutes; --no-preset leaves it out."
+        "steps, about 15 min; --no-preset leaves it out."
     )
 
 

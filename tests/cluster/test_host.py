@@ -50,6 +50,14 @@ def test_sys_exit_while_the_object_is_made_is_an_error():
         host(True)[1].result("env runner 0")
 
 
+def test_an_object_is_told_something_as_soon_as_it_is_there():
+    found = Host("EnvRunner0", 1, [])
+    found.tell("append", 1)
+    found.begin(cloudpickle.dumps(list), ())
+    found.tell("append", 2)
+    assert found._object == [2]
+
+
 def test_ray_may_end_the_process():
     with pytest.raises(SystemExit):
         host()[0].call("leave_as_ray_does")

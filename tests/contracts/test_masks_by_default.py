@@ -6,13 +6,17 @@ The environments raise on forbidden actions. Their action spaces, and the places
 from __future__ import annotations
 
 import json
+import pickle
+import re
 
 import pytest
 
 from helpers.envs.masked_envs import AloneWithMasks, RandomMasks, Turns
 from helpers.envs.scripted_envs import small_config
+from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Algorithm, EnvError, FlattenObservations, FrameStacking, MeanStdFilter, load_policy
 from marl_connectors.cli.main import main
+from marl_connectors.errors import ConnectorError
 
 ENVS = "helpers.envs.masked_envs:"
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
@@ -116,6 +120,61 @@ def test_exported_programs_take_no_forbidden_action(kind, model, tmp_path):
         algo.train()
         folder = load_policy(algo.save_to_path(tmp_path / "run")).export_onnx(tmp_path / "export")
     play(OnnxPolicy(folder), env_class(**given))
+
+
+class AllFromTheStart(RandomMasks):
+    """All agents are there from the reset on."""
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.agents, self.late = list(self.possible_agents), []
+        return self._told(self.agents)
+
+
+@pytest.mark.parametrize("case", [*range(4), *fresh_seeds(12)])
+def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path):
+    env = AllFromTheStart(case, most=4)
+    in_infos = [agent for agent, place in env.places.items() if place == "info"]
+    if in_infos and "observation" not in env.places.values():
+        in_infos = env.possible_agents  # all have choices, and nothing says which ones are masked
+    config = small_config(AllFromTheStart, env_config={"case": case, "most": 4})
+    with config.multi_agent(policies="independent").build_algo() as algo:
+        policy = load_policy(algo.save_to_path(tmp_path / "run"))
+    observations, infos = env.reset(seed=0)
+    for acts in (policy, policy.session(), pickle.loads(pickle.dumps(policy))):
+        for agent in set(env.possible_agents).difference(in_infos):
+            acts(observations[agent], agent)
+        acts.reset()
+        for agent in in_infos:
+            with pytest.raises(ConnectorError, match=rf"action masks of 1 agent \({agent}\) are in infos, under 'act"):
+                acts(observations[agent], agent)
+        if in_infos:
+            names = re.escape(f"{len(in_infos)} agent{'s' * (len(in_infos) > 1)} ({', '.join(in_infos)})")
+            with pytest.raises(ConnectorError, match=rf"action masks of {names} are in infos"):
+                acts.actions(observations)
+        acts.actions(observations, infos=infos)
+
+
+def test_exported_programs_refuse_the_same_calls_without_infos(tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    from marl_connectors import OnnxPolicy
+
+    case = next(c for c in range(99) if {"observation", "info", "none"} == set(AllFromTheStart(c).places.values()))
+    config = small_config(AllFromTheStart, env_config={"case": case})
+    with config.multi_agent(policies="independent").build_algo() as algo:
+        path = algo.save_to_path(tmp_path / "run")
+    acts, env = OnnxPolicy(load_policy(path).export_onnx(tmp_path / "export")), AllFromTheStart(case)
+    observations, _ = env.reset(seed=0)
+    for agent, place in env.places.items():
+        if place == "info":
+            with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos, under 'action_mask'"):
+                acts(observations[agent], agent)
+            with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos"):
+                acts.actions(observations)
+        else:
+            acts(observations[agent], agent)
 
 
 def cli_words(kind, number):

@@ -129,6 +129,7 @@ def load_policy(
         policy_mapping_fn=saved.config.policy_mapping_fn,
         default_agent_id=default_agent,
         unknown_agents_like=None if saved.agents.single_agent else default_agent,
+        masked_in_infos=() if saved.masking is None else saved.masking.in_infos,
         lookback=max(saved.lookback, build.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,

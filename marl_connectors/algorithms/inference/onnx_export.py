@@ -35,6 +35,7 @@ from marl_connectors.errors import (
 )
 from marl_connectors.packages import import_package, require_packages
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, ModuleID
 from marl_connectors.version import library_version
 
@@ -199,6 +200,7 @@ def _groups(policy: Any) -> list[_Group]:
                 f"with the id of one module."
             )
         (module_id,) = module_ids
+        _check_observations(module_id, policy.rl_module[module_id].observation_space)
         own = policy.spaces_of(agent_id)
         for group in groups:
             if group.module_id == module_id and all(map(spaces.same, group.spaces, own)):
@@ -207,6 +209,17 @@ def _groups(policy: Any) -> list[_Group]:
         else:
             groups.append(_Group(module_id, [agent_id], own))
     return groups
+
+
+def _check_observations(module_id: ModuleID, space: Space) -> None:
+    """Raises a ModuleError for arrays without numbers that onnxruntime cannot flatten."""
+    for leaf in leaves(spaces.zeros(space)):
+        if leaf.ndim > 1 and not leaf.size:
+            raise ModuleError(
+                f"export_onnx: module {module_id!r} has observations without a number, of the shape {leaf.shape}, "
+                f"which onnxruntime cannot flatten. Leave them out with a wrapper or a piece such as "
+                f"FlattenObservations, or give them the shape (0,)."
+            )
 
 
 def _file_names(groups: Sequence[_Group]) -> list[str]:
@@ -410,7 +423,13 @@ def make_contract(
 ) -> dict[str, Any]:
     """Returns the content of ``contract.json``, from the descriptions of the programs."""
     agents = [
-        {"agent": _agent_id(agent_id), "module": program.group.module_id, "file": name, "index": i}
+        {
+            "agent": _agent_id(agent_id),
+            "module": program.group.module_id,
+            "file": name,
+            "index": i,
+            "needs_info": agent_id in policy.masked_in_infos,
+        }
         for name, program in programs.items()
         for i, agent_id in enumerate(program.group.agent_ids)
     ]

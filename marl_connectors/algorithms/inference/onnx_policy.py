@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-FORMAT, FORMAT_VERSION = "marl-connectors-onnx", 1
+FORMAT, FORMAT_VERSION = "marl-connectors-onnx", 2
 
 
 class OnnxPolicy:
@@ -74,6 +74,7 @@ class OnnxPolicy:
         by_file = {program.about["file"]: program for program in programs}
         self._agents = {own["agent"]: (by_file[own["file"]], own["index"]) for own in contract["agents"]}
         self.agent_ids = list(self._agents)
+        self._need_infos = {own["agent"] for own in contract["agents"] if own["needs_info"]}
         self._rng = np.random.default_rng(seed)
         self._memory, self._fresh, self._newest = {}, {}, {}
 
@@ -192,17 +193,16 @@ class OnnxPolicy:
         return self._agents[like]
 
     def _check_no_infos(self, agents):
-        """Raises a ValueError if masks come in infos, and not in observations, so that they would be missing."""
-        masks = [own["path"] for program in self._programs for own in program.of_role("action_mask")]
-        if any(own["path"][-1:] in masks for program in self._programs for own in program.of_role("observation")):
-            return
-        for agent in agents:
-            for own in self._find(agent)[0].of_role("action_mask"):
-                raise ValueError(
-                    f"OnnxPolicy: the action masks of agent {agent!r} are in its info dict, under {own['path'][0]!r}, "
-                    f"but this call has none, so that forbidden actions would be possible. Pass info=info, or "
-                    f"infos=infos to actions(). An info without a mask allows all actions."
-                )
+        """Raises a ValueError if masks of agents come in infos, so that they would be missing."""
+        like = self.contract["unknown_agents_like"]
+        lacking = [agent for agent in agents if (agent if agent in self._agents else like) in self._need_infos]
+        if lacking:
+            key = self._find(lacking[0])[0].of_role("action_mask")[0]["path"][0]
+            raise ValueError(
+                f"OnnxPolicy: the action masks of {', '.join(map(repr, lacking))} are in infos, under {key!r}, but "
+                f"this call has none, so that forbidden actions would be possible. Pass info=info, or infos=infos to "
+                f"actions(). An info without a mask allows all actions."
+            )
 
     def _rows_of(self, agent, observation):
         """Returns the number of observations (None for a single one), and the inputs that they are."""

@@ -71,6 +71,7 @@ class Policy:
 
     Attributes:
         agent_ids: The agents whose observations the policy accepts.
+        masked_in_infos: The agents whose calls must have infos, because their action masks are there.
         rl_module: The modules.
         env_to_module: The pipeline from observations to the modules' batch.
         module_to_env: The pipeline from the modules' outputs to actions.
@@ -91,6 +92,7 @@ class Policy:
         seed: int = 0,
         takes_turns: bool = False,
         unknown_agents_like: AgentID | None = None,
+        masked_in_infos: Collection[AgentID] = (),
     ):
         """Makes a policy. Use ``load_policy``, unless you build modules and pipelines yourself.
 
@@ -108,6 +110,8 @@ class Policy:
             takes_turns: Whether agents took turns in training, so that pieces saw one of them at a time.
             unknown_agents_like: Agents that are not in ``agent_spaces`` are treated like this agent. If None, they are
                 an error.
+            masked_in_infos: The agents that must not act without infos, because their masks are there, if other agents
+                have masks in their observations. If masks are in no observation, they are all agents with choices.
         """
         self._built_with = {
             "agent_spaces": dict(agent_spaces),
@@ -117,6 +121,7 @@ class Policy:
             "lookback": lookback,
             "takes_turns": takes_turns,
             "unknown_agents_like": unknown_agents_like,
+            "masked_in_infos": tuple(masked_in_infos),
         }
         self.agent_ids = list(agent_spaces)
         self.rl_module = rl_module
@@ -142,7 +147,7 @@ class Policy:
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
         self._always_samples = any(map(_always_samples, rl_module.values()))
-        self._masked_in_infos = frozenset(self._find_masked_in_infos())
+        self.masked_in_infos = frozenset(self._find_masked_in_infos(masked_in_infos))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
 
     def spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
@@ -162,11 +167,13 @@ class Policy:
                 return piece.action_mask_key
         return None
 
-    def _find_masked_in_infos(self) -> list[AgentID]:
-        """Returns the agents with choices, if masks are in infos and not in observations; else an empty list."""
+    def _find_masked_in_infos(self, known: Collection[AgentID]) -> list[AgentID]:
+        """Returns the agents that must not act without infos. Of ``known`` agents, masks were seen in infos."""
         key, spaces_of_agents = self.info_mask_key, self._spaces.values()
-        if key is None or any(isinstance(seen, DictSpace) and key in seen.spaces for seen, _ in spaces_of_agents):
+        if key is None:
             return []
+        if any(isinstance(seen, DictSpace) and key in seen.spaces for seen, _ in spaces_of_agents):
+            return [agent_id for agent_id in known if agent_id in self._spaces]
         return [agent_id for agent_id, (_, space) in self._spaces.items() if values_per_choice(space) is not None]
 
     @property
@@ -207,7 +214,7 @@ class Policy:
 
         Raises:
             ConnectorError: If a connector piece does not say how it is computed in torch (``on_tensors``).
-            ModuleError: If torch cannot record a module, or a program differs from the policy.
+            ModuleError: If torch cannot record a module, a program differs from the policy, or observations are empty.
             MappingError: If an agent has different modules in different episodes.
             MissingDependencyError: If onnx, onnxscript or onnxruntime is not installed.
         """
@@ -355,7 +362,7 @@ class Policy:
         agents = [a for a in (observations if named is None else dict.fromkeys(named)) if a in observations]
         if not agents:
             return {}
-        if infos is None and self._masked_in_infos:
+        if infos is None and self.masked_in_infos:
             self._check_no_infos(agents)
         with self._call:
             mark, episodes = self._vector_env.mark(), self._episodes
@@ -445,14 +452,14 @@ class Policy:
 
     def _check_no_infos(self, agents: Sequence[AgentID]) -> None:
         """Raises a ConnectorError if agents whose masks are in infos would act without them."""
-        for agent_id in agents:
-            if (agent_id if agent_id in self._spaces else self._like) in self._masked_in_infos:
-                raise ConnectorError(
-                    f"policy: the action masks of agent {agent_id!r} are in its info dict, under "
-                    f"{self.info_mask_key!r}, but this call has none, so that forbidden actions would be possible. "
-                    f"Pass what the environment returned: policy(observation, info=info), or "
-                    f"policy.actions(observations, infos=infos). An info without a mask allows all actions."
-                )
+        lacking = [a for a in agents if (a if a in self._spaces else self._like) in self.masked_in_infos]
+        if lacking:
+            raise ConnectorError(
+                f"policy: the action masks of {listed(lacking, 'agent')} are in infos, under {self.info_mask_key!r}, "
+                f"but this call has none, so that forbidden actions would be possible. Pass what the environment "
+                f"returned: policy(observation, info=info), or policy.actions(observations, infos=infos). An info "
+                f"without a mask allows all actions."
+            )
 
     def _batch_size(self, agents: Sequence[AgentID], observations: Mapping[AgentID, Any]) -> int | None:
         """Returns the number of environments that the observations come from; None if they have no batch axis."""

@@ -41,6 +41,7 @@ from marl_connectors.rl_module.distributions import TorchCategorical
 BOX = spaces.Box(-1.0, 1.0, (3,))
 GO = spaces.Discrete(4)
 NESTED = spaces.Dict({"at": BOX, "on": spaces.Tuple([spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3])])})
+WITH_NOTHING = spaces.Dict({"at": BOX, "nothing": spaces.Box(0, 255, (0, 3), np.uint8)})
 BOARD = spaces.Dict({"observation": spaces.Box(0, 9, (4,), np.uint8), "action_mask": spaces.MultiBinary(4)})
 
 
@@ -60,6 +61,8 @@ CASES = {
     "nested observations": lambda: make_policy((NESTED, GO)),
     "flattening": lambda: make_policy(three(NESTED), [FlattenObservations()]),
     "flattening without a key": lambda: make_policy((NESTED, GO), [FlattenObservations(keys_to_remove=["at"])]),
+    "flattening of nothing": lambda: make_policy(three(WITH_NOTHING), [FlattenObservations()]),
+    "nothing": lambda: make_policy((spaces.Box(0, 255, (0,), np.uint8), GO)),
     "one-hot": lambda: make_policy((NESTED, GO), [OneHotObservations()]),
     "images": lambda: make_policy((IMAGES, GO), [ImageToFloat()]),
     "images, channels last": lambda: make_policy((IMAGES, GO), [ImageToFloat(channels_first=False)]),
@@ -303,6 +306,12 @@ def test_a_piece_whose_method_was_replaced_is_refused():
         make_programs(policy, False)
 
 
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (0, 3), np.uint8), WITH_NOTHING])
+def test_observations_without_a_number_that_cannot_be_flattened_are_an_error(space):
+    with pytest.raises(ModuleError, match=r"module 'default_policy' has .* without a number, of the shape \(0, 3\)"):
+        make_programs(make_policy((space, GO)), False)
+
+
 def test_a_wrong_form_in_torch_is_found_by_comparing():
     with pytest.raises(ModuleError, match=r"agent 'default_agent' differs from the policy in step 0.*by up to"):
         compare(make_policy((BOX, GO), [TooMuch()]))
@@ -347,7 +356,7 @@ def test_agents_with_other_spaces_get_a_program_of_their_own():
 def test_the_contract_is_json_that_says_who_acts_with_what():
     policy = make_policy(three(BOX), [AgentIdEncoding()])
     contract = json.loads(json.dumps(in_torch(policy).contract))
-    assert (contract["format"], contract["format_version"]) == ("marl-connectors-onnx", 1)
+    assert (contract["format"], contract["format_version"]) == ("marl-connectors-onnx", 2)
     assert contract["agents"] == [
         {"agent": f"agent_{i}", "module": "default_policy", "file": "default_policy.onnx", "index": i} for i in range(3)
     ]

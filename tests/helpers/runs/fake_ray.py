@@ -1,8 +1,10 @@
-"""As much of Ray's API as this library uses, in one process. Actors answer at once, and are lost as a test says."""
+"""As much of Ray's API as this library uses, in one process. Actors answer at once, unless a test says more."""
 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,10 @@ class Ref:
         self.error = error
         self.is_ready = is_ready
         self.pickled = cloudpickle.dumps(value, protocol=5)
+
+    def complete(self, value: Any) -> None:
+        """Stores the value of a reference that was not ready."""
+        self.pickled, self.is_ready = cloudpickle.dumps(value, protocol=5), True
 
 
 class Actor:
@@ -52,6 +58,10 @@ class Actor:
             return refs[0] if num_returns == 1 else refs
         if when == "before":
             self.is_lost = True
+        if when == "slowly":
+            refs = [Ref(is_ready=False) for _ in range(num_returns)]
+            threading.Thread(target=self._complete, args=(refs, name, arguments), daemon=True).start()
+            return refs[0] if num_returns == 1 else refs
         found: Any = (None,) * num_returns
         if not self.is_lost:
             found = getattr(self.made, name)(*cloudpickle.loads(cloudpickle.dumps(arguments)))
@@ -62,13 +72,19 @@ class Actor:
             return lost[0] if num_returns == 1 else lost
         return Ref(found) if num_returns == 1 else [Ref(value) for value in found]
 
+    def _complete(self, refs: Sequence[Ref], name: str, arguments: Sequence[Any]) -> None:
+        found = getattr(self.made, name)(*cloudpickle.loads(cloudpickle.dumps(arguments)))
+        for ref, value in zip(reversed(refs), reversed([found] if len(refs) == 1 else found), strict=True):
+            ref.complete(value)
+
 
 class FakeRay:
     """Ray, for ``RayCluster.ray``.
 
     Attributes:
         loses: Called before each call of an actor with its name, the method and the arguments. It returns whether the
-            actor is lost ``"before"`` or ``"after"`` the call, whether the call ``"hangs"``, or None.
+            actor is lost ``"before"`` or ``"after"`` the call, whether the call ``"hangs"`` or is answered
+            ``"slowly"``, by a thread; or None.
     """
 
     exceptions = exceptions
@@ -108,6 +124,8 @@ class FakeRay:
     ) -> tuple[list[Ref], list[Ref]]:
         """Answers arrive in any order."""
         ready = [ref for ref in refs if ref.is_ready]
+        if not ready and timeout:
+            time.sleep(0.001)  # for threads that answer slowly
         found = self._rng.sample(ready, min(num_returns, len(ready)))
         return found, [ref for ref in refs if ref not in found]
 
