@@ -74,6 +74,8 @@ class EpisodeReader:
         order: str = SHUFFLED,
         seed: int = 0,
         complete_episodes: bool = False,
+        join_chunks: bool = False,
+        id_prefix: str = "",
         policy_mapping_fn: ModuleFor | None = None,
         check_all: bool = False,
         held_out_fraction: float = 0.0,
@@ -88,6 +90,9 @@ class EpisodeReader:
                 they were written, and ``"as_recorded"`` returns the samples that were written, whatever their size.
             seed: The seed of the shuffling.
             complete_episodes: Whether the chunks of an episode are put together, and incomplete episodes left out.
+            join_chunks: Whether the chunks of an episode that follow one another are put together, also of incomplete
+                episodes.
+            id_prefix: What is put before the ids of episodes.
             policy_mapping_fn: Chooses the modules of the agents; None for the modules that acted.
             check_all: Whether all columns are read at once to find damage; else each block is checked when it is used.
             held_out_fraction: The share of the episodes that is held out, at least one if it is above 0. Which ones
@@ -102,17 +107,19 @@ class EpisodeReader:
         self.order = one_of(*ORDERS).check(order, who, "order")
         self._seed = integer(min=0).check(seed, who, "seed")
         self._complete = boolean().check(complete_episodes, who, "complete_episodes")
-        if self._complete and self.order == AS_RECORDED:
+        self._joined = boolean().check(join_chunks, who, "join_chunks")
+        if (self._complete or self._joined) and self.order == AS_RECORDED:
+            name = "complete_episodes" if self._complete else "join_chunks"
             raise ConfigError(
-                f"{who}: order='as_recorded' returns the chunks as they were written, so complete_episodes must be "
-                f"False. Use order='in_order'."
+                f"{who}: order='as_recorded' returns the chunks as they were written, so {name} must be False. Use "
+                f"order='in_order'."
             )
         self._module_for = policy_mapping_fn
         self._without = frozenset(without)
         inputs = [input_] if isinstance(input_, (str, os.PathLike)) else list(input_)
         found = [(file, folder) for folder, given in enumerate(inputs) for file in files_of(given)]
         self.files = [file for file, _ in found]
-        self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
+        self._prefixes = [id_prefix + (f"{i}/" if len(inputs) > 1 else "") for i in range(len(inputs))]
         self.damages: list[Damage] = []
         self._fit: Fit | None = None
         self._fitting: set[int] = set()
@@ -124,7 +131,7 @@ class EpisodeReader:
                 self._is_lost(block)
         self._digest = hashlib.sha256("".join(block.digest for block, _ in self._blocks).encode()).hexdigest()
         self.num_incomplete = 0
-        self._units = [[record] for record in self.records()]
+        self._units = _chains(self.records()) if self._joined else [[record] for record in self.records()]
         if self._complete:
             self._units, self.num_incomplete = self.whole_episodes(self.records())
         if not self._units:
@@ -216,26 +223,12 @@ class EpisodeReader:
     @staticmethod
     def whole_episodes(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
         """Returns the chunks of each whole episode, in the order of the first ones, and the number of other chunks."""
-        begun: dict[tuple[int, str], list[Record]] = {}
-        units: list[list[Record]] = []
-        num_others = 0
-        for record in records:
-            key = record.folder, record.id
-            chain = begun.pop(key, None)
-            if record.fact("env_t_started") == 0:
-                chain = []
-                units.append(chain)
-            elif chain is None or chain[-1].fact("env_t") != record.fact("env_t_started"):
-                num_others += 1
-                continue
-            chain.append(record)
-            if not _is_done(record):
-                begun[key] = chain
-        whole = [unit for unit in units if _is_done(unit[-1])]
-        return whole, num_others + sum(len(unit) for unit in units if not _is_done(unit[-1]))
+        chains = _chains(records)
+        whole = [chain for chain in chains if chain[0].fact("env_t_started") == 0 and _is_done(chain[-1])]
+        return whole, len(records) - sum(map(len, whole))
 
     def __repr__(self) -> str:
-        kind = "episode" if self._complete else "episodes and chunks"
+        kind = "episodes" if self._complete else "episodes and chunks"
         size = f"{self.num_episodes:,} {kind}, {self.num_agent_steps:,} agent steps"
         return f"<EpisodeReader of {len(self.files)} files: {size}>"
 
@@ -439,6 +432,22 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
             f"with .offline_data(output=...) or: marl-connectors record"
         )
     return files
+
+
+def _chains(records: Sequence[Record]) -> list[list[Record]]:
+    """Returns the chunks of each episode that follow one another, in the order of the first ones."""
+    begun: dict[tuple[int, str], list[Record]] = {}
+    chains: list[list[Record]] = []
+    for record in records:
+        key = record.folder, record.id
+        chain, started = begun.pop(key, None), record.fact("env_t_started")
+        if chain is None or started == 0 or chain[-1].fact("env_t") != started:
+            chain = []
+            chains.append(chain)
+        chain.append(record)
+        if not _is_done(record):
+            begun[key] = chain
+    return chains
 
 
 def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:

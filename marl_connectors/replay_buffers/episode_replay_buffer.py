@@ -94,6 +94,11 @@ class EpisodeReplayBuffer:
         rings = self._rings.values() if module_id is None else [self._ring(module_id)]
         return sum(ring.num_steps_added for ring in rings)
 
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether any of the steps that were added is no longer kept."""
+        return len(self) < self.get_added_timesteps()
+
     def get_sampled_timesteps(self) -> int:
         """Returns the number of steps that were drawn."""
         return self.num_steps_sampled

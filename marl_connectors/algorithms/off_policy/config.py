@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import dict_of, integer, number, optional, text
 
@@ -26,7 +27,8 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
             them with every update of the modules.
         tau: How far the target networks move towards the modules then: 1 to copy them.
         num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
-            number before and schedules, it is counted by ``count_steps_by``.
+            number before and schedules, it is counted by ``count_steps_by``. Steps that are read from recorded
+            episodes count as sampled, here and below.
         training_intensity: The number of steps of each module that are trained on for each env step that is sampled,
             whatever ``count_steps_by`` counts; None for one update after each sample.
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
@@ -80,11 +82,11 @@ class OffPolicyConfig(AlgorithmConfig):
         """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
         super().validate()
         name = type(self).__name__
-        if self.input_ is not None:
+        if self.held_out_fraction or self.held_out_input_ is not None:
             raise ConfigError(
-                f"{name}: input_ is for algorithms that learn from recorded episodes alone, but "
-                f"{name.removesuffix('Config')} plays. Add recorded episodes to its buffer instead: "
-                f"algo.replay_buffer.add(EpisodeReader(PATH))."
+                f"{name}: held_out_fraction and held_out_input_ are for losses of recorded episodes, which are not "
+                f"computed for algorithms with a replay buffer. Leave them out, and let the policies play instead: "
+                f".evaluation(evaluation_interval=10)."
             )
         if self.num_learners:
             raise ConfigError(
@@ -92,6 +94,21 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"must be its learner. Set num_learners=0."
             )
         self._check_priorities()
+
+    @property
+    def learns_from_other_policies(self) -> bool:
+        """True: a step says what an action led to, whoever chose it."""
+        return True
+
+    @property
+    def has_replay_buffer(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def unread_columns(self) -> tuple[str, ...]:
+        """What the recorded policies have computed, which says nothing about the modules that learn."""
+        return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP
 
     @property
     def has_priorities(self) -> bool:

@@ -123,6 +123,12 @@ class ReplayTraining:
         stateful = [module_id for module_id, module in learner.module.items() if module.is_stateful()]
         for module_id in stateful:
             self.sequence_len(module_id)
+        if config.live_fraction and stateful:
+            raise ConfigError(
+                f"{type(config).__name__}: live_fraction={config.live_fraction:g}, but module {stateful[0]!r} has a "
+                f"memory, and a replay buffer keeps the states of sampled steps, which recorded steps do not have. "
+                f"Learn from recorded episodes alone (live_fraction=0), or from sampled ones alone (input_=None)."
+            )
         if config.burn_in_len and not stateful:
             raise ConfigError(
                 f"burn_in_len={config.burn_in_len} has no effect, because no module has a memory. Leave it out, or "
