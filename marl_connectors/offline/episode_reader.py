@@ -14,10 +14,12 @@ import numpy as np
 from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.fit import Fit
+from marl_connectors.offline.folder_index import INDEX_FILE, read_index
 from marl_connectors.offline.shard import (
     SUFFIX,
     Block,
     Damage,
+    Extent,
     Shard,
     UnreadableShardError,
     name_of_file,
@@ -123,9 +125,11 @@ class EpisodeReader:
         self.damages: list[Damage] = []
         self._fit: Fit | None = None
         self._fitting: set[int] = set()
-        for given in inputs:
-            self._note_missing(given)
-        self._blocks = self._read_blocks(found)
+        extents: dict[Path, Extent] = {}
+        for given in map(Path, inputs):
+            if given.is_dir():
+                extents |= self._extents_of(given)
+        self._blocks = self._read_blocks(found, extents)
         if check_all:
             for block in {id(block): block for block, _ in self._blocks}.values():
                 self._is_lost(block)
@@ -142,8 +146,14 @@ class EpisodeReader:
         self._pass = self._position = 0
         self._read = np.zeros(2, np.int64)
 
-    def _read_blocks(self, found: Sequence[tuple[Path, int]]) -> list[tuple[Block, int]]:
+    def _read_blocks(
+        self, found: Sequence[tuple[Path, int]], extents: Mapping[Path, Extent]
+    ) -> list[tuple[Block, int]]:
         """Returns the blocks of files, with the numbers of the inputs; notes what is lost already.
+
+        Args:
+            found: The files, and the numbers of the inputs.
+            extents: How much of each file was written, as far as this is known.
 
         Raises:
             UnreadableShardError: If the only file is none of recorded episodes.
@@ -151,11 +161,11 @@ class EpisodeReader:
         blocks: list[tuple[Block, int]] = []
         for i, (file, folder) in enumerate(found):
             try:
-                shard = Shard(file)
+                shard = Shard(file, extents.get(file))
             except UnreadableShardError as error:
                 if len(found) == 1:
                     raise
-                self._note(Damage(file, None, error.why))
+                self._note(Damage(file, None, error.why, num_episodes=_whole_number(extents.get(file))))
                 continue
             for damage in shard.damages:
                 self._note(damage)
@@ -166,14 +176,23 @@ class EpisodeReader:
             blocks += [(block, folder) for block in shard.blocks]
         return blocks
 
-    def _note_missing(self, given: str | os.PathLike[str]) -> None:
-        """Notes the files of a folder that are missing between its others, by their numbers."""
-        source = Path(given)
-        names = [file.name for file in files_of(source)] if source.is_dir() else []
+    def _extents_of(self, folder: Path) -> dict[Path, Extent]:
+        """Returns what was written of the files of a folder, by its index; notes the files that are missing.
+
+        They are those that the index has, and those whose numbers are missing between the others.
+        """
+        names = {file.name for file in files_of(folder)}
+        extents, is_intact = read_index(folder)
+        if not is_intact:
+            self._note(Damage(folder / INDEX_FILE, None, "a line is damaged", num_episodes=0))
+        expected = set(extents)
         numbers = [number for name in names if (number := number_of_file(name)) is not None]
         if len(numbers) == len(names):
-            for number in sorted({*range(max(numbers, default=-1))} - {*numbers}):
-                self._note(Damage(source / name_of_file(number), None, "the file is missing"))
+            expected.update(map(name_of_file, range(max(numbers))))
+        for name in sorted(expected - names):
+            why = "the file is missing"
+            self._note(Damage(folder / name, None, why, num_episodes=_whole_number(extents.get(name))))
+        return {folder / name: extent for name, extent in extents.items()}
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -432,6 +451,11 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
             f"with .offline_data(output=...) or: marl-connectors record"
         )
     return files
+
+
+def _whole_number(extent: Extent | None) -> int | None:
+    """Returns the number of all episodes of a file, if it is known."""
+    return extent.episodes if extent is not None and extent.is_closed else None
 
 
 def _chains(records: Sequence[Record]) -> list[list[Record]]:
