@@ -10,7 +10,8 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, 
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
-from marl_connectors.validators import dict_of, integer, number, optional, text
+from marl_connectors.replay_buffers.n_step import NStep
+from marl_connectors.validators import Unfit, Validator, dict_of, either, integer, number, optional, text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +23,8 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
     """The settings that ``training`` of every off-policy algorithm accepts in addition to those of every algorithm.
 
     Attributes:
-        n_step: The number of rewards in a step's target.
+        n_step: The number of rewards in a step's target; or the least and the largest number of a range, such as
+            ``(2, 5)``, from which one is drawn for each step of a train batch.
         target_network_update_freq: The number of sampled steps between updates of the target networks; 0 to update
             them with every update of the modules.
         tau: How far the target networks move towards the modules then: 1 to copy them.
@@ -39,7 +41,7 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
             of the class.
     """
 
-    n_step: int
+    n_step: NStep
     target_network_update_freq: int
     tau: float
     num_steps_sampled_before_learning_starts: int
@@ -48,10 +50,23 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
     replay_buffer_config: dict[str, Any]
 
 
+def _n_step() -> Validator:
+    def keep(given: Any) -> list[int]:
+        if not isinstance(given, (list, tuple)) or len(given) != 2:
+            raise Unfit
+        least, most = (integer(min=1).keep(value) for value in given)
+        if least > most:
+            raise Unfit
+        return [least, most]
+
+    of_range = {"type": "array", "items": integer(min=1).schema, "minItems": 2, "maxItems": 2}
+    return either(integer(min=1), Validator("a range (least, largest) of such numbers", keep, of_range))
+
+
 class OffPolicyConfig(AlgorithmConfig):
     """The settings that all algorithms with a replay buffer share."""
 
-    n_step: Annotated[int, integer(min=1)] = 1
+    n_step: Annotated[NStep, _n_step()] = 1
     target_network_update_freq: Annotated[int, integer(min=0)] = 0
     tau: Annotated[float, number(min=0, max=1)] = 0.005
     num_steps_sampled_before_learning_starts: Annotated[int, integer(min=0)] = 1000

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.offline_data import together
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
+from marl_connectors.algorithms.offline_data import together
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.offline.episode_reader import EpisodeReader
