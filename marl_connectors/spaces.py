@@ -351,7 +351,7 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
         fine = (values == 0) | (values == 1)
     else:
         raise ConfigError(f"spaces: {space} is not a space whose membership can be checked in batches.")
-    bad = ~fine.reshape(len(values), -1).all(axis=1)
+    bad = ~fine.all(axis=tuple(range(1, fine.ndim)))
     return bad, _first_offender(values, fine, low, high) if bad.any() else ""
 
 

@@ -187,6 +187,7 @@ class Algorithm:
             self._env_to_module,
             [piece for learner in self._learners for piece in learner.pipeline],
             lambda: list(self.rl_module),
+            self._needed_columns(),
         )
         self._remote = RemoteParts(self.config)
         self._groups: list[EnvRunnerGroup | LearnerGroup] = []  # as many as there are yet, for stop()
@@ -212,6 +213,10 @@ class Algorithm:
     def _learners(self) -> list[Learner]:
         """The learners in this process: one, or those of a LearnerSet."""
         return list(self.learner.by_name.values())
+
+    def _needed_columns(self) -> list[str]:
+        """Returns what the algorithm reads of recorded episodes, beside the columns that every episode has."""
+        return []
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:

@@ -548,7 +548,8 @@ _OFFLINE_DATA = _Record(
             )
         ),
         "writer": _maybe(_Record(dict.fromkeys(POSITION, _COUNT))),
-    }
+    },
+    {"due": _NUMBER},
 )
 _STATE = _Record(
     {

@@ -17,7 +17,7 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import (
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from marl_connectors.connectors.observation_transform import ObservationTransform
 from marl_connectors.env_runners.sample import Sample
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, OfflineDataError
 from marl_connectors.offline.episode_reader import AS_RECORDED, IN_ORDER, EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.offline.fit import Fit
@@ -66,6 +66,7 @@ class OfflineData:
         env_to_module: Iterable[ConnectorV2],
         learner_pieces: Iterable[ConnectorV2],
         module_ids: Callable[[], Collection[ModuleID]],
+        needed_columns: Sequence[str] = (),
     ):
         """Opens no file yet, as a restored run may only act.
 
@@ -75,6 +76,7 @@ class OfflineData:
             env_to_module: The pieces of its env-to-module pipeline.
             learner_pieces: The pieces of its learner pipelines.
             module_ids: Returns its modules.
+            needed_columns: The columns beside those of every episode that it reads of recorded episodes.
 
         Raises:
             ConfigError: If statistics of observations are to be learned from recorded ones.
@@ -88,6 +90,8 @@ class OfflineData:
             type(piece).__name__ for piece in own if isinstance(piece, WRITERS) and type(piece) not in learner_classes
         ]
         self._module_ids = module_ids
+        self._needed_columns = tuple(needed_columns)
+        self._due = 0.0
         self._check_filters(own)
         self._position: Mapping[str, Any] | None = None
         self.reader: EpisodeReader | None = None
@@ -104,7 +108,7 @@ class OfflineData:
 
     def _check_filters(self, own: Sequence[ConnectorV2]) -> None:
         """Checks that no piece standardises observations by statistics that recorded episodes do not change."""
-        if self._config.input_ is not None and self._config.imitates:
+        if self._config.input_ is not None and self._config.learns_from_other_policies:
             for piece in own:
                 if isinstance(piece, MeanStdFilter):
                     who = type(self._config).__name__
@@ -146,14 +150,20 @@ class OfflineData:
     def _opened(self, input_: Any, **settings: Any) -> EpisodeReader:
         """Returns a reader whose episodes fit the environment."""
         config = self._config
+        is_complete = config.batch_mode == "complete_episodes"
+        into_buffer = config.has_replay_buffer
         reader = EpisodeReader(
             input_,
-            complete_episodes=config.batch_mode == "complete_episodes",
+            complete_episodes=is_complete,
+            join_chunks=into_buffer and not is_complete and config.input_order != AS_RECORDED,
+            id_prefix="recorded/" if into_buffer else "",  # the buffer tells them from episodes that are being sampled
             policy_mapping_fn=lambda agent_id, episode: config.policy_mapping_fn(agent_id, episode),
             without=config.unread_columns,
             **settings,
         )
         reader.check(self.fit())
+        if not reader.num_env_steps:
+            raise OfflineDataError(f"offline data: no recorded episode in {input_} has a step to learn from.")
         return reader
 
     def fit(self, *, modules: bool = False) -> Fit:
@@ -168,6 +178,7 @@ class OfflineData:
             self.pieces,
             self._writers,
             self._module_ids() if modules else None,
+            self._needed_columns,
         )
 
     def begin(self, seed: int) -> None:
@@ -204,6 +215,23 @@ class OfflineData:
         read = Sample.of_episodes(_read(self.reader, max(1, round(size * (1.0 - fraction))), by_agent_steps))
         steps = read.agent_steps if by_agent_steps else read.env_steps
         return read, max(1, round(steps * fraction / (1.0 - fraction))) if fraction else 0
+
+    def take_due(self, env_steps: float) -> Sample:
+        """Returns the recorded episodes that are due after some more env steps, for algorithms with a replay buffer.
+
+        Episodes are whole, so there are none as long as those before have had more steps than were due.
+
+        Args:
+            env_steps: The number of env steps, which may have a fraction.
+        """
+        assert self.reader is not None
+        self._due += env_steps
+        found: list[Any] = []
+        while self._due >= 1:  # a read ends with the pass over the data
+            read = _read(self.reader, int(self._due), by_agent_steps=False)
+            self._due -= sum(episode.env_steps() for episode in read)
+            found += read
+        return Sample.of_episodes(found)
 
     def held_out_batches(self, size: int, *, by_agent_steps: bool) -> Iterator[list[Any]]:
         """Yields all held-out episodes, in the same order each time.
@@ -254,6 +282,7 @@ class OfflineData:
         """Returns the positions in the files."""
         return {
             "reader": self._position if self.reader is None else self.reader.get_state(),
+            "due": self._due,
             "writer": None if self.writer is None else self.writer.get_state(),
         }
 
@@ -265,6 +294,7 @@ class OfflineData:
         """
         state = state or {}
         self._position = state.get("reader")
+        self._due = state.get("due", 0.0)
         if self.reader is not None and self._position is not None:
             self.reader.set_state(self._position)
         if self.writer is not None and state.get("writer") is not None:

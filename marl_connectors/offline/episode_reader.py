@@ -14,10 +14,12 @@ import numpy as np
 from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.fit import Fit
+from marl_connectors.offline.folder_index import INDEX_FILE, read_index
 from marl_connectors.offline.shard import (
     SUFFIX,
     Block,
     Damage,
+    Extent,
     Shard,
     UnreadableShardError,
     name_of_file,
@@ -74,6 +76,8 @@ class EpisodeReader:
         order: str = SHUFFLED,
         seed: int = 0,
         complete_episodes: bool = False,
+        join_chunks: bool = False,
+        id_prefix: str = "",
         policy_mapping_fn: ModuleFor | None = None,
         check_all: bool = False,
         held_out_fraction: float = 0.0,
@@ -88,6 +92,9 @@ class EpisodeReader:
                 they were written, and ``"as_recorded"`` returns the samples that were written, whatever their size.
             seed: The seed of the shuffling.
             complete_episodes: Whether the chunks of an episode are put together, and incomplete episodes left out.
+            join_chunks: Whether the chunks of an episode that follow one another are put together, also of incomplete
+                episodes.
+            id_prefix: What is put before the ids of episodes.
             policy_mapping_fn: Chooses the modules of the agents; None for the modules that acted.
             check_all: Whether all columns are read at once to find damage; else each block is checked when it is used.
             held_out_fraction: The share of the episodes that is held out, at least one if it is above 0. Which ones
@@ -102,29 +109,33 @@ class EpisodeReader:
         self.order = one_of(*ORDERS).check(order, who, "order")
         self._seed = integer(min=0).check(seed, who, "seed")
         self._complete = boolean().check(complete_episodes, who, "complete_episodes")
-        if self._complete and self.order == AS_RECORDED:
+        self._joined = boolean().check(join_chunks, who, "join_chunks")
+        if (self._complete or self._joined) and self.order == AS_RECORDED:
+            name = "complete_episodes" if self._complete else "join_chunks"
             raise ConfigError(
-                f"{who}: order='as_recorded' returns the chunks as they were written, so complete_episodes must be "
-                f"False. Use order='in_order'."
+                f"{who}: order='as_recorded' returns the chunks as they were written, so {name} must be False. Use "
+                f"order='in_order'."
             )
         self._module_for = policy_mapping_fn
         self._without = frozenset(without)
         inputs = [input_] if isinstance(input_, (str, os.PathLike)) else list(input_)
         found = [(file, folder) for folder, given in enumerate(inputs) for file in files_of(given)]
         self.files = [file for file, _ in found]
-        self._prefixes = [f"{i}/" if len(inputs) > 1 else "" for i in range(len(inputs))]
+        self._prefixes = [id_prefix + (f"{i}/" if len(inputs) > 1 else "") for i in range(len(inputs))]
         self.damages: list[Damage] = []
         self._fit: Fit | None = None
         self._fitting: set[int] = set()
-        for given in inputs:
-            self._note_missing(given)
-        self._blocks = self._read_blocks(found)
+        extents: dict[Path, Extent] = {}
+        for given in map(Path, inputs):
+            if given.is_dir():
+                extents |= self._extents_of(given)
+        self._blocks = self._read_blocks(found, extents)
         if check_all:
             for block in {id(block): block for block, _ in self._blocks}.values():
                 self._is_lost(block)
         self._digest = hashlib.sha256("".join(block.digest for block, _ in self._blocks).encode()).hexdigest()
         self.num_incomplete = 0
-        self._units = [[record] for record in self.records()]
+        self._units = _chains(self.records()) if self._joined else [[record] for record in self.records()]
         if self._complete:
             self._units, self.num_incomplete = self.whole_episodes(self.records())
         if not self._units:
@@ -135,8 +146,14 @@ class EpisodeReader:
         self._pass = self._position = 0
         self._read = np.zeros(2, np.int64)
 
-    def _read_blocks(self, found: Sequence[tuple[Path, int]]) -> list[tuple[Block, int]]:
+    def _read_blocks(
+        self, found: Sequence[tuple[Path, int]], extents: Mapping[Path, Extent]
+    ) -> list[tuple[Block, int]]:
         """Returns the blocks of files, with the numbers of the inputs; notes what is lost already.
+
+        Args:
+            found: The files, and the numbers of the inputs.
+            extents: How much of each file was written, as far as this is known.
 
         Raises:
             UnreadableShardError: If the only file is none of recorded episodes.
@@ -144,11 +161,11 @@ class EpisodeReader:
         blocks: list[tuple[Block, int]] = []
         for i, (file, folder) in enumerate(found):
             try:
-                shard = Shard(file)
+                shard = Shard(file, extents.get(file))
             except UnreadableShardError as error:
                 if len(found) == 1:
                     raise
-                self._note(Damage(file, None, error.why))
+                self._note(Damage(file, None, error.why, num_episodes=_whole_number(extents.get(file))))
                 continue
             for damage in shard.damages:
                 self._note(damage)
@@ -159,14 +176,23 @@ class EpisodeReader:
             blocks += [(block, folder) for block in shard.blocks]
         return blocks
 
-    def _note_missing(self, given: str | os.PathLike[str]) -> None:
-        """Notes the files of a folder that are missing between its others, by their numbers."""
-        source = Path(given)
-        names = [file.name for file in files_of(source)] if source.is_dir() else []
+    def _extents_of(self, folder: Path) -> dict[Path, Extent]:
+        """Returns what was written of the files of a folder, by its index; notes the files that are missing.
+
+        They are those that the index has, and those whose numbers are missing between the others.
+        """
+        names = {file.name for file in files_of(folder)}
+        extents, is_intact = read_index(folder)
+        if not is_intact:
+            self._note(Damage(folder / INDEX_FILE, None, "a line is damaged", num_episodes=0))
+        expected = set(extents)
         numbers = [number for name in names if (number := number_of_file(name)) is not None]
         if len(numbers) == len(names):
-            for number in sorted({*range(max(numbers, default=-1))} - {*numbers}):
-                self._note(Damage(source / name_of_file(number), None, "the file is missing"))
+            expected.update(map(name_of_file, range(max(numbers))))
+        for name in sorted(expected - names):
+            why = "the file is missing"
+            self._note(Damage(folder / name, None, why, num_episodes=_whole_number(extents.get(name))))
+        return {folder / name: extent for name, extent in extents.items()}
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -216,26 +242,12 @@ class EpisodeReader:
     @staticmethod
     def whole_episodes(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
         """Returns the chunks of each whole episode, in the order of the first ones, and the number of other chunks."""
-        begun: dict[tuple[int, str], list[Record]] = {}
-        units: list[list[Record]] = []
-        num_others = 0
-        for record in records:
-            key = record.folder, record.id
-            chain = begun.pop(key, None)
-            if record.fact("env_t_started") == 0:
-                chain = []
-                units.append(chain)
-            elif chain is None or chain[-1].fact("env_t") != record.fact("env_t_started"):
-                num_others += 1
-                continue
-            chain.append(record)
-            if not _is_done(record):
-                begun[key] = chain
-        whole = [unit for unit in units if _is_done(unit[-1])]
-        return whole, num_others + sum(len(unit) for unit in units if not _is_done(unit[-1]))
+        chains = _chains(records)
+        whole = [chain for chain in chains if chain[0].fact("env_t_started") == 0 and _is_done(chain[-1])]
+        return whole, len(records) - sum(map(len, whole))
 
     def __repr__(self) -> str:
-        kind = "episode" if self._complete else "episodes and chunks"
+        kind = "episodes" if self._complete else "episodes and chunks"
         size = f"{self.num_episodes:,} {kind}, {self.num_agent_steps:,} agent steps"
         return f"<EpisodeReader of {len(self.files)} files: {size}>"
 
@@ -439,6 +451,27 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
             f"with .offline_data(output=...) or: marl-connectors record"
         )
     return files
+
+
+def _whole_number(extent: Extent | None) -> int | None:
+    """Returns the number of all episodes of a file, if it is known."""
+    return extent.episodes if extent is not None and extent.is_closed else None
+
+
+def _chains(records: Sequence[Record]) -> list[list[Record]]:
+    """Returns the chunks of each episode that follow one another, in the order of the first ones."""
+    begun: dict[tuple[int, str], list[Record]] = {}
+    chains: list[list[Record]] = []
+    for record in records:
+        key = record.folder, record.id
+        chain, started = begun.pop(key, None), record.fact("env_t_started")
+        if chain is None or started == 0 or chain[-1].fact("env_t") != started:
+            chain = []
+            chains.append(chain)
+        chain.append(record)
+        if not _is_done(record):
+            begun[key] = chain
+    return chains
 
 
 def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.shard import SUFFIX, encoded_block, encoded_end, file_header, name_of_file
+from marl_connectors.offline.folder_index import append_to_index, read_index, replace_index
+from marl_connectors.offline.shard import SUFFIX, Extent, encoded_block, encoded_end, file_header, name_of_file
 from marl_connectors.offline.stored_episodes import stored_state
 from marl_connectors.validators import integer, one_of, optional
 
@@ -121,6 +122,7 @@ class EpisodeWriter:
                     f"EpisodeWriter: {self.folder} holds recorded episodes already ({files[0].name}). Choose another "
                     f"folder, or delete it."
                 )
+            replace_index(self.folder, {})  # that of files which were deleted
             return
         before = [self._path(number) for number in range(self._file_number)]
         lacking = next((file for file in before if file not in files), None)
@@ -132,12 +134,23 @@ class EpisodeWriter:
                 f"{lacking.name} is missing or shorter than it was. Choose another folder, so that recording begins "
                 f"there, or restore the file."
             )
+        self._shorten_index()
         for file in files:  # of samples after the one that the state is of, which are made again
             if file > path or (file == path and not self._size):
                 file.unlink()
         if self._size:
             os.truncate(path, self._size)
             self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
+
+    def _shorten_index(self) -> None:
+        """Lets the index count no block behind the position of the state."""
+        before = {self._path(number).name for number in range(self._file_number)}
+        name, here = self._path().name, Extent(self._blocks, self._episodes, False)
+        found = read_index(self.folder).extents
+        kept = {own: extent for own, extent in found.items() if own in before}
+        if self._size and name in found:
+            kept[name] = min(here, found[name]._replace(is_closed=False))
+        replace_index(self.folder, kept)
 
     def _path(self, number: int | None = None) -> Path:
         return self.folder / name_of_file(self._file_number if number is None else number)
@@ -216,7 +229,7 @@ class EpisodeWriter:
             return
         try:
             self._file.write(encoded_end(self._blocks, self._episodes))
-            self._sync()
+            self._sync(is_closed=True)
         except OSError as error:
             self._keep_whole_blocks()
             raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
@@ -225,11 +238,13 @@ class EpisodeWriter:
         self._file_number += 1
         self._size = self._blocks = self._episodes = self._rows = 0
 
-    def _sync(self) -> None:
+    def _sync(self, *, is_closed: bool = False) -> None:
+        """Waits until all blocks are on disk, and then notes them in the folder's index."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
             sync_directory(self.folder)
+            append_to_index(self.folder, self._path().name, Extent(self._blocks, self._episodes, is_closed))
 
     def close(self) -> None:
         """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""

@@ -30,12 +30,14 @@ class Fit:
             at pieces.
         writers: Those of them that write observations to episodes, and whose work no learner piece does.
         module_ids: The modules that may have acted; None if it does not matter.
+        columns: The columns that the run needs, beside those that every episode has.
     """
 
     spaces_of: Mapping[AgentID, tuple[Space, Space]]
     pieces: Sequence[str] | None = None
     writers: Sequence[str] = ()
     module_ids: Collection[ModuleID] | None = None
+    columns: Sequence[str] = ()
 
     def check_table(self, block: Block) -> None:
         """Checks what the table of a block says, without reading its columns.
@@ -57,6 +59,7 @@ class Fit:
                         f"environment, env_config and wrappers with which they were recorded."
                     )
             self._check_pieces(stored, rollout, where)
+            self._check_columns(stored, rollout, members, where)
         if self.module_ids is not None:
             self._check_modules(block)
 
@@ -91,6 +94,15 @@ class Fit:
                 f"{_listed(self.writers)} would change the observations that the policy acts on, and not the recorded "
                 f"ones. Record the episodes with the same env_to_module_connector, or leave these pieces out and "
                 f"change observations in a wrapper of the environment, for both."
+            )
+
+    def _check_columns(self, stored: StoredEpisodes, rollout: int, members: np.ndarray, where: str) -> None:
+        missing = [name for name in self.columns if name not in stored.column_names(rollout)]
+        has_steps = (stored.chunks["stop_row"][members] > stored.chunks["start_row"][members]).any()
+        if missing and has_steps:
+            raise OfflineDataError(
+                f"{where}: it has no {missing[0]!r}, which this run needs of every step. Record episodes with the "
+                f"algorithm and the settings of this run: .offline_data(output=FOLDER)."
             )
 
     def _check_modules(self, block: Block) -> None:

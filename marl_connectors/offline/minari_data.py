@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +24,7 @@ from marl_connectors.offline.agent_rows import (
     agent_episode,
     agent_rows,
     batches_of,
+    leaf_columns,
     left_out,
     warn_of_left_out,
     whole_episode,
@@ -143,8 +146,35 @@ def _written(
             )
         except (AssertionError, TypeError, ValueError) as error:
             raise OfflineDataError(f"to_minari: Minari refuses the data set {name!r}: {error}") from error
-    dataset.storage.update_episode_metadata([{_KEY: json.dumps(_facts(*member))} for member in members])
+    known = [_facts(*member) for member in members]
+    if not dataset.storage.metadata.get("jpeg_encoding"):  # which changes observations
+        for facts, buffer in zip(known, buffers, strict=True):
+            facts["sha256"] = _digest(facts, buffer, both)
+    dataset.storage.update_episode_metadata([{_KEY: json.dumps(facts)} for facts in known])
+    dataset.storage.update_metadata({_KEY: len(known)})
     return dataset
+
+
+def _digest(facts: Mapping[str, Any], data: Any, spaces_of: tuple[Any, Any]) -> str:
+    """Returns a checksum of the data of an episode, and of what is known about it.
+
+    Args:
+        facts: What is known.
+        data: The episode as Minari has it.
+        spaces_of: The observation space and the action space.
+    """
+    columns = {
+        "observations": _in_dtypes(data.observations, spaces_of[0]),
+        "actions": _in_dtypes(data.actions, spaces_of[1]),
+        "rewards": np.asarray(data.rewards, np.float64),
+        "terminations": np.asarray(data.terminations, np.bool_),
+        "truncations": np.asarray(data.truncations, np.bool_),
+    }
+    found = hashlib.sha256(json.dumps({**facts, "sha256": None}, sort_keys=True).encode())
+    for name, column in columns.items():
+        for key, leaf in leaf_columns(name, column).items():
+            found.update(f"{key} {leaf.dtype} {leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
 
 
 def _in_dtypes(column: Tree, space: Any) -> Tree:
@@ -226,18 +256,28 @@ def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[
     except OfflineDataError:
         raise
     except Exception as error:  # Minari lets through what the libraries that it reads with raise
-        raise OfflineDataError(
-            f"from_minari: the data set {where} cannot be read ({type(error).__name__}: {error}). Check the name with "
-            f"minari.list_local_datasets(), or write or download it again."
-        ) from error
+        raise _unreadable(where, f"{type(error).__name__}: {error}") from error
+
+
+def _unreadable(where: str, why: str) -> OfflineDataError:
+    return OfflineDataError(
+        f"from_minari: the data set {where} cannot be read ({why}). Check the name with minari.list_local_datasets(), "
+        f"or write or download it again."
+    )
 
 
 def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[str, Any], SingleAgentEpisode]]:
-    indices = list(dataset.episode_indices)
-    for number, (data, metadata) in enumerate(
-        zip(dataset.iterate_episodes(indices), dataset.storage.get_episode_metadata(indices), strict=True)
-    ):
-        known = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+    both = dataset.observation_space, dataset.action_space
+    for number, index in enumerate(map(int, dataset.episode_indices)):
+        try:
+            (data,), (metadata,) = dataset.iterate_episodes([index]), dataset.storage.get_episode_metadata([index])
+            known = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+            is_lacking = not known and index < dataset.storage.metadata.get(_KEY, 0)
+            why = "its metadata lack what to_minari noted" if is_lacking else _damage_of(data, metadata, known, both)
+        except Exception as error:  # Minari lets through what the libraries that it reads with raise
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            raise _unreadable(f"{dataset.id}, episode {index} ({Path(dataset.storage.data_path) / str(index)})", why)
         facts = {"number": number, **known}
         id_ = facts.get("id", str(facts["number"]))
         steps = len(data.rewards)
@@ -256,10 +296,29 @@ def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[
             module_id=facts.get("module_id"),
             whole_id=None if agent_id is None else id_,
             t_started=facts.get("agent_t", 0),
-            spaces_of=(dataset.observation_space, dataset.action_space),
+            spaces_of=both,
             ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
         )
         yield facts, own
+
+
+def _damage_of(
+    data: Any, metadata: Mapping[str, Any], known: Mapping[str, Any], spaces_of: tuple[Any, Any]
+) -> str | None:
+    """Returns what is wrong with an episode; None if its parts fit together.
+
+    Args:
+        data: The episode as Minari has it.
+        metadata: Its metadata.
+        known: What ``to_minari`` noted in them, if it wrote the episode.
+        spaces_of: The observation space and the action space.
+    """
+    steps = len(data.rewards)
+    if metadata.get("total_steps", steps) != steps:
+        return f"it has {steps} steps, but its metadata say {metadata['total_steps']}"
+    if "sha256" in known and known["sha256"] != _digest(known, data, spaces_of):
+        return "it is not what to_minari wrote: its SHA-256 differs"
+    return None
 
 
 def _as_arrays(column: Tree) -> Tree:

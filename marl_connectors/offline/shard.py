@@ -87,6 +87,20 @@ class Damage(NamedTuple):
         return f"{where}: {self.why}; {lost}."
 
 
+class Extent(NamedTuple):
+    """How much of a shard was written at some time, by the index of its folder.
+
+    Attributes:
+        blocks: The number of blocks.
+        episodes: The number of episodes in them.
+        is_closed: Whether it had its last line. Else more blocks may have followed.
+    """
+
+    blocks: int
+    episodes: int
+    is_closed: bool
+
+
 class UnreadableShardError(OfflineDataError):
     """A file of which nothing can be read.
 
@@ -122,10 +136,11 @@ def number_of_file(name: str) -> int | None:
 def file_header() -> bytes:
     """Returns the first line of a shard."""
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "library_version": library_version()}
-    return json.dumps({**header, "crc32": _crc32(header)}).encode()
+    return json.dumps({**header, "crc32": crc32(header)}).encode()
 
 
-def _crc32(header: dict[str, Any]) -> int:
+def crc32(header: dict[str, Any]) -> int:
+    """Returns the checksum of the JSON data of a line."""
     return zlib.crc32(json.dumps(header).encode())
 
 
@@ -218,8 +233,12 @@ class Shard:
         is_closed: Whether the writer has closed the file.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, extent: Extent | None = None):
         """Reads the documents.
+
+        Args:
+            file: The file.
+            extent: How much of it was written at least; None if that is unknown.
 
         Raises:
             UnreadableShardError: If it is not a shard, or nothing of it is left.
@@ -238,6 +257,8 @@ class Shard:
             raise OfflineDataError(f"offline data: {file} cannot be read: {error}") from error
         self._check_header()
         self._read_blocks()
+        if extent is not None and not self.is_closed:
+            self._note_missing_end(extent)
 
     def _check_header(self) -> None:
         if not len(self._data):
@@ -248,7 +269,7 @@ class Shard:
             checked = {name: header[name] for name in ("format", "format_version", "library_version")}
             is_intact = header["format"] == FORMAT and type(header["format_version"]) is int
             is_old = len(header) == len(checked)  # written before there was a crc32
-            is_intact = is_intact and (is_old or header["crc32"] == _crc32(checked))
+            is_intact = is_intact and (is_old or header["crc32"] == crc32(checked))
         except (AttributeError, KeyError, TypeError, ValueError):
             header, is_intact = {}, False
         if not is_intact and self._find(_BLOCK, 0) < 0:
@@ -275,6 +296,15 @@ class Shard:
                 following = self._next(at)
                 self.damages.append(Damage(self.file, None, f"bytes {at:,} to {following:,} are not a block"))
                 at = following
+
+    def _note_missing_end(self, extent: Extent) -> None:
+        """Notes the blocks that were written, but are not there."""
+        number = len(self.damages)
+        if self._num_blocks < extent.blocks or extent.is_closed:
+            self._account_for(extent.episodes, extent.blocks, where="at the end")
+        if extent.is_closed and len(self.damages) == number:
+            self.damages.append(Damage(self.file, None, "its last line is missing", num_episodes=0))
+        self.is_closed = extent.is_closed
 
     def _next(self, at: int) -> int:
         """Returns the place of the next block or the end, or the size of the file."""
@@ -345,8 +375,13 @@ class Shard:
         following = self._next(begin - 1)
         return self._data[begin:following], following
 
-    def _account_for(self, episodes_before: int, number: int) -> bool:
+    def _account_for(self, episodes_before: int, number: int, where: str = "") -> bool:
         """Names the number of lost episodes, once a later line tells how many were before it.
+
+        Args:
+            episodes_before: The number of episodes before the line.
+            number: The number of blocks before it.
+            where: Where missing blocks were; before block ``number`` unless given.
 
         Returns:
             Whether the counts of that line can be right.
@@ -357,7 +392,7 @@ class Shard:
             return False
         if missing and not unknown:
             blocks = f"block {number - 1} is" if missing_blocks == 1 else f"{missing_blocks} blocks are"
-            why = f"{blocks} missing before block {number}"
+            why = f"{blocks} missing {where or f'before block {number}'}"
             self.damages.append(Damage(self.file, None, why, num_episodes=missing))
         elif missing:
             first, *others = unknown
@@ -372,7 +407,7 @@ class Shard:
     def _read_end(self, line: bytes) -> None:
         try:
             about = json.loads(line[len(_END) :].partition(b"\n")[0])
-            is_intact = self._account_for(about["num_episodes"], about["num_blocks"])
+            is_intact = self._account_for(about["num_episodes"], about["num_blocks"], where="at the end")
         except (KeyError, TypeError, ValueError):
             is_intact = False
         if not is_intact:

@@ -279,6 +279,10 @@ class StoredEpisodes:
         """Whether connector pieces have written values of a column to episodes of a stored rollout."""
         return name in self._document["state"]["rollouts"][rollout]["layers"]
 
+    def column_names(self, rollout: int) -> list[str]:
+        """Returns the names of the columns of a stored rollout."""
+        return self._document["state"]["rollouts"][rollout]["names"]
+
     def spaces_of(self, rollout: int) -> tuple[Any, Any]:
         """Returns the observation space and the action space of a stored rollout, or None where unknown."""
         observation_space, action_space = map(_space, self.space_texts(rollout))

@@ -13,6 +13,7 @@ import numpy as np
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
 from marl_connectors.seeding import stream
@@ -94,6 +95,11 @@ class EpisodeReplayBuffer:
         rings = self._rings.values() if module_id is None else [self._ring(module_id)]
         return sum(ring.num_steps_added for ring in rings)
 
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether any of the steps that were added is no longer kept."""
+        return len(self) < self.get_added_timesteps()
+
     def get_sampled_timesteps(self) -> int:
         """Returns the number of steps that were drawn."""
         return self.num_steps_sampled
@@ -139,7 +145,7 @@ class EpisodeReplayBuffer:
         num_items: int | Mapping[ModuleID, int],
         *,
         batch_length_T: int = 1,  # RLlib's name
-        n_step: int = 1,
+        n_step: NStep = 1,
         lookback: int = 0,
         sequence_lens: Mapping[ModuleID, int] | None = None,
         burn_in_len: int = 0,
@@ -150,7 +156,8 @@ class EpisodeReplayBuffer:
         Args:
             num_items: The number of steps or sequences of each module, or one number for each.
             batch_length_T: The greatest length of a sequence. One that reaches its episode's end is shorter.
-            n_step: The number of rows after each item's last step that are drawn with it, for n-step returns.
+            n_step: The number of rows after each item's last step that are drawn with it, for n-step returns. With a
+                range such as ``(2, 5)``, a number from 2 to 5 is drawn for each item.
             lookback: The number of rows before each item that are drawn with it, where its episode has them.
             sequence_lens: The greatest length of the sequences of stateful modules, ``burn_in_len`` included. A train
                 batch has all rows of such a sequence; only its steps after the burn-in are part of the loss.
@@ -176,26 +183,27 @@ class EpisodeReplayBuffer:
             length, burn_in, before = batch_length_T, None, lookback
             if sequence_lens and module_id in sequence_lens:  # the state before a sequence is in the row before it
                 length, burn_in, before = sequence_lens[module_id] - burn_in_len, burn_in_len, max(lookback, 1)
+            ahead = drawn_n_steps(n_step, number, generator)
             segments[module_id] = Segments(
-                ring, positions, num_steps=length, ahead=n_step, lookback=before, burn_in=burn_in, weights=weights
+                ring, positions, num_steps=length, ahead=ahead, lookback=before, burn_in=burn_in, weights=weights
             )
         self.num_samples += 1
         sample = ReplaySample(segments)
         self.num_steps_sampled += sample.num_steps
         return sample
 
-    def every_step(self, *, n_step: int = 1) -> ReplaySample:
+    def every_step(self, *, n_step: NStep = 1) -> ReplaySample:
         """Returns all steps that are kept, each once and as an item of its own.
 
         Args:
-            n_step: As for ``sample``.
+            n_step: As for ``sample``. Of a range, the largest number is that of all steps.
         """
-        return ReplaySample(
-            {
-                module_id: Segments(ring, np.flatnonzero(ring.flags & ACTED), num_steps=1, ahead=n_step, lookback=0)
-                for module_id, ring in self._rings.items()
-            }
-        )
+        segments: dict[ModuleID, Segments] = {}
+        for module_id, ring in self._rings.items():
+            positions = np.flatnonzero(ring.flags & ACTED)
+            ahead = np.full(len(positions), largest_n_step(n_step))
+            segments[module_id] = Segments(ring, positions, num_steps=1, ahead=ahead, lookback=0)
+        return ReplaySample(segments)
 
     def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the positions of steps, and their importance in the loss; None if all are equally likely."""

@@ -47,7 +47,7 @@ class JointSegments(TeamSegments):
         self.env_steps, self.slots, self.acted = self.env_steps[rows], self.slots[rows], self.acted[rows]
         self.items = self.env_steps // width
         self.rows = self.first = self.start = self.start[chosen]
-        ends = (self.env_steps + width - 1) * lanes + self.slots
+        ends = (self.env_steps + window.ahead[self.items]) * lanes + self.slots
         self.last = np.minimum(self.stop[chosen], ends)  # the row after an agent's last step has its last observation
         self.stop = self.start + lanes
         self.ahead = (self.last - self.start) // lanes
@@ -108,7 +108,7 @@ class JointReplayBuffer(TeamReplayBuffer):
         self,
         positions: np.ndarray,
         num_steps: int,
-        ahead: int,
+        ahead: np.ndarray,
         burn_in: int,
         lookback: int,
         module_ids: Collection[ModuleID] | None,

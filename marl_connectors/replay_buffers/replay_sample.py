@@ -49,7 +49,7 @@ class Segments(Sequence[SingleAgentEpisode]):
         positions: np.ndarray,
         *,
         num_steps: int,
-        ahead: int,
+        ahead: np.ndarray,
         lookback: int,
         burn_in: int | None = None,
         weights: np.ndarray | None = None,
@@ -60,7 +60,7 @@ class Segments(Sequence[SingleAgentEpisode]):
             ring: The ring that holds the steps.
             positions: ``[N]`` the positions of the segments' first steps there.
             num_steps: The greatest number of steps of a segment. It is shorter where its episode has no more.
-            ahead: The number of rows after a segment's last step, at least 1.
+            ahead: ``[N]`` the number of rows after each segment's last step, at least 1.
             lookback: The number of rows before its first step, if its episode has them. With ``burn_in``, before that.
             burn_in: As above.
             weights: ``[N]`` the importance of each segment, for the column ``weights``; None for no such column.
@@ -68,10 +68,11 @@ class Segments(Sequence[SingleAgentEpisode]):
         self.module_id = ring.module_id
         self.positions = positions
         self.burn_in = burn_in
+        most_ahead = int(ahead.max(initial=1))
         if burn_in is not None:
-            self.sequence_length = burn_in + num_steps + ahead
+            self.sequence_length = burn_in + num_steps + most_ahead
             lookback += burn_in
-        offsets = np.arange(-lookback, num_steps + ahead)
+        offsets = np.arange(-lookback, num_steps + most_ahead)
         sources, same = ring.reach(positions, offsets)
         flags, number = ring.flags[sources], np.arange(len(positions))
         acted = same & ((flags & ACTED) > 0)

@@ -11,6 +11,7 @@ import numpy as np
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample, Window
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
@@ -111,7 +112,7 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
         num_items: int,
         *,
         batch_length_T: int = 1,  # RLlib's name
-        n_step: int = 1,
+        n_step: NStep = 1,
         burn_in_len: int = 0,
         lookback: int = 0,
         module_ids: Collection[ModuleID] | None = None,
@@ -124,7 +125,8 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             num_items: The number of env steps, or of sequences.
             batch_length_T: The greatest number of env steps of a sequence. One that reaches its episode's end is
                 shorter.
-            n_step: The number of rows after each item's last step that are drawn with it, for n-step returns.
+            n_step: The number of rows after each item's last step that are drawn with it, for n-step returns; or a
+                range, as for every buffer.
             burn_in_len: The number of env steps before each item that are drawn with it, where its episode has them,
                 for the states of recurrent modules.
             lookback: The number of rows before these, of which no batch has rows.
@@ -134,8 +136,10 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             EpisodeError: If there are no such env steps.
         """
         number = integer(min=1).check(num_items, type(self).__name__, "num_items")
-        positions = self._draw_of(module_ids, number, stream(self.seed, "replay", _ALL, self.num_samples))
-        sample = self._sample_at(positions, batch_length_T, n_step, burn_in_len, lookback, module_ids)
+        generator = stream(self.seed, "replay", _ALL, self.num_samples)
+        positions = self._draw_of(module_ids, number, generator)
+        ahead = drawn_n_steps(n_step, number, generator)
+        sample = self._sample_at(positions, batch_length_T, ahead, burn_in_len, lookback, module_ids)
         self.num_samples += 1
         self.num_steps_sampled += sample.num_steps
         return sample
@@ -160,15 +164,16 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             missing -= len(drawn)
         return np.concatenate(found)
 
-    def every_step(self, *, n_step: int = 1) -> TeamReplaySample:
+    def every_step(self, *, n_step: NStep = 1) -> TeamReplaySample:
         """Returns all env steps that are kept, each once and as an item of its own."""
-        return self._sample_at(np.flatnonzero(self._ring_of_all.flags & ACTED), 1, n_step, 0, 0, None)
+        positions = np.flatnonzero(self._ring_of_all.flags & ACTED)
+        return self._sample_at(positions, 1, np.full(len(positions), largest_n_step(n_step)), 0, 0, None)
 
     def _sample_at(
         self,
         positions: np.ndarray,
         num_steps: int,
-        ahead: int,
+        ahead: np.ndarray,
         burn_in: int,
         lookback: int,
         module_ids: Collection[ModuleID] | None,

@@ -29,6 +29,7 @@ class Window(NamedTuple):
         lookback: See above.
         burn_in: See above.
         num_steps: See above.
+        ahead: ``[N]`` the number of rows after each item's last step that serve its returns, of those that it has.
     """
 
     sources: np.ndarray
@@ -36,15 +37,16 @@ class Window(NamedTuple):
     lookback: int
     burn_in: int
     num_steps: int
+    ahead: np.ndarray
 
     @classmethod
     def of(
-        cls, ring: TeamRing, positions: np.ndarray, *, num_steps: int, ahead: int, burn_in: int, lookback: int
+        cls, ring: TeamRing, positions: np.ndarray, *, num_steps: int, ahead: np.ndarray, burn_in: int, lookback: int
     ) -> Window:
         """Finds the rows around ``[N]`` positions of env steps, of which each begins an item."""
-        found = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + ahead))
+        found = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + int(ahead.max(initial=1))))
         sources, same = (np.ascontiguousarray(part.T) for part in found)
-        return cls(sources, same, lookback, burn_in, num_steps)
+        return cls(sources, same, lookback, burn_in, num_steps, ahead)
 
     @property
     def begin(self) -> int:
@@ -53,8 +55,8 @@ class Window(NamedTuple):
 
     @property
     def last(self) -> np.ndarray:
-        """``[N]`` the last row of each item that belongs to its episode."""
-        return self.begin + self.same[:, self.begin :].sum(1) - 1
+        """``[N]`` the last row of each item that belongs to its episode and serves its returns."""
+        return self.begin + np.minimum(self.same[:, self.begin :].sum(1) - 1, self.num_steps - 1 + self.ahead)
 
 
 class TeamSegments(Segments):
@@ -138,7 +140,7 @@ class TeamReplaySample(ReplaySample):
         slots: Module to the place of its first agent among all ``A`` agents of the buffer.
         num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
-        last: ``[N]`` the last row of each item that belongs to its episode.
+        last: ``[N]`` the last row of each item that belongs to its episode and serves its returns.
     """
 
     segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]

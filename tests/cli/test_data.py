@@ -63,7 +63,7 @@ def test_a_picture_is_written(folder, tmp_path, capsys):
 
 
 def test_damage_is_printed_and_gives_status_1(folder, capsys):
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.episodes")
     content = file.read_bytes()
     file.write_bytes(content[: content.rindex(b"\n#end") - 4])
     assert main(["data", str(folder)]) == 1

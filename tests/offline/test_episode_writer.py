@@ -8,6 +8,8 @@ from helpers.episodes.little_chunks import chunk
 from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline import episode_writer
+from marl_connectors.offline.episode_reader import files_of
+from marl_connectors.offline.folder_index import read_index
 
 
 def ids(folder):
@@ -21,6 +23,7 @@ def test_files_are_split_by_rows(tmp_path):
     assert sorted(file.name for file in (tmp_path / "data").iterdir()) == [
         "episodes-000000.episodes",
         "episodes-000001.episodes",
+        "episodes.index",
     ]
     assert ids(tmp_path / "data") == ["m0", "m10", "m20", "m30"]
 
@@ -29,7 +32,7 @@ def test_files_are_split_by_size(tmp_path):
     with EpisodeWriter(tmp_path, max_file_size=1) as writer:
         for i in range(3):
             writer.write([chunk("m", 10 * i, 1)])
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(files_of(tmp_path)) == 3
 
 
 def test_the_writer_counts(tmp_path):
@@ -177,7 +180,8 @@ def test_a_writer_continues_at_its_state_and_forgets_what_came_later(tmp_path, r
         second.set_state(state)
         for own in chunks[2:]:
             second.write([own])
-    assert [f.read_bytes() for f in sorted(part.iterdir())] == [f.read_bytes() for f in sorted(whole.iterdir())]
+    assert [f.read_bytes() for f in files_of(part)] == [f.read_bytes() for f in files_of(whole)]
+    assert read_index(part) == read_index(whole)
 
 
 def test_what_a_killed_process_has_written_can_be_read_and_continued(tmp_path):

@@ -4,6 +4,7 @@ from gymnasium import spaces
 
 from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
+from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import random_config
 from marl_connectors import MultiAgentEpisode, from_minari, to_minari
 from marl_connectors.errors import OfflineDataError
@@ -67,8 +68,54 @@ def test_a_damaged_data_set_is_named(tmp_path):
     assert files
     for content in (b"", files[0].read_bytes()[:40]):
         files[0].write_bytes(content)
-        with pytest.raises(OfflineDataError, match=r"the data set test/data-v0 \(.*\) cannot be read \("):
+        with pytest.raises(OfflineDataError, match=r"the data set test/data-v0, episode 0 \(.*/0\) cannot be read \("):
             from_minari("test/data-v0")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The files of a data set, and the episodes in it."""
+    folder = tmp_path_factory.mktemp("minari")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder))
+        to_minari([chunk("m", 0, 3), chunk("m", 10, 5)], "test/data-v0")
+        episodes = [facts(e, with_outputs=False) for e in from_minari("test/data-v0")]
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}, episodes
+
+
+@pytest.mark.parametrize("seed", [*range(30), *fresh_seeds(300)])
+def test_random_damage_is_an_error_that_names_the_data_set_or_changes_nothing(seed, sound, tmp_path):
+    rng, (files, expected) = np.random.default_rng(seed), sound
+    damaged = list(files)[int(rng.integers(len(files)))]
+    for path, content in files.items():
+        data = bytearray(content)
+        if path == damaged:
+            kind, at = str(rng.choice(["flip", "replace", "truncate"])), int(rng.integers(len(data)))
+            if kind == "flip":
+                data[at] ^= 1 << int(rng.integers(8))
+            else:
+                data[at : at + 5 if kind == "replace" else None] = rng.bytes(5 * (kind == "replace"))
+        (tmp_path / "minari" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "minari" / path).write_bytes(data)
+    found, message = [], ""
+    try:
+        found = [facts(e, with_outputs=False) for e in from_minari("test/data-v0")]
+    except OfflineDataError as error:
+        message = str(error)
+    if message:
+        is_of_episode = len(damaged.parts) == 5
+        assert "the data set " in message and "test/data-v0" in message
+        assert not is_of_episode or str(tmp_path / "minari" / damaged.parent) in message
+    else:
+        assert found == expected
+
+
+def test_data_that_were_changed_after_they_were_written_are_named():
+    to_minari([chunk("m", 0, 3)], "test/data-v0")
+    dataset = minari.load_dataset("test/data-v0")
+    dataset.storage.update_episode_metadata([{"total_steps": 4}])
+    with pytest.raises(OfflineDataError, match="it has 3 steps, but its metadata say 4"):
+        from_minari(dataset)
 
 
 def test_mistakes_are_errors():

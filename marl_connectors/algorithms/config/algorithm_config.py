@@ -544,14 +544,14 @@ class AlgorithmConfig(metaclass=_ConfigType):
         """Sets the recorded episodes that the run reads, and where it records what it samples.
 
         Args:
-            input_: A folder or file of recorded episodes, or a list of them, from which train batches are made; None
-                to sample. With ``batch_mode="complete_episodes"``, episodes that were recorded in chunks are put
-                together, and incomplete ones are left out.
+            input_: A folder or file of recorded episodes, or a list of them, from which train batches are made, or
+                which go to the replay buffer; None to sample. With ``batch_mode="complete_episodes"``, episodes that
+                were recorded in chunks are put together, and incomplete ones are left out.
             input_order: ``"shuffled"`` shuffles the episodes before each pass over the data, ``"in_order"`` reads them
                 as they were recorded, and ``"as_recorded"`` makes a batch of each sample that was recorded.
             input_read_episodes: Always True: the files hold episodes. ``from_parquet`` reads tables of steps.
-            live_fraction: The share of the steps of each train batch that env runners sample, below 1. The rest is
-                read from ``input_``.
+            live_fraction: The share of the steps of each train batch, or of those that go to the replay buffer, that
+                env runners sample, below 1. The rest is read from ``input_``.
             held_out_fraction: The share of the episodes of ``input_`` that is not trained on, for evaluations on
                 recorded episodes (``algo.evaluate_offline()``): at least one episode, and the same ones in each run.
             held_out_input_: A folder or file of recorded episodes for these evaluations, or a list of them, instead.
@@ -877,8 +877,13 @@ class AlgorithmConfig(metaclass=_ConfigType):
         return ()
 
     @property
-    def imitates(self) -> bool:
-        """Whether policies learn to act as those of recorded episodes, instead of from episodes of their own."""
+    def learns_from_other_policies(self) -> bool:
+        """Whether the algorithm is made for episodes that other policies have played."""
+        return False
+
+    @property
+    def has_replay_buffer(self) -> bool:
+        """Whether episodes go to a replay buffer, from which train batches are drawn."""
         return False
 
     @property

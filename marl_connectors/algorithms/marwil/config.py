@@ -97,8 +97,8 @@ class MARWILConfig(AlgorithmConfig):
         return self.build_algo()
 
     @property
-    def imitates(self) -> bool:
-        """True: the policies of recorded episodes."""
+    def learns_from_other_policies(self) -> bool:
+        """True: it imitates the policies of recorded episodes."""
         return True
 
     @property

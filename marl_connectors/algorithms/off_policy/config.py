@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
-from marl_connectors.validators import dict_of, integer, number, optional, text
+from marl_connectors.replay_buffers.n_step import NStep
+from marl_connectors.validators import Unfit, Validator, dict_of, either, integer, number, optional, text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,12 +23,14 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
     """The settings that ``training`` of every off-policy algorithm accepts in addition to those of every algorithm.
 
     Attributes:
-        n_step: The number of rewards in a step's target.
+        n_step: The number of rewards in a step's target; or the least and the largest number of a range, such as
+            ``(2, 5)``, from which one is drawn for each step of a train batch.
         target_network_update_freq: The number of sampled steps between updates of the target networks; 0 to update
             them with every update of the modules.
         tau: How far the target networks move towards the modules then: 1 to copy them.
         num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
-            number before and schedules, it is counted by ``count_steps_by``.
+            number before and schedules, it is counted by ``count_steps_by``. Steps that are read from recorded
+            episodes count as sampled, here and below.
         training_intensity: The number of steps of each module that are trained on for each env step that is sampled,
             whatever ``count_steps_by`` counts; None for one update after each sample.
         burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
@@ -37,7 +41,7 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
             of the class.
     """
 
-    n_step: int
+    n_step: NStep
     target_network_update_freq: int
     tau: float
     num_steps_sampled_before_learning_starts: int
@@ -46,10 +50,23 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
     replay_buffer_config: dict[str, Any]
 
 
+def _n_step() -> Validator:
+    def keep(given: Any) -> list[int]:
+        if not isinstance(given, (list, tuple)) or len(given) != 2:
+            raise Unfit
+        least, most = (integer(min=1).keep(value) for value in given)
+        if least > most:
+            raise Unfit
+        return [least, most]
+
+    of_range = {"type": "array", "items": integer(min=1).schema, "minItems": 2, "maxItems": 2}
+    return either(integer(min=1), Validator("a range (least, largest) of such numbers", keep, of_range))
+
+
 class OffPolicyConfig(AlgorithmConfig):
     """The settings that all algorithms with a replay buffer share."""
 
-    n_step: Annotated[int, integer(min=1)] = 1
+    n_step: Annotated[NStep, _n_step()] = 1
     target_network_update_freq: Annotated[int, integer(min=0)] = 0
     tau: Annotated[float, number(min=0, max=1)] = 0.005
     num_steps_sampled_before_learning_starts: Annotated[int, integer(min=0)] = 1000
@@ -80,11 +97,11 @@ class OffPolicyConfig(AlgorithmConfig):
         """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
         super().validate()
         name = type(self).__name__
-        if self.input_ is not None:
+        if self.held_out_fraction or self.held_out_input_ is not None:
             raise ConfigError(
-                f"{name}: input_ is for algorithms that learn from recorded episodes alone, but "
-                f"{name.removesuffix('Config')} plays. Add recorded episodes to its buffer instead: "
-                f"algo.replay_buffer.add(EpisodeReader(PATH))."
+                f"{name}: held_out_fraction and held_out_input_ are for losses of recorded episodes, which are not "
+                f"computed for algorithms with a replay buffer. Leave them out, and let the policies play instead: "
+                f".evaluation(evaluation_interval=10)."
             )
         if self.num_learners:
             raise ConfigError(
@@ -92,6 +109,21 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"must be its learner. Set num_learners=0."
             )
         self._check_priorities()
+
+    @property
+    def learns_from_other_policies(self) -> bool:
+        """True: a step says what an action led to, whoever chose it."""
+        return True
+
+    @property
+    def has_replay_buffer(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def unread_columns(self) -> tuple[str, ...]:
+        """What the recorded policies have computed, which says nothing about the modules that learn."""
+        return Columns.STATE_OUT, Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP
 
     @property
     def has_priorities(self) -> bool:

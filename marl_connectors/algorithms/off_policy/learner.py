@@ -24,6 +24,7 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.updates import has_self_supervised_loss
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
 from marl_connectors.rl_module.distributions import Distribution
@@ -85,7 +86,7 @@ class OffPolicyLearner(Learner):
         own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
         return [
             AddNStepReturnsToTrainBatch(
-                n_step=self.config.n_step,
+                n_step=largest_n_step(self.config.n_step),
                 gamma=self.config.gamma,
                 module_settings=own,
                 keep_action_masks=self.reads_action_masks,

@@ -10,6 +10,8 @@ from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
+from marl_connectors.algorithms.offline_data import together
+from marl_connectors.columns import Columns
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
@@ -22,7 +24,7 @@ class ReplayingAlgorithm(Algorithm):
 
     An iteration samples ``min_sample_timesteps_per_iteration`` env steps. After each sample of
     ``rollout_fragment_length`` steps of every sub-environment (``"auto"``: one step), each of the ``replays`` makes the
-    updates that are due.
+    updates that are due. With ``input_``, recorded episodes are read in place of these samples, or of a share of them.
 
     Attributes:
         replays: The replay buffers with their learners, by name.
@@ -40,6 +42,11 @@ class ReplayingAlgorithm(Algorithm):
         if isinstance(episodes, EpisodeReader):
             episodes.check(self.offline_data.fit(modules=not episodes.chooses_modules))
 
+    def _needed_columns(self) -> list[str]:
+        """Returns the columns that the buffers keep. States are not among them, as recorded ones are not read."""
+        names = [name for replay in self.replays.values() for name in replay.buffer.extra_columns]
+        return [name for name in dict.fromkeys(names) if name != Columns.STATE_OUT]
+
     def _fragment_length(self) -> int:
         given = self.config.rollout_fragment_length
         return _AUTO_FRAGMENT if given == "auto" else int(given)
@@ -51,27 +58,39 @@ class ReplayingAlgorithm(Algorithm):
 
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
         """Samples and updates in turns; returns the end of sampling less the time of all updates, and results."""
-        runners, results, updating = self.env_runner_group, UpdateResults(), 0.0
+        results, updating = UpdateResults(), 0.0
         self.offline_data.begin(self.seed)
-        env_steps, agent_steps = runners.num_env_steps, runners.num_agent_steps
-        while not self._is_enough(runners.num_env_steps - env_steps, runners.num_agent_steps - agent_steps):
+        env_steps, agent_steps = self.num_env_steps, self.num_agent_steps
+        while not self._is_enough(self.num_env_steps - env_steps, self.num_agent_steps - agent_steps):
             num_sampled = self._timesteps()[f"num_{self.config.count_steps_by}_sampled_lifetime"]
             for replay in self.replays.values():
                 replay.learner.explore_as_of(num_sampled)
-            runners.begin_iteration()
-            before = runners.num_env_steps
-            sample = runners.sample()
-            self.offline_data.record(sample)
+            before = self.num_env_steps
+            sample = self._next_sample()
             self._keep(sample)
             began = time.perf_counter()
             for replay in self.replays.values():
-                new_env_steps = runners.num_env_steps - before
+                new_env_steps = self.num_env_steps - before
                 replay.learn(sample.episodes(), new_env_steps, timesteps=self._timesteps(), results=results)
             updating += time.perf_counter() - began
-        self._report_recreated(runners)
+        self._report_recreated(self.env_runner_group)
         sampled = time.perf_counter() - updating
         self._update_at_end(results)
         return sampled, results.combined()
+
+    def _next_sample(self) -> Sample:
+        """Returns the next episodes for the buffers: sampled or recorded ones, or both."""
+        data, fraction = self.offline_data, self.config.live_fraction
+        if data.reader is not None and not fraction:
+            is_kept = data.reader.num_passes > 0 and not any(r.buffer.has_forgotten for r in self.replays.values())
+            read = data.take_due(self._fragment_length() * self.config.num_envs)
+            return Sample.of_episodes([]) if is_kept else read
+        self.env_runner_group.begin_iteration()
+        live = self.env_runner_group.sample()
+        data.record(live)
+        if data.reader is None:
+            return live
+        return together(data.take_due(live.env_steps * (1.0 - fraction) / fraction), live)
 
     def _results_of_data(self) -> dict[str, Any]:
         buffers = [replay.buffer for replay in self.replays.values()]

@@ -123,6 +123,17 @@ class ReplayTraining:
         stateful = [module_id for module_id, module in learner.module.items() if module.is_stateful()]
         for module_id in stateful:
             self.sequence_len(module_id)
+        if config.live_fraction and stateful:
+            raise ConfigError(
+                f"{type(config).__name__}: live_fraction={config.live_fraction:g}, but module {stateful[0]!r} has a "
+                f"memory, and a replay buffer keeps the states of sampled steps, which recorded steps do not have. "
+                f"Learn from recorded episodes alone (live_fraction=0), or from sampled ones alone (input_=None)."
+            )
+        if stateful and not isinstance(config.n_step, int):
+            raise ConfigError(
+                f"{type(config).__name__}: n_step={config.n_step} is a range, but module {stateful[0]!r} has a memory, "
+                f"and the targets within its sequences have one number of rewards. Set n_step to that number."
+            )
         if config.burn_in_len and not stateful:
             raise ConfigError(
                 f"burn_in_len={config.burn_in_len} has no effect, because no module has a memory. Leave it out, or "

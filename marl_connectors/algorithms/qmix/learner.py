@@ -29,6 +29,7 @@ from marl_connectors.learner.minibatches import GroupRows, MiniBatch
 from marl_connectors.learner.updates import Step, has_self_supervised_loss
 from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
 from marl_connectors.seeding import torch_stream
 from marl_connectors.transfers import all_moved
@@ -177,7 +178,7 @@ class QMIXLearner(DQNLearner):
         module, fwd_out = forward_pass
         values = fwd_out[QF_PREDS]
         actions = learned.columns[Columns.ACTIONS].long().unsqueeze(-1)
-        read = PickedRows.of(minibatch, self._sample, target_steps(self._sample, self.config.n_step))
+        read = PickedRows.of(minibatch, self._sample, target_steps(self._sample, largest_n_step(self.config.n_step)))
         with torch.no_grad():
             judged = by_target = module.forward_target(read.columns)[QF_PREDS]
             if self.config.double_q:
@@ -201,6 +202,7 @@ class QMIXLearner(DQNLearner):
             found: What each minibatch gives.
         """
         sample, config = self._sample, self.config
+        n_step = largest_n_step(config.n_step)
         shape, agents = sample.counted.shape, sample.num_agents
         number = shape[0] * shape[1]
         columns = [own.columns for own in found]
@@ -210,7 +212,7 @@ class QMIXLearner(DQNLearner):
         states = [own.states for own in columns if own.states is not None]
         known = filled(torch.cat(states), env_steps, number) if states else None
         left = np.maximum(sample.last[:, None] - np.arange(shape[1]), 0)
-        picks = [np.flatnonzero(sample.counted), np.flatnonzero(target_steps(sample, config.n_step)), left]
+        picks = [np.flatnonzero(sample.counted), np.flatnonzero(target_steps(sample, n_step)), left]
         counted, read, left = all_moved(picks, self.device)
 
         def mixed(mixer: torch.nn.Module, own: Tensor, cells: list[Tensor], at: Tensor) -> Tensor:
@@ -221,7 +223,7 @@ class QMIXLearner(DQNLearner):
             best = torch.cat([own.best for own in found])
             following = filled(mixed(self.mixing.target, best, [own.best_cells for own in found], read), read, number)
             targets = n_step_targets(
-                rewards.view(shape), (following * alive).view(shape), left, n_step=config.n_step, gamma=config.gamma
+                rewards.view(shape), (following * alive).view(shape), left, n_step=n_step, gamma=config.gamma
             ).reshape(-1)[counted]
         taken = mixed(self.mixing.mixer, values, [own.taken_cells for own in found], counted)
         losses = F.smooth_l1_loss(taken, targets, reduction="none")

@@ -341,8 +341,6 @@ def test_recorded_episodes_fill_the_buffer(tmp_path):
     buffer = EpisodeReplayBuffer(10_000)
     buffer.add(EpisodeReader(tmp_path / "data"))
     assert len(buffer) == algo.replay_buffer.get_added_timesteps()
-    with pytest.raises(ConfigError, match=r"input_ is for algorithms.*algo.replay_buffer.add\(EpisodeReader"):
-        small_dqn(LifeEnv).offline_data(input_=str(tmp_path / "data")).build_algo()
 
 
 def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tmp_path):
