@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,10 @@ class JointReplaySample(ReplaySample):
         agents: The agents of each module that has steps.
         window: The env steps, each with the rows after it.
         flags: ``[N, W, K]`` uint8 of each module, its agents' flags, 0 for rows of other episodes.
+        weights: ``[N]`` float32, the importance of each env step in the loss; None if all are equally important.
     """
+
+    weights: np.ndarray | None = None
 
     def __init__(self, ring: TeamRing, window: Window, module_ids: Collection[ModuleID] | None):
         """Copies the rows.
@@ -89,6 +93,11 @@ class JointReplaySample(ReplaySample):
                 for m in with_steps
             }
         )
+
+    def items_of(self, module_id: ModuleID) -> np.ndarray:
+        """Returns the item of each row of a module."""
+        segments: Any = self.segments[module_id]
+        return segments.items
 
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the buffer has a column of a module's agents."""

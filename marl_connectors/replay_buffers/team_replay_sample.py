@@ -49,6 +49,11 @@ class Window(NamedTuple):
         return cls(sources, same, lookback, burn_in, num_steps, ahead)
 
     @property
+    def positions(self) -> np.ndarray:
+        """``[N]`` the position in the buffer of the first step of each item."""
+        return self.sources[:, self.begin]
+
+    @property
     def begin(self) -> int:
         """The number of rows before an item's first step."""
         return self.lookback + self.burn_in
@@ -141,9 +146,11 @@ class TeamReplaySample(ReplaySample):
         num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
         last: ``[N]`` the last row of each item that belongs to its episode and serves its returns.
+        weights: ``[N]`` float32, the importance of each item in the loss; None if all are equally important.
     """
 
     segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]
+    weights: np.ndarray | None = None
 
     def __init__(self, ring: TeamRing, window: Window, team: Sequence[ModuleID]):
         """Copies the rows.
@@ -178,6 +185,11 @@ class TeamReplaySample(ReplaySample):
     def num_steps(self) -> int:
         """The number of env steps to learn from."""
         return int(self.counted.sum())
+
+    def items_of(self, module_id: ModuleID) -> np.ndarray:
+        """Returns the item of each env step that counts, which are the same for all modules."""
+        del module_id
+        return np.nonzero(self.counted)[0]
 
     def observations(self, module_id: ModuleID) -> Tree:
         """Returns ``[N, W, K, ...]`` observations of a module's agents; they have no meaning where ``flags`` are 0."""
