@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import take
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
 from marl_connectors.replay_buffers.team_replay_sample import TeamSegments, Window
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID, Tree
 
 
@@ -105,9 +103,7 @@ class JointReplaySample(ReplaySample):
 
     def column(self, name: str, module_id: ModuleID) -> Tree:
         """Returns a column of a module's agents, ``[N, W, K, ...]``; without a meaning where ``flags`` are 0."""
-        sources = self.window.sources
-        flat = take(self._ring.columns[name][module_id], sources.reshape(-1))  # type: ignore[index]
-        return tree_map(lambda leaf: leaf.reshape(*sources.shape, *leaf.shape[1:]), flat)
+        return self.window.column(self._ring, name, module_id)
 
 
 class JointReplayBuffer(TeamReplayBuffer):
