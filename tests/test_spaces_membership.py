@@ -46,3 +46,17 @@ def test_rows_and_components_beyond_bounds_are_those_of_the_plainest_loop():
             for i in bad:
                 expected.setdefault(i, row)
         assert components == expected
+
+
+@pytest.mark.parametrize(
+    "space",
+    [SPACE, spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.Dict({"a": spaces.Discrete(2), "b": SPACE})],
+)
+def test_no_rows_are_all_inside(space):
+    def none_of(own):
+        if isinstance(own, spaces.Dict):
+            return {key: none_of(part) for key, part in own.items()}
+        return np.zeros((0, *own.shape), own.dtype)
+
+    bad, why = outside(space, none_of(space))
+    assert bad.shape == (0,) and why == ""

@@ -203,7 +203,3 @@ def tree_of(name: str, shape: Any, arrays: dict[str, np.ndarray]) -> Tree:
     if "dict" in shape:
         return {key: tree_of(f"{name}.{key}", part, arrays) for key, part in shape["dict"]}
     return tuple(tree_of(f"{name}.{i}", part, arrays) for i, part in enumerate(shape["tuple"]))
-
-
-NEXT_OBS = Columns.NEXT_OBS
-"""The column of the observations that followed: ``new_obs``."""

@@ -29,7 +29,6 @@ from marl_connectors.errors import (
 )
 from marl_connectors.names import brief
 from marl_connectors.offline.agent_rows import (
-    NEXT_OBS,
     AgentRows,
     agent_episode,
     agent_rows,
@@ -192,7 +191,7 @@ def _columns_of(number: int, episode: Any, rows: AgentRows) -> dict[str, np.ndar
         **leaf_columns(Columns.OBS, tree_map(lambda leaf: leaf[:-1], rows.observations)),
         **leaf_columns(Columns.ACTIONS, rows.actions),
         Columns.REWARDS: rows.rewards,
-        **leaf_columns(NEXT_OBS, tree_map(lambda leaf: leaf[1:], rows.observations)),
+        **leaf_columns(Columns.NEXT_OBS, tree_map(lambda leaf: leaf[1:], rows.observations)),
         Columns.TERMINATEDS: last(own.is_terminated),
         Columns.TRUNCATEDS: last(own.is_truncated),
         "infos": np.array([_json(info, own) for info in rows.infos[:-1]], object),
@@ -479,8 +478,8 @@ def _check_rows(arrays: Mapping[str, np.ndarray], rows: np.ndarray, file: str) -
         wrong.append((is_wrong, "its t does not follow"))
     for name, leaf in arrays.items():
         if _is_obs(name):
-            former = arrays[NEXT_OBS + name[len(Columns.OBS) :]]
-            wrong.append((_differ(leaf[following], former[last]), f"its {name} is not the {NEXT_OBS} there"))
+            former = arrays[Columns.NEXT_OBS + name[len(Columns.OBS) :]]
+            wrong.append((_differ(leaf[following], former[last]), f"its {name} is not the {Columns.NEXT_OBS} there"))
     for is_wrong, why in wrong:
         if is_wrong.any():
             i = int(np.flatnonzero(is_wrong)[0])
@@ -506,7 +505,7 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         return value.item() if isinstance(value, np.generic) else value
 
     def column(name: str) -> Tree:
-        return tree_of(name, about["trees"].get(Columns.OBS if name == NEXT_OBS else name), own)
+        return tree_of(name, about["trees"].get(Columns.OBS if name == Columns.NEXT_OBS else name), own)
 
     def with_last(name: str, following: str) -> Tree:
         return tree_map(lambda a, b: np.concatenate([a, b[-1:]]), column(name), column(following))
@@ -519,7 +518,7 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
     ends = bool(own[Columns.TERMINATEDS][-1]), bool(own[Columns.TRUNCATEDS][-1])
     id_, agent_id = str(first(Columns.EPS_ID)), _from_json(first(Columns.AGENT_ID))
     columns = {
-        Columns.OBS: with_last(Columns.OBS, NEXT_OBS),
+        Columns.OBS: with_last(Columns.OBS, Columns.NEXT_OBS),
         Columns.INFOS: [*infos, last_info],
         Columns.T: np.append(t, new_t).astype(np.int64),
         Columns.ACTIONS: column(Columns.ACTIONS),
@@ -574,7 +573,7 @@ def _info(value: Any, file: str, row: int) -> dict[str, Any]:
 def _arrays_of(table: Any, about: Mapping[str, Any], file: str) -> dict[str, np.ndarray]:
     """Returns the columns of a table as arrays, in the dtypes and shapes that are known."""
     leaves = dict(about["leaves"])
-    leaves |= {NEXT_OBS + name[len(Columns.OBS) :]: own for name, own in leaves.items() if _is_obs(name)}
+    leaves |= {Columns.NEXT_OBS + name[len(Columns.OBS) :]: own for name, own in leaves.items() if _is_obs(name)}
     arrays: dict[str, np.ndarray] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -646,7 +645,7 @@ def _about_rllib(file: Path, table: Any, observation_space: Space | None, action
             f"them again with output_write_episodes=False and output_compress_columns=[]."
         )
     needed = (
-        *(Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, NEXT_OBS),
+        *(Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS),
         *(Columns.TERMINATEDS, Columns.TRUNCATEDS),
     )
     missing = [name for name in needed if name not in names]
@@ -656,10 +655,19 @@ def _about_rllib(file: Path, table: Any, observation_space: Space | None, action
             f"columns are {', '.join(map(repr, names))}."
         )
     leaves: dict[str, Any] = {}
-    plain = {Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.REWARDS, *_FACTS, "t", "infos", NEXT_OBS}
+    plain = {
+        Columns.EPS_ID,
+        Columns.AGENT_ID,
+        Columns.MODULE_ID,
+        Columns.REWARDS,
+        *_FACTS,
+        "t",
+        "infos",
+        Columns.NEXT_OBS,
+    }
     plain |= {Columns.TERMINATEDS, Columns.TRUNCATEDS, "weights_seq_no", "new_infos"}
     outputs = [name for name in names if name not in plain and name not in (Columns.OBS, Columns.ACTIONS)]
-    for name in (Columns.OBS, NEXT_OBS, Columns.ACTIONS, *outputs):
+    for name in (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, *outputs):
         kind = str(table.schema.field(name).type)
         if "string" in kind or "binary" in kind:
             raise OfflineDataError(
@@ -676,7 +684,7 @@ def _about_rllib(file: Path, table: Any, observation_space: Space | None, action
         "spaces": (observation_space, action_space),
         "outputs": outputs,
         "trees": {},
-        "leaves": {name: own for name, own in leaves.items() if name != NEXT_OBS},
+        "leaves": {name: own for name, own in leaves.items() if name != Columns.NEXT_OBS},
     }
 
 

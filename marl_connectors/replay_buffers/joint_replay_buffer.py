@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import take
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
 from marl_connectors.replay_buffers.team_replay_sample import TeamSegments, Window
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID, Tree
 
 
@@ -67,7 +66,10 @@ class JointReplaySample(ReplaySample):
         agents: The agents of each module that has steps.
         window: The env steps, each with the rows after it.
         flags: ``[N, W, K]`` uint8 of each module, its agents' flags, 0 for rows of other episodes.
+        weights: ``[N]`` float32, the importance of each env step in the loss; None if all are equally important.
     """
+
+    weights: np.ndarray | None = None
 
     def __init__(self, ring: TeamRing, window: Window, module_ids: Collection[ModuleID] | None):
         """Copies the rows.
@@ -90,15 +92,18 @@ class JointReplaySample(ReplaySample):
             }
         )
 
+    def items_of(self, module_id: ModuleID) -> np.ndarray:
+        """Returns the item of each row of a module."""
+        segments: Any = self.segments[module_id]
+        return segments.items
+
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the buffer has a column of a module's agents."""
         return self._ring.has(name, module_id)
 
     def column(self, name: str, module_id: ModuleID) -> Tree:
         """Returns a column of a module's agents, ``[N, W, K, ...]``; without a meaning where ``flags`` are 0."""
-        sources = self.window.sources
-        flat = take(self._ring.columns[name][module_id], sources.reshape(-1))  # type: ignore[index]
-        return tree_map(lambda leaf: leaf.reshape(*sources.shape, *leaf.shape[1:]), flat)
+        return self.window.column(self._ring, name, module_id)
 
 
 class JointReplayBuffer(TeamReplayBuffer):

@@ -56,9 +56,7 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
     def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         assert isinstance(ring, PrioritizedRowRing)
         positions = ring.draw(number, generator)
-        probabilities = ring.tree.weights[positions] / ring.tree.total
-        weights = (ring.num_steps * probabilities) ** -self.beta
-        return positions, weights / weights.max()
+        return positions, importance(ring, positions, self.beta)
 
     def update_priorities(self, sample: ReplaySample, errors: Mapping[ModuleID, np.ndarray]) -> None:
         """Sets the priorities of steps that were drawn. Nothing may have been added since.
@@ -72,16 +70,11 @@ class PrioritizedEpisodeReplayBuffer(EpisodeReplayBuffer):
             EpisodeError: If there is not one finite error for each item.
         """
         for module_id, own in errors.items():
-            segments, sizes = sample.segments[module_id], np.abs(np.asarray(own, np.float64))
-            if sizes.shape != segments.positions.shape or not np.isfinite(sizes).all():
-                raise EpisodeError(
-                    f"{type(self).__name__}: expected {len(segments)} finite errors of module {module_id!r}, one for "
-                    f"each item that was drawn, but got an array {list(sizes.shape)} with "
-                    f"{int((~np.isfinite(sizes)).sum())} that are not finite."
-                )
+            positions = sample.segments[module_id].positions
+            sizes = checked_sizes(self, module_id, own, len(positions))
             ring = self._ring(module_id)
             assert isinstance(ring, PrioritizedRowRing)
-            ring.set_priorities(segments.positions, (sizes + _LEAST) ** self.alpha)
+            ring.set_priorities(positions, priorities(sizes, self.alpha))
 
 
 class PrioritizedRowRing(RowRing):
@@ -130,6 +123,33 @@ class PrioritizedRowRing(RowRing):
         super().set_state(state)
         self._set_weights(self.with_room(state["weights"]))
         self.greatest = state["greatest"]
+
+
+def checked_sizes(buffer: EpisodeReplayBuffer, module_id: ModuleID, errors: Any, length: int) -> np.ndarray:
+    """Returns ``[length]`` float64, the sizes of errors.
+
+    Raises:
+        EpisodeError: If there are not as many, or if one is not finite.
+    """
+    sizes = np.abs(np.asarray(errors, np.float64))
+    if sizes.shape != (length,) or not np.isfinite(sizes).all():
+        raise EpisodeError(
+            f"{type(buffer).__name__}: expected {length} finite errors of module {module_id!r}, one for each item that "
+            f"was drawn, but got an array {list(sizes.shape)} with {int((~np.isfinite(sizes)).sum())} that are not "
+            f"finite."
+        )
+    return sizes
+
+
+def priorities(sizes: np.ndarray, alpha: float) -> np.ndarray:
+    """Returns the weights, in draws, of items whose errors have some sizes."""
+    return (sizes + _LEAST) ** alpha
+
+
+def importance(ring: Any, positions: np.ndarray, beta: float) -> np.ndarray:
+    """Returns ``[N]`` importance of drawn items in a loss: 1 for the rarest one, and less for the others."""
+    weights = (ring.num_steps * ring.tree.weights[positions] / ring.tree.total) ** -beta
+    return weights / weights.max()
 
 
 MultiAgentPrioritizedEpisodeReplayBuffer = PrioritizedEpisodeReplayBuffer

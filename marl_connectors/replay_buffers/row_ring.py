@@ -275,7 +275,7 @@ class RowRing:
         for chunk, count in zip(chunks, counts.tolist(), strict=True):
             actor, episode_id = _actor(chunk), _episode_id(chunk)
             known = self._open.pop(actor, None)
-            if known is not None and known[0] == episode_id and known.num_steps == chunk.t_started:
+            if known is not None and known.episode_id == episode_id and known.num_steps == chunk.t_started:
                 lane, number, start = known.lane, known.number, written[known.lane] - 1
             else:
                 if known is not None:  # the rest of its episode never came, or a part is missing

@@ -48,6 +48,16 @@ class Window(NamedTuple):
         sources, same = (np.ascontiguousarray(part.T) for part in found)
         return cls(sources, same, lookback, burn_in, num_steps, ahead)
 
+    def column(self, ring: TeamRing, name: str, module_id: ModuleID) -> Tree:
+        """Returns a column of a module's agents, ``[N, W, K, ...]``, in which absent agents have no meaning."""
+        flat = take(ring.columns[name][module_id], self.sources.reshape(-1))  # type: ignore[index]
+        return tree_map(lambda leaf: leaf.reshape(*self.sources.shape, *leaf.shape[1:]), flat)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """``[N]`` the position in the buffer of the first step of each item."""
+        return self.sources[:, self.begin]
+
     @property
     def begin(self) -> int:
         """The number of rows before an item's first step."""
@@ -141,9 +151,11 @@ class TeamReplaySample(ReplaySample):
         num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
         last: ``[N]`` the last row of each item that belongs to its episode and serves its returns.
+        weights: ``[N]`` float32, the importance of each item in the loss; None if all are equally important.
     """
 
     segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]
+    weights: np.ndarray | None = None
 
     def __init__(self, ring: TeamRing, window: Window, team: Sequence[ModuleID]):
         """Copies the rows.
@@ -155,39 +167,39 @@ class TeamReplaySample(ReplaySample):
         """
         self._ring = ring
         self.window = window
-        self.flags = {m: self._taken(AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
+        self.flags = {m: window.column(ring, AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
         sizes = [len(own) for own in ring.agents.values()]
         self.num_agents = sum(sizes)
         self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
         present = [m for m in team if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
-        earned = [(self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
+        earned = [(window.column(ring, Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
         rewards = np.sum(earned, 0) / sum(len(ring.agents[m]) for m in team)
         steps = np.arange(window.same.shape[1]) - window.begin
         self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
         self.last = window.last
         super().__init__({m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present})
 
-    def _taken(self, name: str, module_id: ModuleID) -> Tree:
-        """Returns a column of a module's agents, ``[N, W, K, ...]``."""
-        sources = self.window.sources
-        flat = take(self._ring.columns[name][module_id], sources.reshape(-1))  # type: ignore[index]
-        return tree_map(lambda leaf: leaf.reshape(*sources.shape, *leaf.shape[1:]), flat)
-
     @property
     def num_steps(self) -> int:
         """The number of env steps to learn from."""
         return int(self.counted.sum())
 
+    def items_of(self, module_id: ModuleID) -> np.ndarray:
+        """Returns the item of each env step that counts, which are the same for all modules."""
+        del module_id
+        return np.nonzero(self.counted)[0]
+
     def observations(self, module_id: ModuleID) -> Tree:
         """Returns ``[N, W, K, ...]`` observations of a module's agents; they have no meaning where ``flags`` are 0."""
-        return self._taken(Columns.OBS, module_id)
+        return self.window.column(self._ring, Columns.OBS, module_id)
 
     def env_states(self) -> Tree | None:
         """Returns ``[N, W, ...]`` states of the environment; None if they are not recorded."""
         if Columns.ENV_STATE not in self._ring.columns:
             return None
-        return tree_map(lambda leaf: leaf[:, :, 0], self._taken(Columns.ENV_STATE, ENVIRONMENT))
+        states = self.window.column(self._ring, Columns.ENV_STATE, ENVIRONMENT)
+        return tree_map(lambda leaf: leaf[:, :, 0], states)
 
 
 def _rollout(ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndarray, rewards: np.ndarray) -> Rollout:

@@ -23,7 +23,7 @@ from marl_connectors import (
 from marl_connectors.errors import ConfigError, OfflineDataError
 
 ALGORITHMS = (DQNConfig, SACConfig, VDNConfig, QMIXConfig, MADDPGConfig)
-FRESH = [405698443, 751267986]
+FRESH = fresh_seeds(30)
 
 
 def small(cls, seed=0, **training):
@@ -160,7 +160,12 @@ def test_what_cannot_be_read_into_a_buffer_is_refused(tmp_path):
     mixed.algorithms({"*": DQNConfig()})
     for config, settings, error, message in [
         (small(DQNConfig), {"held_out_fraction": 0.1}, ConfigError, "held_out_fraction and held_out_input_ are for"),
-        (with_memory, {"live_fraction": 0.5}, ConfigError, "live_fraction=0.5, but module 'default_policy' has a memory"),
+        (
+            with_memory,
+            {"live_fraction": 0.5},
+            ConfigError,
+            "live_fraction=0.5, but module 'default_policy' has a memory",
+        ),
         (with_filter, {}, ConfigError, "MeanStdFilter .* keeps statistics .* DQN learns from recorded ones"),
         (other, {}, OfflineDataError, "it has an agent 'a', which the environment does not have"),
         (mixed, {}, ConfigError, "input_ is for runs with one algorithm"),

@@ -34,6 +34,7 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer, JointReplaySample
+from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
 from marl_connectors.rl_module.rl_module import apply_mask_of_module
 from marl_connectors.transfers import moved
@@ -192,7 +193,7 @@ class MADDPGLearner(OffPolicyLearner):
             targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * smaller(following)
         found = module.compute_q_values(batch[Columns.CRITIC_OBS], _taken(module, batch))
         values = [found[name] for name in (QF_PREDS, QF_TWIN_PREDS) if name in found]
-        qf_losses = [(own - targets).square() for own in values]
+        qf_losses = [(own - targets).square() * batch.get(WEIGHTS, 1.0) for own in values]
         chosen = self._chosen(module_ids, module, fwd_out[Columns.ACTION_DIST_INPUTS])
         with frozen(module.critics()):
             judged = module.compute_q_values(batch[Columns.CRITIC_OBS], chosen)[QF_PREDS]

@@ -11,6 +11,7 @@ from marl_connectors.algorithms.maddpg.learner import MADDPGLearner
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import OffPolicyAlgorithm
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
+from marl_connectors.replay_buffers.prioritized_team_replay_buffer import PrioritizedJointReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.typing import ModuleID
 
@@ -18,7 +19,7 @@ from marl_connectors.typing import ModuleID
 class JointReplayTraining(ReplayTraining):
     """Keeps the steps of all agents together."""
 
-    buffer_classes = (JointReplayBuffer,)
+    buffer_classes = (JointReplayBuffer, PrioritizedJointReplayBuffer)
     can_be_mixed = False
 
     def buffer_arguments(self) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class OffPolicyTrainingSettings(TrainingSettings, total=False):
         replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"`` (or RLlib's
             names for several agents, ``"MultiAgentEpisodeReplayBuffer"`` and so on), and the arguments of that class,
             such as ``capacity``. Those that are left out are the algorithm's defaults, or with another ``type`` those
-            of the class.
+            of the class. The buffers of teams are ``"TeamReplayBuffer"`` (VDN, QMIX) and ``"JointReplayBuffer"``
+            (MADDPG), with priorities ``"PrioritizedTeamReplayBuffer"`` and ``"PrioritizedJointReplayBuffer"``.
     """
 
     n_step: NStep

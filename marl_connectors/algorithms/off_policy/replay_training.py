@@ -206,8 +206,9 @@ class ReplayTraining:
             return {}
         sample = self.draw(module_ids)
         results = self.learner.update(episodes=sample, timesteps=timesteps)
-        if isinstance(self.buffer, PrioritizedEpisodeReplayBuffer):
-            self.buffer.update_priorities(sample, self.learner.td_errors)
+        if self.config.has_priorities:
+            buffer: Any = self.buffer
+            buffer.update_priorities(sample, self.learner.td_errors)
         return results
 
     def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:

@@ -229,6 +229,8 @@ class QMIXLearner(DQNLearner):
         losses = F.smooth_l1_loss(taken, targets, reduction="none")
         if config.td_error_loss_fn == "mse":
             losses = (taken - targets).square()
+        if sample.weights is not None:
+            losses = losses * torch.from_numpy(sample.weights[np.nonzero(sample.counted)[0]]).to(losses)
         loss = losses.sum() / max(len(losses), 1)
         self._log_team(module_ids, loss, taken.detach(), targets)
         return loss

@@ -13,6 +13,7 @@ from marl_connectors.algorithms.qmix.config import QMIXConfig, VDNConfig
 from marl_connectors.algorithms.qmix.learner import QMIXLearner
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
+from marl_connectors.replay_buffers.prioritized_team_replay_buffer import PrioritizedTeamReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
 from marl_connectors.typing import ModuleID
@@ -23,7 +24,7 @@ class TeamReplayTraining(ReplayTraining):
 
     config: QMIXConfig
     learner: QMIXLearner
-    buffer_classes = (TeamReplayBuffer,)
+    buffer_classes = (TeamReplayBuffer, PrioritizedTeamReplayBuffer)
     can_be_mixed = False
 
     def buffer_arguments(self) -> dict[str, Any]:
