@@ -128,7 +128,8 @@ def check_columns(
 
     Raises:
         EnvError: If a reward or observation is not finite, a reward is beyond float32, or a Discrete, MultiDiscrete or
-            MultiBinary value is outside its space. The message names the sub-environment, episode, agent, step and seed.
+            MultiBinary value is outside its space. The message names the sub-environment, episode, agent, step and
+            seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
