@@ -49,6 +49,8 @@ from marl_connectors.validators import Unfit, Validator, any_of, boolean, declar
 PAIRS: Final = ("set", "env_config", "model")
 """The values of a layer that are lists of pairs, of which the last one of a key is used."""
 PER_ENV_RUNNER: Final = "num_envs_per_env_runner"
+
+
 def _as_option(field: str, read: Callable[[str], Any], value: str) -> Any:
     """Returns what an option makes of a text.
 
