@@ -30,6 +30,7 @@ from marl_connectors.cli.run_folder import is_run
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import (
+    TRACKER_NAMES,
     mask_key,
     merged,
     metric_name,
@@ -37,6 +38,7 @@ from marl_connectors.cli.values import (
     ray_address,
     require_extras,
     seed_list,
+    tracker_names,
 )
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
@@ -47,21 +49,53 @@ from marl_connectors.validators import Unfit, Validator, any_of, boolean, declar
 PAIRS: Final = ("set", "env_config", "model")
 """The values of a layer that are lists of pairs, of which the last one of a key is used."""
 PER_ENV_RUNNER: Final = "num_envs_per_env_runner"
+
+
+def _as_option(field: str, read: Callable[[str], Any], value: str) -> Any:
+    """Returns what an option makes of a text.
+
+    Raises:
+        ConfigError: If the option refuses it.
+    """
+    try:
+        return read(value)
+    except argparse.ArgumentTypeError as error:
+        text = str(error)
+        raise ConfigError(f"{field}: {text}" if text.endswith("?") else f"{field}: {text}.") from None
+
+
+def _or_text(field: str, read: Callable[[str], Any], text: Mapping[str, Any], expected: str) -> Validator:
+    """Returns the validator of a field that is a list, which a file may also give as the text of its option."""
+    listed = EXPECTED[field]
+
+    def keep(value: Any) -> Any:
+        return _as_option(field, read, value) if isinstance(value, str) else listed.keep(value)
+
+    return Validator(f"{listed.expected}, {expected}", keep, any_of({"type": "string", **text}, listed.schema))
+
+
+def _one_piece(text: str) -> list[str]:
+    return piece_names([text])
+
+
+_TRACKER: Final = f"({'|'.join(TRACKER_NAMES)})"
 OWN_FIELDS: Final = {name: field for name, field in EXPECTED.items() if name not in ("training", "preset")} | {
-    "preset": Validator("true or false", boolean().keep, {"type": "boolean"})
+    "preset": Validator("true or false", boolean().keep, {"type": "boolean"}),
+    "track": _or_text("track", tracker_names, {"pattern": f"^(none|{_TRACKER}( *, *{_TRACKER})*)$"}, "or none"),
+    "env_to_module": _or_text("env_to_module", _one_piece, {}, "or one of them"),
+    "learner_connector": _or_text("learner_connector", _one_piece, {}, "or one of them"),
 }
 """The keys of a file that are fields of RunSettings, with their validators."""
 
 
 def _seeds(value: Any) -> list[int]:
     if isinstance(value, (str, int)) and not isinstance(value, bool):
-        try:
-            return seed_list(str(value))
-        except argparse.ArgumentTypeError as error:
-            raise Unfit(f"{error}.") from None
+        return _as_option("seeds", seed_list, str(value))
     found = list_of(integer(min=0), "").keep(value)
-    if not found or len(set(found)) < len(found):
+    if not found:
         raise Unfit
+    if len(set(found)) < len(found):
+        raise ConfigError(f"seeds: expected each seed once, but got {found}.")
     return found
 
 

@@ -15,7 +15,7 @@ from marl_connectors.cli.other_names import setting_instead
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.json_data import brief, jsonable
-from marl_connectors.names import import_attribute, import_function, import_module, qualified_name
+from marl_connectors.names import import_attribute, import_module, qualified_name
 from marl_connectors.policy_mapping import (
     IndependentPolicies,
     PatternPolicies,
@@ -209,7 +209,7 @@ def mapping_fn(policies: str, mapping: str | None) -> PolicyMappingFn:
             return policy_mapping(policies)
         except ConfigError as error:
             raise ConfigError(f"--policies: {str(error).partition(': ')[2]}") from error
-    fn: Any = import_function(mapping)
+    fn: Any = import_attribute(mapping, who="--mapping", error=ConfigError)
     if not callable(fn):
         raise ConfigError(
             f"--mapping: expected {mapping!r} to be a function of (agent_id, episode, **kwargs), but it is {fn!r}."

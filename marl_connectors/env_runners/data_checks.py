@@ -19,7 +19,12 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup
-from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
+from marl_connectors.environments.validation.checks import (
+    LARGEST_REWARD,
+    no_observation,
+    observation_violations,
+    reward_violation,
+)
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.vector_env import VectorEnv
@@ -122,8 +127,9 @@ def check_columns(
             space.
 
     Raises:
-        EnvError: If a reward or observation is not finite, or a Discrete, MultiDiscrete or MultiBinary value is outside
-            its space. The message names the sub-environment, episode, agent, step and seed.
+        EnvError: If a reward or observation is not finite, a reward is beyond float32, or a Discrete, MultiDiscrete or
+            MultiBinary value is outside its space. The message names the sub-environment, episode, agent, step and
+            seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -136,8 +142,8 @@ def check_columns(
 
     failed = []
     rewards = rollout.columns[Columns.REWARDS][begin:]
-    if not np.isfinite(rewards).all():
-        failed.append((int(np.flatnonzero(~np.isfinite(rewards))[0]), "reward"))
+    if not (fits := np.abs(rewards) <= LARGEST_REWARD).all():
+        failed.append((int(np.flatnonzero(~fits)[0]), "reward"))
     space, observations = rollout.observation_space, tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
     if not failed and out_of_bounds is not None and spaces.all_within(space, observations):
         return  # the usual case; values within a space are finite, too

@@ -235,6 +235,10 @@ MISTAKES = [
     ("training: [", "run.yaml: it cannot be read as YAML:"),
     ("seed: 1\nseed: 2", "run.yaml: it cannot be read as YAML: 'seed' is there twice in line 3"),
     ("seed: 1\ndebugging: {seed: 2}", "run.yaml: 'seed' is the same as --seed"),
+    ("seeds: 3-1", "run.yaml: seeds: expected seeds such as 0-4 or 0,3,7, but got '3-1'.\n"),
+    ("seeds: [1, 1]", "run.yaml: seeds: expected each seed once, but got [1, 1].\n"),
+    ("track: wanbd", "run.yaml: track: expected names of trackers, or none, but got 'wanbd'. Did you mean 'wandb'?\n"),
+    ("track: 3", "run.yaml: track: expected a list of tensorboard, wandb, mlflow, trackio, or none, got 3"),
     ("config: nowhere.py", "run.yaml: config: there is no file 'nowhere.py' beside it"),
 ]
 
@@ -506,8 +510,14 @@ def test_seeds_may_be_written_in_several_ways(text, seeds, tmp_path):
 
 def test_none_in_a_file_is_none_as_on_the_command_line(settings):
     text = "env: CartPole-v1\npreset: false\nkeep_best: none\naction_mask_key: none\nray_address: none\n"
-    found = settings(file=text)
+    found = settings(file=f"{text}track: none\nenv_to_module: none\nlearner_connector: [none]\n")
     assert (found.keep_best, found.action_mask_key, found.ray_address) == (None, None, None)
+    assert (found.track, found.env_to_module, found.learner_connector) == ([], [], [])
+
+
+def test_one_piece_and_trackers_in_a_file_need_no_list(settings):
+    found = settings(file="env: CartPole-v1\npreset: false\ntrack: tensorboard, wandb\nenv_to_module: MeanStdFilter\n")
+    assert (found.track, found.env_to_module) == (["tensorboard", "wandb"], ["MeanStdFilter"])
 
 
 def test_a_layer_is_the_same_when_it_is_read_again():

@@ -307,7 +307,7 @@ MISTAKES = [
             written("x.yaml", "env: CartPole-v1\npolicies: a*=x,a_0=y")),
     Mistake(f"{GAME} --policies player_0=a {RUN}", ("player_1", "pattern")),
     Mistake(f"{GAME} --policies shared --mapping a:b", ("--mapping: not allowed with argument --policies",)),
-    Mistake(f"{GAME} --mapping no_such_module:fn", ("there is no module 'no_such_module'",)),
+    Mistake(f"{GAME} --mapping no_such_module:fn", ("--mapping: there is no module 'no_such_module'",)),
     Mistake(f"{GAME} --mapping math:pi", ("--mapping: expected 'math:pi' to be a function",)),
     Mistake(f"{GAME} --mapping mistaken:to_blue --modules red {RUN}", ("'blue'", "red")),
     Mistake(f"{GAME} --mapping mistaken:to_nobody {RUN}", ("KeyError", "mistaken.py:")),

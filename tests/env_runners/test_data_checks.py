@@ -118,6 +118,17 @@ def test_a_reward_that_is_no_number_is_named(bad):
         algo.env_runner.sample()
 
 
+def test_a_reward_beyond_float32_is_named_and_not_an_infinite_loss():
+    largest = float(np.finfo(np.float32).max)
+    build(steps_of(largest, 23, reward=True), fragment=24).env_runner.sample()
+    algo = build(steps_of(-1e300, 23, reward=True), fragment=12)
+    algo.env_runner.sample()
+    with pytest.raises(
+        EnvError, match=r"'b', env step 22: the reward is -1e\+300, and float32 holds no more than 3.4e\+38. Divide the"
+    ):
+        algo.env_runner.sample()
+
+
 def test_a_reward_for_an_absent_agent_must_be_a_number_too():
     steps = [
         Step({"a": 0, "b": 0}),

@@ -131,11 +131,13 @@ def megabytes(size: int) -> str:
 def number(value: float) -> str:
     """Formats a return for people: three to four digits, and a dash for NaN.
 
-    >>> number(-26.64), number(0.6123), number(12345.6), number(float("nan"))
-    ('-26.6', '0.612', '12,346', '–')
+    >>> number(-26.64), number(0.6123), number(12345.6), number(-2e30), number(float("nan"))
+    ('-26.6', '0.612', '12,346', '-2.00e+30', '–')
     """
     if not math.isfinite(value):
         return "–"
+    if abs(value) >= 1e9:
+        return f"{value:.2e}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"

@@ -46,6 +46,8 @@ _VALUES = {
 _INVALID = {"observation-shape", "observation-structure", "observation-not-finite"}
 """Kinds of observations that no column can hold or no network can read, whatever the bounds of the space."""
 _BOOL, _DICT = {bool}, {dict}
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Learners compute with float32."""
 
 
 # The form of the results of reset() and step().
@@ -201,11 +203,14 @@ def info_violation(agent: AgentID, info: Any) -> Violation | None:
 
 
 def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
-    """Returns the violation if a reward is not one finite number; else None."""
+    """Returns the violation if a reward is not one finite number of float32; else None."""
     try:
         array = np.asarray(reward)
         if not array.ndim and array.dtype.kind in "biuf" and np.isfinite(array):
-            return None
+            if abs(float(array)) <= LARGEST_REWARD:
+                return None
+            what = f"the reward is {_short(reward)}, and float32 holds no more than {LARGEST_REWARD:.2g}"
+            return violation("reward", what, agent, advice="Divide the rewards by a constant in the environment.")
     except ValueError:  # a ragged list
         pass
     what = f"the reward is {_short(reward)}, not a finite number"

@@ -12,6 +12,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.environments.validation.checks import (
+    LARGEST_REWARD,
     infos_violation,
     invalid_data,
     no_observation,
@@ -167,7 +168,7 @@ def uncredited_rewards(
     """Returns the nonzero rewards of agents that did not act in the step.
 
     Raises:
-        EnvError: If one of them is not a finite number.
+        EnvError: If one of them is not a finite number of float32.
     """
     given = {agent: finite_reward(sub_env, agent, reward) for agent, reward in rewards.items() if agent not in acted}
     return {agent: number for agent, number in given.items() if number}
@@ -177,13 +178,13 @@ def finite_reward(sub_env: SubEnvironment, agent: AgentID, reward: Any) -> float
     """Converts a reward to a float.
 
     Raises:
-        EnvError: If it is not a finite number.
+        EnvError: If it is not a finite number of float32.
     """
     try:
         number = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST_REWARD:  # not a number is not, either
         raise_first(sub_env, [reward_violation(agent, reward)])
     return number
 
@@ -228,7 +229,7 @@ class InvalidDataCheck:
                 raise_first(sub_env, [no_observation(agent, True)])
             raise_first(sub_env, invalid_data(agent, space, observations[agent]))
         for agent, reward in rewards.items():
-            if type(reward) is not float or not math.isfinite(reward):
+            if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
                 raise_first(sub_env, [reward_violation(agent, reward)])
 
     def _learn(self, sub_env: SubEnvironment, agent: AgentID) -> Space:
