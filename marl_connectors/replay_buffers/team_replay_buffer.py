@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -144,12 +145,13 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
         self, module_ids: Collection[ModuleID] | None, number: int, generator: np.random.Generator
     ) -> np.ndarray:
         """Returns ``[number]`` positions of env steps in which an agent of a team has acted."""
-        ring, found, missing = self._ring_of_all, [np.zeros(0, np.int64)], number
+        ring, found, missing = self._ring_of_all, [], number
         flags: Any = ring.columns.get(AGENT_FLAGS, {})
         team = [own for m, own in flags.items() if module_ids is None or m in module_ids]
         while missing > 0:
             drawn = ring.draw(missing, generator)
-            drawn = drawn[np.any([(own[drawn] & ACTED).any(1) for own in team], 0)] if team else drawn[:0]
+            acted = [(own[drawn] & ACTED).any(1) for own in team]
+            drawn = drawn[reduce(np.logical_or, acted)] if team else drawn[:0]
             if not len(drawn) and not any((own & ACTED).any() for own in team):
                 raise EpisodeError(
                     f"{type(self).__name__}: it has no steps of "
@@ -158,7 +160,7 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
                 )
             found.append(drawn)
             missing -= len(drawn)
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def every_step(self, *, n_step: int = 1) -> TeamReplaySample:
         """Returns all env steps that are kept, each once and as an item of its own."""

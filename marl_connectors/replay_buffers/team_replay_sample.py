@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -160,9 +161,10 @@ class TeamReplaySample(ReplaySample):
         present = [m for m in team if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
         earned = [(self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
-        rewards = np.sum(earned, 0) / sum(len(ring.agents[m]) for m in team)
+        rewards = sum(earned) / sum(len(ring.agents[m]) for m in team)
         steps = np.arange(window.same.shape[1]) - window.begin
-        self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
+        is_step = (steps >= 0) & (steps < window.num_steps)
+        self.counted = reduce(np.logical_or, [own.any(2) for own in acted], False) & is_step
         self.last = window.last
         super().__init__({m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present})
 
