@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -136,6 +137,7 @@ class TeamReplaySample(ReplaySample):
         segments: The rows of each module of the team.
         window: The env steps.
         flags: ``[N, W, K]`` uint8 of each module that has steps in the buffer, the agents' flags.
+        sizes: The number of agents of each module in the buffer.
         slots: Module to the place of its first agent among all ``A`` agents of the buffer.
         num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
@@ -155,13 +157,13 @@ class TeamReplaySample(ReplaySample):
         self._ring = ring
         self.window = window
         self.flags = {m: self._taken(AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
-        sizes = [len(own) for own in ring.agents.values()]
-        self.num_agents = sum(sizes)
-        self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+        self.sizes = {m: len(own) for m, own in ring.agents.items()}
+        *begins, self.num_agents = accumulate(self.sizes.values(), initial=0)
+        self.slots = dict(zip(self.sizes, begins, strict=True))
         present = [m for m in team if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
         earned = [(self._taken(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
-        rewards = sum(earned) / sum(len(ring.agents[m]) for m in team)
+        rewards = sum(earned) / sum(self.sizes[m] for m in team)
         steps = np.arange(window.same.shape[1]) - window.begin
         is_step = (steps >= 0) & (steps < window.num_steps)
         self.counted = reduce(np.logical_or, [own.any(2) for own in acted], False) & is_step

@@ -110,7 +110,7 @@ class DQNLearner(OffPolicyLearner):
             targets = self._targets_in_sequences(config, module, batch, values, module_ids)
         else:
             targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
-        weights = batch[WEIGHTS] if WEIGHTS in batch else None
+        weights = batch.get(WEIGHTS)
         return TDErrors.of(taken, targets, weights, loss_fn=config.td_error_loss_fn)
 
     def _log(

@@ -35,7 +35,6 @@ from marl_connectors.learner.updates import Step, has_self_supervised_loss
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
 from marl_connectors.seeding import torch_stream
-from marl_connectors.transfers import all_moved
 from marl_connectors.typing import ModuleID
 
 

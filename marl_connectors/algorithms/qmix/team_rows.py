@@ -15,7 +15,6 @@ from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
 from marl_connectors.rl_module.stacking import each_leaf
 from marl_connectors.transfers import all_moved
-from marl_connectors.typing import ModuleID
 
 
 class PickedColumns(Mapping[str, Any]):
@@ -177,12 +176,10 @@ class TeamRows:
         if not (after[1:] > after[:-1]).all():
             read, read_by = np.unique(after, return_inverse=True)
             by = [read_by]
-        places = _places(minibatches, rewards, sample)
-        row_at = np.full(sample.counted.size, -1)  # a row of each env step, whose columns all agents have in common
-        for module_id, (begin, own) in places.items():
-            row_at[sample.segments[module_id].env_steps] = begin + own
-        self.learned = self._joint(minibatches, sample, places, learned, only_acted=True)
-        self.read = self._joint(minibatches, sample, places, read, only_acted=False)
+        places, acts = _places(minibatches, rewards, sample)
+        self.learned = self._joint(minibatches, sample, np.where(acts[learned], places[learned], -1))
+        self.read = self._joint(minibatches, sample, places[read])
+        row_at = places.max(1)  # of a column that all agents have in common
         rows = row_at[learned[:, None] + np.arange(n_step)]
         counts = (rows >= 0) & (np.arange(n_step) < taken[:, None])
         found = all_moved(
@@ -200,31 +197,23 @@ class TeamRows:
         self.read_by = by[0] if by else None
         self.rewards = (_joined([own.reshape(-1) for own in rewards])[reward_rows] * factors).sum(-1)
 
-    def _joint(
-        self,
-        minibatches: Sequence[MiniBatch],
-        sample: TeamReplaySample,
-        places: Mapping[ModuleID, tuple[int, np.ndarray]],
-        env_steps: np.ndarray,
-        *,
-        only_acted: bool,
-    ) -> JointRows:
-        """Finds the rows of some env steps, without observations that no action has followed if ``only_acted``."""
-        numbers = np.full(sample.counted.size, -1)
-        numbers[env_steps] = np.arange(len(env_steps))
-        shape, found, cells = (len(env_steps), sample.num_agents), [], []
-        for minibatch in minibatches:
+    def _joint(self, minibatches: Sequence[MiniBatch], sample: TeamReplaySample, places: np.ndarray) -> JointRows:
+        """Returns the rows at ``[K, A]`` places among the rows of all minibatches; -1 stands for no row."""
+        found, cells, begin = [], [], 0
+        is_there = places >= 0
+        for minibatch, columns in zip(minibatches, self._columns, strict=True):
             rows = []
             for module_id in minibatch.module_ids:
-                own = sample.segments[module_id]
-                number = numbers[own.env_steps]
-                kept = np.flatnonzero((number >= 0) & own.acted if only_acted else number >= 0)
-                cells.append(number[kept] * shape[1] + own.slots[kept] + sample.slots[module_id])
-                rows.append(places[module_id][1][kept])
+                own = slice(sample.slots[module_id], sample.slots[module_id] + sample.sizes[module_id])
+                steps, agents = np.nonzero(is_there[:, own])
+                rows.append(places[:, own][steps, agents] - begin)
+                cells.append(steps * places.shape[1] + own.start + agents)
             found.append(PickedRows.of(minibatch, rows, self._device))
-        joined = cells[0] if len(cells) == 1 else np.concatenate(cells)
-        is_whole = len(joined) == shape[0] * shape[1] and bool((joined[1:] > joined[:-1]).all())
-        return JointRows(found, None if is_whole else all_moved([joined], self._device)[0], shape)
+            begin += columns[Columns.REWARDS].numel()
+        joined = None
+        if len(cells) > 1 or not is_there.all():
+            (joined,) = all_moved([np.concatenate(cells)], self._device)
+        return JointRows(found, joined, places.shape)
 
     def states(self, name: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Returns a column of env steps at the ``K`` learned ones and the ``U`` read ones; None if there is none."""
@@ -240,21 +229,22 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _places(
     minibatches: Sequence[MiniBatch], rewards: Sequence[Tensor], sample: TeamReplaySample
-) -> dict[ModuleID, tuple[int, np.ndarray]]:
-    """Returns the position of each row of each module among the flattened rows of its minibatch.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the agents' rows at all env steps are, and whether the agents act there.
 
-    The number before it is that of all rows of the minibatches before.
+    Returns:
+        ``[N * W, A]`` positions among the flattened rows of all minibatches, -1 for agents without a row, and bool.
     """
-    found, begin = {}, 0
+    found = np.full((sample.counted.size, sample.num_agents), -1)
+    acts, begin = np.zeros(found.shape, bool), 0
     for minibatch, own_rewards in zip(minibatches, rewards, strict=True):
-        size = own_rewards.numel() // len(minibatch.module_ids)
-        for i, module_id in enumerate(minibatch.module_ids):
+        for module_id in minibatch.module_ids:
             own = sample.segments[module_id]
-            places = np.arange(i * size, i * size + len(own.rows))
-            if Columns.SEQ_LENS in minibatch.columns:
+            places = np.arange(begin, begin + len(own.rows))
+            if Columns.SEQ_LENS in minibatch.columns:  # whose ends are padded
                 begins = np.cumsum(own.counts) - own.counts
-                width = own_rewards.shape[-1]
-                places += np.repeat(np.arange(len(own.counts)) * width - begins, own.counts)
-            found[module_id] = begin, places
-        begin += own_rewards.numel()
-    return found
+                places += np.repeat(np.arange(len(own.counts)) * own_rewards.shape[-1] - begins, own.counts)
+            at = own.env_steps, own.slots + sample.slots[module_id]
+            found[at], acts[at] = places, own.acted
+            begin += own_rewards.numel() // len(minibatch.module_ids)
+    return found, acts
