@@ -536,8 +536,9 @@ class Learner(Checkpointable, ABC):
 
     def _module_of(self, module_ids: tuple[ModuleID, ...]) -> Any:
         """Returns a module, or the stacked one of several."""
-        stack = self.optimizers.stack_of(module_ids) if len(module_ids) > 1 else None
-        return self.module[module_ids[0]] if stack is None else stack.load()
+        first, *others = module_ids
+        stack = self.optimizers.stack_of(module_ids) if others else None
+        return self.module[first] if stack is None else stack.load()
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
         """Returns the ``[M]`` losses of stacked modules, or the scalar loss of one module."""

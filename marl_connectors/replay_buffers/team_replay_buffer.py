@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
-from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample, Window
+from marl_connectors.replay_buffers.team_replay_sample import EnvStepSample, TeamReplaySample, Window
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
 from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID, ModuleID
@@ -30,7 +30,10 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
 
     Attributes:
         agents: The agents of each module.
+        sample_class: The class of what is drawn.
     """
+
+    sample_class: ClassVar[type[EnvStepSample]] = TeamReplaySample
 
     def __init__(
         self,
@@ -177,5 +180,5 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
     ) -> TeamReplaySample:
         ring = self._ring_of_all
         window = Window.of(ring, positions, num_steps=num_steps, ahead=ahead, burn_in=burn_in, lookback=lookback)
-        team = [m for m in ring.agents if module_ids is None or m in module_ids]
-        return TeamReplaySample(ring, window, team)
+        found: Any = self.sample_class(ring, window, module_ids)
+        return found

@@ -58,7 +58,7 @@ class TDErrors(NamedTuple):
             slopes, losses = slopes * weights, losses * weights
         return cls(taken, targets, errors, losses, slopes)
 
-    def terms(self) -> Sequence[Tensor]:
+    def terms(self) -> tuple[Tensor, ...]:
         """Returns what the loss statistics are means of."""
         return self.losses, self.losses, self.taken, self.errors, self.errors.abs(), self.targets
 

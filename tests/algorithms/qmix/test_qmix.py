@@ -220,7 +220,7 @@ class ByHand:
             target, steps = 0.0, min(config.n_step, int(sample.last[item]) - w)
             for i in range(steps):
                 earned = [
-                    float(sample._taken(Columns.REWARDS, m)[item, w + i, k])
+                    float(sample.column(Columns.REWARDS, m)[item, w + i, k])
                     for m, k in self.agents
                     if m in self.team and self.flags(m, item, w + i, k) & ACTED
                 ]
