@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.closed_form import ClosedForward
+from marl_connectors.rl_module.closed_form import ClosedForward, Outputs
 from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
@@ -94,16 +94,26 @@ class ClosedUpdate:
             A scalar or ``[M]`` losses; None, without a change, if autograd must compute them.
         """
         with torch.no_grad():
-            self._stack.load()
-            outputs = self._forward(columns)
+            outputs = self.forward(columns)
             found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
             if found is None:
                 return None
             if weights is not None:
                 found = found.weighted(weights)
-            self._forward.backward(found.by_inputs, found.by_values)
-            self._stack.store()
+            self.backward(found.by_inputs, found.by_values)
             return found.losses
+
+    @torch.no_grad()
+    def forward(self, columns: Mapping[str, Any]) -> Outputs | None:
+        """Returns what the loss of a minibatch is computed from; None if autograd must compute it."""
+        self._stack.load()
+        return self._forward(columns)
+
+    @torch.no_grad()
+    def backward(self, by_inputs: Tensor, by_values: Tensor | None) -> None:
+        """Writes the gradients of the parameters into the bucket, given those of what ``forward`` returned."""
+        self._forward.backward(by_inputs, by_values)
+        self._stack.store()
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

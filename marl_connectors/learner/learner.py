@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -173,12 +173,7 @@ class Learner(Checkpointable, ABC):
 
     def _is_as_new(self, name: str, *others: str) -> bool:
         """Whether a method is overridden, and no class nearer to the object's own overrides one of the others."""
-        at = {
-            method: next((i for i, cls in enumerate(type(self).__mro__) if method in vars(cls)), 0)
-            for method in (name, *others)
-        }
-        is_overridden = type(self).__mro__[at[name]] is not Learner
-        return is_overridden and all(at[name] <= at[other] and other not in vars(self) for other in others)
+        return _is_as_new(type(self), name, others) and not any(other in vars(self) for other in others)
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers the optimizers of a module: Adam for all its parameters, unless overridden."""
@@ -481,12 +476,15 @@ class Learner(Checkpointable, ABC):
         if step.is_joint or not step.minibatches:  # only other ranks have rows
             return None
         (minibatch,) = step.minibatches
-        ids = minibatch.module_ids
-        if ids not in self._closed_updates:
-            self._closed_updates[ids] = self._bind_closed_update(ids)
-        closed = self._closed_updates[ids]
+        closed = self._closed_update(minibatch.module_ids)
         losses = None if closed is None else closed.compute_gradients(minibatch.columns, minibatch.weights)
         return losses if losses is None or not losses.dim() else losses.sum()
+
+    def _closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
+        """Returns what computes the gradients of modules in closed form; None if a user's code takes part."""
+        if module_ids not in self._closed_updates:
+            self._closed_updates[module_ids] = self._bind_closed_update(module_ids)
+        return self._closed_updates[module_ids]
 
     def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
         stack = self.optimizers.stack_of(module_ids)
@@ -530,12 +528,17 @@ class Learner(Checkpointable, ABC):
         if step.is_joint:
             outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in step.minibatches})
             return [(self.module[m.module_ids[0]], outputs[m.module_ids[0]]) for m in step.minibatches]
-        passes = []
-        for minibatch in step.minibatches:
-            stack = self.optimizers.stack_of(minibatch.module_ids) if minibatch.is_stacked else None
-            module = self.module[minibatch.module_ids[0]] if stack is None else stack.load()
-            passes.append((module, self._forward_train(module, minibatch.columns)))
-        return passes
+        modules = [self._module_of(minibatch.module_ids) for minibatch in step.minibatches]
+        return [
+            (module, self._forward_train(module, minibatch.columns))
+            for module, minibatch in zip(modules, step.minibatches, strict=True)
+        ]
+
+    def _module_of(self, module_ids: tuple[ModuleID, ...]) -> Any:
+        """Returns a module, or the stacked one of several."""
+        first, *others = module_ids
+        stack = self.optimizers.stack_of(module_ids) if others else None
+        return self.module[first] if stack is None else stack.load()
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
         """Returns the ``[M]`` losses of stacked modules, or the scalar loss of one module."""
@@ -743,6 +746,13 @@ class Learner(Checkpointable, ABC):
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
         self.metrics.set_state(state.get("metrics", []))
+
+
+@cache
+def _is_as_new(learner_class: type[Learner], name: str, others: tuple[str, ...]) -> bool:
+    first = {method: next(cls for cls in learner_class.__mro__ if method in vars(cls)) for method in (name, *others)}
+    at = {method: learner_class.__mro__.index(cls) for method, cls in first.items()}
+    return first[name] is not Learner and all(at[name] <= at[other] for other in others)
 
 
 def _own_sizes(step: Step) -> dict[ModuleID, int]:

@@ -189,7 +189,7 @@ class Steps:
 
     def _stacks_of(self, group: GroupRows) -> list[list[ModuleID]]:
         """Returns those modules of a group that may be updated in one computation."""
-        if self.stacking_key is None or self.module.bucket_of(group.module_ids) is None:
+        if self.stacking_key is None or len(group.modules) < 2 or self.module.bucket_of(group.module_ids) is None:
             return []
         alike: dict[Hashable, list[ModuleID]] = {}
         for module_id, rows in group.modules.items():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.replay_buffers.replay_sample import ReplaySample
+from marl_connectors.replay_buffers.n_step import NStep
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
-from marl_connectors.replay_buffers.team_replay_sample import TeamSegments, Window
-from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
-from marl_connectors.typing import AgentID, ModuleID, Tree
+from marl_connectors.replay_buffers.team_replay_sample import EnvStepSample, TeamSegments, Window
+from marl_connectors.replay_buffers.team_ring import TeamRing
+from marl_connectors.typing import ModuleID
 
 
 class JointSegments(TeamSegments):
@@ -57,66 +57,31 @@ class JointSegments(TeamSegments):
         self.positions = self.positions[chosen]
 
 
-class JointReplaySample(ReplaySample):
+class JointReplaySample(EnvStepSample):
     """Env steps of all agents, drawn from a ``JointReplayBuffer``.
 
     Agents that did not act at an env step have no row there.
-
-    Attributes:
-        agents: The agents of each module that has steps.
-        window: The env steps, each with the rows after it.
-        flags: ``[N, W, K]`` uint8 of each module, its agents' flags, 0 for rows of other episodes.
-        weights: ``[N]`` float32, the importance of each env step in the loss; None if all are equally important.
     """
 
-    weights: np.ndarray | None = None
-
-    def __init__(self, ring: TeamRing, window: Window, module_ids: Collection[ModuleID] | None):
-        """Copies the rows.
-
-        Args:
-            ring: The ring that holds the env steps.
-            window: The env steps.
-            module_ids: The modules whose agents' steps are rows of the train batch; all if None.
-        """
-        self._ring = ring
-        self.window = window
-        self.agents: dict[ModuleID, tuple[AgentID, ...]] = {m: ring.agents[m] for m in ring.modules()}
-        self.flags = {m: self.column(AGENT_FLAGS, m) * window.same[:, :, None] for m in self.agents}
-        wanted = [m for m in self.agents if module_ids is None or m in module_ids]
-        with_steps = [m for m in wanted if (self.flags[m][:, 0] & ACTED).any()]
-        super().__init__(
-            {
-                m: JointSegments(ring, m, window, self.flags[m], self.column(Columns.REWARDS, m))  # type: ignore[arg-type]
-                for m in with_steps
-            }
-        )
+    def _make_segments(self, module_ids: Sequence[ModuleID]) -> dict[ModuleID, JointSegments]:
+        with_steps = [m for m in module_ids if m in self.flags and (self.flags[m][:, 0] & ACTED).any()]
+        rewards: Any = {m: self.column(Columns.REWARDS, m) for m in with_steps}
+        return {m: JointSegments(self._ring, m, self.window, self.flags[m], rewards[m]) for m in with_steps}
 
     def items_of(self, module_id: ModuleID) -> np.ndarray:
         """Returns the item of each row of a module."""
         segments: Any = self.segments[module_id]
         return segments.items
 
-    def has(self, name: str, module_id: ModuleID) -> bool:
-        """Whether the buffer has a column of a module's agents."""
-        return self._ring.has(name, module_id)
-
-    def column(self, name: str, module_id: ModuleID) -> Tree:
-        """Returns a column of a module's agents, ``[N, W, K, ...]``; without a meaning where ``flags`` are 0."""
-        return self.window.column(self._ring, name, module_id)
-
 
 class JointReplayBuffer(TeamReplayBuffer):
     """The newest env steps with the rows of all agents, for central critics of agents with rewards of their own."""
 
-    def _sample_at(
-        self,
-        positions: np.ndarray,
-        num_steps: int,
-        ahead: np.ndarray,
-        burn_in: int,
-        lookback: int,
-        module_ids: Collection[ModuleID] | None,
+    sample_class = JointReplaySample
+
+    def sample(  # type: ignore[override]
+        self, num_items: int, *, n_step: NStep = 1, module_ids: Collection[ModuleID] | None = None
     ) -> JointReplaySample:
-        window = Window.of(self._ring_of_all, positions, num_steps=1, ahead=ahead, burn_in=0, lookback=0)
-        return JointReplaySample(self._ring_of_all, window, module_ids)
+        """Draws single env steps; see ``TeamReplayBuffer.sample``."""
+        found: Any = super().sample(num_items, n_step=n_step, module_ids=module_ids)
+        return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
-from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample, Window
+from marl_connectors.replay_buffers.team_replay_sample import EnvStepSample, TeamReplaySample, Window
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, TeamRing
 from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID, ModuleID
@@ -30,7 +31,10 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
 
     Attributes:
         agents: The agents of each module.
+        sample_class: The class of what is drawn.
     """
+
+    sample_class: ClassVar[type[EnvStepSample]] = TeamReplaySample
 
     def __init__(
         self,
@@ -148,12 +152,13 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
         self, module_ids: Collection[ModuleID] | None, number: int, generator: np.random.Generator
     ) -> np.ndarray:
         """Returns ``[number]`` positions of env steps in which an agent of a team has acted."""
-        ring, found, missing = self._ring_of_all, [np.zeros(0, np.int64)], number
+        ring, found, missing = self._ring_of_all, [], number
         flags: Any = ring.columns.get(AGENT_FLAGS, {})
         team = [own for m, own in flags.items() if module_ids is None or m in module_ids]
         while missing > 0:
             drawn = ring.draw(missing, generator)
-            drawn = drawn[np.any([(own[drawn] & ACTED).any(1) for own in team], 0)] if team else drawn[:0]
+            acted = [(own[drawn] & ACTED).any(1) for own in team]
+            drawn = drawn[reduce(np.logical_or, acted)] if team else drawn[:0]
             if not len(drawn) and not any((own & ACTED).any() for own in team):
                 raise EpisodeError(
                     f"{type(self).__name__}: it has no steps of "
@@ -162,7 +167,7 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
                 )
             found.append(drawn)
             missing -= len(drawn)
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def every_step(self, *, n_step: NStep = 1) -> TeamReplaySample:
         """Returns all env steps that are kept, each once and as an item of its own."""
@@ -180,5 +185,5 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
     ) -> TeamReplaySample:
         ring = self._ring_of_all
         window = Window.of(ring, positions, num_steps=num_steps, ahead=ahead, burn_in=burn_in, lookback=lookback)
-        team = [m for m in ring.agents if module_ids is None or m in module_ids]
-        return TeamReplaySample(ring, window, team)
+        found: Any = self.sample_class(ring, window, module_ids)
+        return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +17,7 @@ from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
 from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
 from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, ALIVE, ENVIRONMENT, TeamRing
 from marl_connectors.trees import tree_map
-from marl_connectors.typing import ModuleID, Tree
+from marl_connectors.typing import AgentID, ModuleID, Tree
 
 
 class Window(NamedTuple):
@@ -136,7 +139,50 @@ class TeamSegments(Segments):
         return RowPart(self.rollout, self.rows, first, last), self.counts
 
 
-class TeamReplaySample(ReplaySample):
+class EnvStepSample(ReplaySample):
+    """Env steps of all agents that were drawn from a replay buffer. A subclass makes the segments.
+
+    Attributes:
+        agents: The agents of each module that has steps in the buffer.
+        window: The env steps, each with the rows around it.
+        flags: ``[N, W, K]`` uint8 of each module in ``agents``, its agents' flags, 0 for rows of other episodes.
+        weights: ``[N]`` float32, the importance of each item in the loss; None if all are equally important.
+    """
+
+    weights: np.ndarray | None = None
+
+    def __init__(self, ring: TeamRing, window: Window, module_ids: Collection[ModuleID] | None):
+        """Copies the rows.
+
+        Args:
+            ring: The ring that holds the env steps.
+            window: The env steps.
+            module_ids: The modules whose agents' steps are rows of the train batch; all if None.
+        """
+        self._ring = ring
+        self.window = window
+        self.agents: dict[ModuleID, tuple[AgentID, ...]] = {m: ring.agents[m] for m in ring.modules()}
+        self.flags = {m: self.column(AGENT_FLAGS, m) * window.same[:, :, None] for m in self.agents}
+        super().__init__(self._make_segments([m for m in ring.agents if module_ids is None or m in module_ids]))
+
+    @abstractmethod
+    def _make_segments(self, module_ids: Sequence[ModuleID]) -> Mapping[ModuleID, TeamSegments]:
+        """Returns the rows of those of the modules that have any."""
+
+    @abstractmethod
+    def items_of(self, module_id: ModuleID) -> np.ndarray:
+        """Returns the item of each row of a module that has an error of its own in the loss."""
+
+    def has(self, name: str, module_id: ModuleID) -> bool:
+        """Whether the buffer has a column of a module's agents."""
+        return self._ring.has(name, module_id)
+
+    def column(self, name: str, module_id: ModuleID) -> Tree:
+        """Returns a column of a module's agents, ``[N, W, K, ...]``; without a meaning where ``flags`` are 0."""
+        return self.window.column(self._ring, name, module_id)
+
+
+class TeamReplaySample(EnvStepSample):
     """Env steps with the rows of all agents of a team, drawn from a ``TeamReplayBuffer``.
 
     Agents that are not there have no rows. ``segments`` says which row belongs to which agent and env step. The
@@ -145,61 +191,54 @@ class TeamReplaySample(ReplaySample):
 
     Attributes:
         segments: The rows of each module of the team.
-        window: The env steps.
-        flags: ``[N, W, K]`` uint8 of each module that has steps in the buffer, the agents' flags.
+        sizes: The number of agents of each module in the buffer.
         slots: Module to the place of its first agent among all ``A`` agents of the buffer.
         num_agents: The number ``A`` of agents of the buffer.
         counted: ``[N, W]`` bool, the env steps to learn from: steps of the items in which an agent of the team acted.
         last: ``[N]`` the last row of each item that belongs to its episode and serves its returns.
-        weights: ``[N]`` float32, the importance of each item in the loss; None if all are equally important.
     """
 
     segments: dict[ModuleID, TeamSegments]  # type: ignore[assignment]
-    weights: np.ndarray | None = None
 
-    def __init__(self, ring: TeamRing, window: Window, team: Sequence[ModuleID]):
-        """Copies the rows.
-
-        Args:
-            ring: The ring that holds the env steps.
-            window: The env steps.
-            team: The modules of the team.
-        """
-        self._ring = ring
-        self.window = window
-        self.flags = {m: window.column(ring, AGENT_FLAGS, m) * window.same[:, :, None] for m in ring.modules()}
-        sizes = [len(own) for own in ring.agents.values()]
-        self.num_agents = sum(sizes)
-        self.slots = dict(zip(ring.agents, (np.cumsum(sizes) - sizes).tolist(), strict=True))
-        present = [m for m in team if m in self.flags]
+    def _make_segments(self, module_ids: Sequence[ModuleID]) -> dict[ModuleID, TeamSegments]:
+        ring, window = self._ring, self.window
+        self.sizes = {m: len(own) for m, own in ring.agents.items()}
+        *begins, self.num_agents = accumulate(self.sizes.values(), initial=0)
+        self.slots = dict(zip(self.sizes, begins, strict=True))
+        present = [m for m in module_ids if m in self.flags]
         acted = [(self.flags[m] & ACTED) > 0 for m in present]
-        earned = [(window.column(ring, Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
-        rewards = np.sum(earned, 0) / sum(len(ring.agents[m]) for m in team)
+        earned = [(self.column(Columns.REWARDS, m) * own).sum(2) for m, own in zip(present, acted, strict=True)]
+        rewards: Any = sum(earned) / sum(self.sizes[m] for m in module_ids)
         steps = np.arange(window.same.shape[1]) - window.begin
-        self.counted = np.any([own.any(2) for own in acted], 0) & (steps >= 0) & (steps < window.num_steps)
+        is_step = (steps >= 0) & (steps < window.num_steps)
+        self.counted = reduce(np.logical_or, [own.any(2) for own in acted], False) & is_step
         self.last = window.last
-        super().__init__({m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present})
+        return {m: TeamSegments(ring, m, window, self.flags[m], rewards) for m in present}
 
     @property
     def num_steps(self) -> int:
         """The number of env steps to learn from."""
         return int(self.counted.sum())
 
+    @property
+    def counted_items(self) -> np.ndarray:
+        """The item of each env step that counts."""
+        return np.nonzero(self.counted)[0]
+
     def items_of(self, module_id: ModuleID) -> np.ndarray:
         """Returns the item of each env step that counts, which are the same for all modules."""
         del module_id
-        return np.nonzero(self.counted)[0]
+        return self.counted_items
 
     def observations(self, module_id: ModuleID) -> Tree:
         """Returns ``[N, W, K, ...]`` observations of a module's agents; they have no meaning where ``flags`` are 0."""
-        return self.window.column(self._ring, Columns.OBS, module_id)
+        return self.column(Columns.OBS, module_id)
 
     def env_states(self) -> Tree | None:
         """Returns ``[N, W, ...]`` states of the environment; None if they are not recorded."""
         if Columns.ENV_STATE not in self._ring.columns:
             return None
-        states = self.window.column(self._ring, Columns.ENV_STATE, ENVIRONMENT)
-        return tree_map(lambda leaf: leaf[:, :, 0], states)
+        return tree_map(lambda leaf: leaf[:, :, 0], self.column(Columns.ENV_STATE, ENVIRONMENT))
 
 
 def _rollout(ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndarray, rewards: np.ndarray) -> Rollout:

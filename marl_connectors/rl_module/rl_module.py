@@ -392,5 +392,5 @@ def is_trainable(module: nn.Module) -> bool:
         for parameter in layer._parameters.values():
             if parameter is not None and parameter.requires_grad:
                 return True
-        layers += [child for child in layer._modules.values() if child is not None]
+        layers += [child for child in reversed(layer._modules.values()) if child is not None]  # the first one is next
     return False

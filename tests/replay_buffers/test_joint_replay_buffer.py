@@ -95,3 +95,9 @@ def test_only_some_modules_have_rows_but_all_are_known():
     with pytest.raises(EpisodeError, match=r"agent 'a' is not among its agents"):
         JointReplayBuffer(100, agents={"y": ["b", "c"]}).add(samples[0])
     algo.stop()
+
+
+def test_what_it_has_no_use_for_is_an_error():
+    buffer = JointReplayBuffer(30, agents={"x": ["a"]})
+    with pytest.raises(TypeError, match="batch_length_T"):
+        buffer.sample(4, batch_length_T=3)

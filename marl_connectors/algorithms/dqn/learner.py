@@ -24,25 +24,43 @@ from marl_connectors.replay_buffers.replay_sample import WEIGHTS
 from marl_connectors.rl_module.masked_logits import apply_action_mask
 from marl_connectors.typing import ModuleID
 
-_TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
+TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
+"""The loss statistics of Q-learning, in the order of ``TDErrors.terms``."""
 
 
 class TDErrors(NamedTuple):
     """The temporal-difference errors of a minibatch, ``[B]`` of one module or ``[M, B]`` of ``M`` modules.
 
     Attributes:
-        actions: ``[..., 1]`` int64, the actions that were taken.
-        taken: Their values.
+        taken: The values of the actions that were taken.
         targets: The targets of these values.
         errors: ``taken - targets``.
         losses: The loss of each row.
+        slopes: The derivative of each row's loss with respect to ``taken``.
     """
 
-    actions: Tensor
     taken: Tensor
     targets: Tensor
     errors: Tensor
     losses: Tensor
+    slopes: Tensor
+
+    @classmethod
+    def of(cls, taken: Tensor, targets: Tensor, weights: Tensor | None = None, *, loss_fn: str) -> TDErrors:
+        """Returns the errors, with the losses that ``td_error_loss_fn`` names, times weights if there are any."""
+        errors = taken - targets
+        if loss_fn == "huber":
+            slopes = errors.clamp(-1.0, 1.0)
+            losses = slopes * (errors - 0.5 * slopes)
+        else:
+            slopes, losses = 2.0 * errors, errors.square()
+        if weights is not None:
+            slopes, losses = slopes * weights, losses * weights
+        return cls(taken, targets, errors, losses, slopes)
+
+    def terms(self) -> tuple[Tensor, ...]:
+        """Returns what the loss statistics are means of."""
+        return self.losses, self.losses, self.taken, self.errors, self.errors.abs(), self.targets
 
 
 class DQNLearner(OffPolicyLearner):
@@ -66,7 +84,7 @@ class DQNLearner(OffPolicyLearner):
     def _loss(
         self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
     ) -> Tensor:
-        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS], module_ids)
+        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS], taken_actions(batch), module_ids)
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         loss = rows.mean(rows.pick(found.losses))
         self._log(module_ids, rows, found, batch[Columns.LOSS_MASK] if Columns.SEQ_LENS in batch else None)
@@ -78,31 +96,29 @@ class DQNLearner(OffPolicyLearner):
         return _ClosedLoss(self, module_ids) if all(isinstance(m, DefaultDQNRLModule) for m in modules) else None
 
     def _errors_of(
-        self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor, module_ids: Sequence[ModuleID]
+        self,
+        config: Any,
+        module: Any,
+        batch: Mapping[str, Any],
+        values: Tensor,
+        actions: Tensor,
+        module_ids: Sequence[ModuleID],
     ) -> TDErrors:
         """Returns the errors of the values of the actions that were taken, and the losses of all rows."""
-        actions = batch[Columns.ACTIONS].long().unsqueeze(-1)
         taken = values.gather(-1, actions).squeeze(-1)
         if Columns.SEQ_LENS in batch:
             targets = self._targets_in_sequences(config, module, batch, values, module_ids)
         else:
             targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
-        errors = taken - targets
-        if config.td_error_loss_fn == "huber":
-            losses = F.smooth_l1_loss(taken, targets, reduction="none")
-        else:
-            losses = errors.square()
-        if WEIGHTS in batch:
-            losses = losses * batch[WEIGHTS]
-        return TDErrors(actions, taken, targets, errors, losses)
+        weights = batch.get(WEIGHTS)
+        return TDErrors.of(taken, targets, weights, loss_fn=config.td_error_loss_fn)
 
     def _log(
         self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors, counted: Tensor | None = None
     ) -> None:
         """Logs the loss statistics, and keeps the errors of all rows, or of all sequences."""
-        of_rows = (found.losses, found.losses, found.taken, found.errors, found.errors.abs(), found.targets)
-        columns = torch.stack([rows.pick(column.detach()) for column in of_rows])
-        self.log_table(module_ids, _TERMS, rows.mean(columns))
+        columns = torch.stack([rows.pick(column.detach()) for column in found.terms()])
+        self.log_table(module_ids, TERMS, rows.mean(columns))
         errors = found.errors.detach()
         if counted is not None:  # of a sequence, the mean size of its steps' errors
             errors = (errors.abs() * counted).sum(-1) / counted.sum(-1)
@@ -135,10 +151,33 @@ class DQNLearner(OffPolicyLearner):
         )
 
 
+def taken_actions(batch: Mapping[str, Any]) -> Tensor:
+    """Returns ``[..., 1]`` int64, the actions that were taken, by which values can be gathered."""
+    return batch[Columns.ACTIONS].long().unsqueeze(-1)
+
+
 def best_values(values: Tensor, judged: Tensor, mask: Tensor | None) -> Tensor:
     """Returns ``[...]`` those of ``[..., n]`` values whose actions are judged best among the allowed ones."""
     best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
     return values.gather(-1, best).squeeze(-1)
+
+
+def head_gradients(
+    of_actions: Tensor, actions: Tensor, slopes: Tensor, *, is_dueling: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the gradients of the outputs of a module's heads: of the advantages, and of the value if ``is_dueling``.
+
+    Args:
+        of_actions: ``[..., n]`` values of all actions.
+        actions: ``[..., 1]`` the actions that were taken.
+        slopes: ``[...]`` the gradient of the values of these.
+        is_dueling: Whether there are two heads.
+    """
+    slopes_of_each = slopes.unsqueeze(-1)
+    by_inputs = torch.zeros_like(of_actions).scatter_(-1, actions, slopes_of_each)
+    if not is_dueling:
+        return by_inputs, None
+    return by_inputs.sub_(slopes_of_each / of_actions.shape[-1]), slopes  # the mean advantage is subtracted
 
 
 class _ClosedLoss:
@@ -159,17 +198,12 @@ class _ClosedLoss:
         if rows.weights is not None:
             return None
         of_actions = q_values(inputs, None if values is None else values.unsqueeze(-1))
-        found = self._learner._errors_of(self._config, self._module, batch, of_actions, self._module_ids)
+        actions = taken_actions(batch)
+        found = self._learner._errors_of(self._config, self._module, batch, of_actions, actions, self._module_ids)
         self._learner._log(self._module_ids, rows, found)
-        slope = found.errors.clamp(-1.0, 1.0) if self._config.td_error_loss_fn == "huber" else 2.0 * found.errors
-        if WEIGHTS in batch:
-            slope = slope * batch[WEIGHTS]
-        slope = slope / found.errors.shape[-1]
-        by_inputs = torch.zeros_like(of_actions).scatter_(-1, found.actions, slope.unsqueeze(-1))
-        if values is None:
-            return LossAndGradients(found.losses.mean(-1), by_inputs, None)
-        by_inputs -= slope.unsqueeze(-1) / of_actions.shape[-1]  # of the mean advantage
-        return LossAndGradients(found.losses.mean(-1), by_inputs, slope)
+        slopes = found.slopes / found.errors.shape[-1]
+        by_inputs, by_values = head_gradients(of_actions, actions, slopes, is_dueling=values is not None)
+        return LossAndGradients(found.losses.mean(-1), by_inputs, by_values)
 
 
 DQNTorchLearner = DQNLearner

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from marl_connectors.algorithms.dqn.learner import DQNLearner, best_values
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
+from marl_connectors.algorithms.dqn.learner import (
+    TERMS,
+    DQNLearner,
+    TDErrors,
+    best_values,
+    head_gradients,
+    taken_actions,
+)
+from marl_connectors.algorithms.dqn.rl_module import QF_PREDS, q_values
 from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
 from marl_connectors.algorithms.qmix.mixing import Mixing
-from marl_connectors.algorithms.qmix.picked_rows import PickedRows, TeamColumns, everywhere, filled, target_steps
+from marl_connectors.algorithms.qmix.team_rows import PickedRows, TeamRows
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import (
@@ -27,31 +32,26 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch
 from marl_connectors.learner.updates import Step, has_self_supervised_loss
-from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
 from marl_connectors.seeding import torch_stream
-from marl_connectors.transfers import all_moved
+from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 
 class TeamValues(NamedTuple):
-    """What a minibatch gives to the loss of a team.
+    """What some modules give to the loss of a team.
 
     Attributes:
-        taken: ``[n]`` the values of the actions taken at the env steps that count, with gradients.
-        taken_cells: Their places among ``N * W * A`` places: item, row of the item, agent.
-        best: The values of the best actions at the env steps that the targets read, by the target networks.
-        best_cells: Their places.
-        columns: What all rows say about their env steps.
+        taken: ``[n]`` the values of the actions taken.
+        best: ``[m]`` the values of the best actions at the env steps that the targets read, by the target networks.
+        backward: Computes the gradients of the modules, given those of ``taken``.
     """
 
     taken: Tensor
-    taken_cells: Tensor
     best: Tensor
-    best_cells: Tensor
-    columns: TeamColumns
+    backward: Callable[[Tensor], None]
 
 
 class QMIXLearner(DQNLearner):
@@ -150,105 +150,65 @@ class QMIXLearner(DQNLearner):
         The gradient with respect to the values of the actions taken is computed first, and then passed on to each group
         of modules, as those of a bucket compute their gradients together.
         """
-        sample = self._sample
+        config, mixing, sample = self.config, self.mixing, self._sample
+        rows = TeamRows(step.minibatches, sample, n_step=largest_n_step(config.n_step), gamma=config.gamma)
         with self._autocast():
-            learned = [PickedRows.of(m, sample, sample.counted, only_acted=True) for m in step.minibatches]
-            to_learn = [
-                dataclasses.replace(m, columns=r.columns) for m, r in zip(step.minibatches, learned, strict=True)
-            ]
-            passes = self._forward_passes(step._replace(minibatches=to_learn))
-            found = [self._values_of(*own) for own in zip(step.minibatches, learned, passes, strict=True)]
-        values = torch.cat([own.taken.detach().float() for own in found]).requires_grad_()
-        loss = self._team_loss([m for one in step.minibatches for m in one.module_ids], values, found)
-        self.mixing.compute_gradients(loss)
-        assert values.grad is not None
-        slopes = values.grad.split([len(own.taken) for own in found])
-        for minibatch, own, slope in zip(step.minibatches, found, slopes, strict=True):
-            self.optimizers.compute_gradients((own.taken * slope).sum(), minibatch.module_ids)
-        return loss.detach()
+            of_minibatches = step.minibatches, rows.learned.of_minibatches, rows.read.of_minibatches
+            found = [self._values_of(*own) for own in zip(*of_minibatches, strict=True)]
+        learned, read = rows.states(MIXER_STATE)
+        with torch.no_grad():
+            following = mixing.target(rows.read.matrix([own.best for own in found]), read)
+            if rows.read_by is not None:
+                following = following.index_select(0, rows.read_by)
+            targets = rows.rewards + rows.discounts * following
+        values = rows.learned.matrix([own.taken.detach() for own in found]).requires_grad_()
+        mixed = mixing.mixer(values, learned)
+        weights = None if sample.weights is None else moved(sample.weights[sample.counted_items], self.device)
+        errors = TDErrors.of(mixed.detach(), targets, weights, loss_fn=config.td_error_loss_fn)
+        of_values = mixing.compute_gradients(values, mixed, errors.slopes / len(targets))
+        for own, slopes in zip(found, rows.learned.split(of_values, [own.taken for own in found]), strict=True):
+            own.backward(slopes)
+        return self._log_team([m for one in step.minibatches for m in one.module_ids], errors)
 
-    def _values_of(self, minibatch: MiniBatch, learned: PickedRows, forward_pass: tuple[Any, Any]) -> TeamValues:
+    def _values_of(self, minibatch: MiniBatch, learned: PickedRows, read: PickedRows) -> TeamValues:
         """Returns the values of a minibatch.
 
         Args:
             minibatch: All its rows.
             learned: Those whose values are learned.
-            forward_pass: The module, and its outputs for these.
+            read: Those whose best values the targets read.
         """
-        module, fwd_out = forward_pass
-        values = fwd_out[QF_PREDS]
-        actions = learned.columns[Columns.ACTIONS].long().unsqueeze(-1)
-        read = PickedRows.of(minibatch, self._sample, target_steps(self._sample, largest_n_step(self.config.n_step)))
+        ids = minibatch.module_ids
+        module, closed = self._module_of(ids), self._closed_update(ids)
+        outputs = None if closed is None else closed.forward({Columns.OBS: learned.columns[Columns.OBS]})
+        if outputs is None:
+            values = self._forward_train(module, learned.columns)[QF_PREDS]
+        else:
+            values = q_values(outputs.inputs, None if outputs.values is None else outputs.values.unsqueeze(-1))
+        actions = taken_actions(learned.columns)
+        taken = learned.pick(values.gather(-1, actions)).float()
         with torch.no_grad():
             judged = by_target = module.forward_target(read.columns)[QF_PREDS]
             if self.config.double_q:
                 is_known = read.columns is learned.columns  # all rows, of sequences
                 judged = values.detach() if is_known else module.compute_q_values(read.columns)
-            best = best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))
-        return TeamValues(
-            learned.pick(values.gather(-1, actions).squeeze(-1)),
-            learned.cells,
-            read.pick(best).float(),
-            read.cells,
-            TeamColumns.of(minibatch, self._sample, MIXER_STATE),
-        )
+            best = read.pick(best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))).float()
 
-    def _team_loss(self, module_ids: Sequence[ModuleID], values: Tensor, found: Sequence[TeamValues]) -> Tensor:
-        """Returns the mean loss of all env steps that count.
+        def backward(slopes: Tensor) -> None:
+            if closed is None or outputs is None:
+                self.optimizers.compute_gradients((taken * slopes).sum(), ids)
+                return
+            of_rows = learned.spread(slopes, actions[..., 0])
+            closed.backward(*head_gradients(values, actions, of_rows, is_dueling=outputs.values is not None))
 
-        Args:
-            module_ids: The modules.
-            values: ``[n]`` the values of the actions taken, of all minibatches.
-            found: What each minibatch gives.
-        """
-        sample, config = self._sample, self.config
-        n_step = largest_n_step(config.n_step)
-        shape, agents = sample.counted.shape, sample.num_agents
-        number = shape[0] * shape[1]
-        columns = [own.columns for own in found]
-        env_steps = torch.cat([own.env_steps for own in columns])
-        rewards = filled(torch.cat([own.rewards for own in columns]), env_steps, number)
-        alive = everywhere(number, env_steps)
-        states = [own.states for own in columns if own.states is not None]
-        known = filled(torch.cat(states), env_steps, number) if states else None
-        left = np.maximum(sample.last[:, None] - np.arange(shape[1]), 0)
-        picks = [np.flatnonzero(sample.counted), np.flatnonzero(target_steps(sample, n_step)), left]
-        counted, read, left = all_moved(picks, self.device)
+        return TeamValues(taken, best, backward)
 
-        def mixed(mixer: torch.nn.Module, own: Tensor, cells: list[Tensor], at: Tensor) -> Tensor:
-            joint = filled(own, torch.cat(cells), number * agents).view(number, agents)
-            return mixer(joint[at], None if known is None else known[at])
-
-        with torch.no_grad():
-            best = torch.cat([own.best for own in found])
-            following = filled(mixed(self.mixing.target, best, [own.best_cells for own in found], read), read, number)
-            targets = n_step_targets(
-                rewards.view(shape), (following * alive).view(shape), left, n_step=n_step, gamma=config.gamma
-            ).reshape(-1)[counted]
-        taken = mixed(self.mixing.mixer, values, [own.taken_cells for own in found], counted)
-        losses = F.smooth_l1_loss(taken, targets, reduction="none")
-        if config.td_error_loss_fn == "mse":
-            losses = (taken - targets).square()
-        if sample.weights is not None:
-            losses = losses * torch.from_numpy(sample.weights[np.nonzero(sample.counted)[0]]).to(losses)
-        loss = losses.sum() / max(len(losses), 1)
-        self._log_team(module_ids, loss, taken.detach(), targets)
-        return loss
-
-    def _log_team(self, module_ids: Sequence[ModuleID], loss: Tensor, taken: Tensor, targets: Tensor) -> None:
-        """Logs the loss statistics of the team for each of its modules."""
-        errors = taken - targets
-        means = {
-            "total_loss": loss.detach(),
-            "qf_loss": loss.detach(),
-            "qf_mean": taken.mean(),
-            "td_error_mean": errors.mean(),
-            "td_error_abs_mean": errors.abs().mean(),
-            "target_mean": targets.mean(),
-        }
-        self.log_terms(module_ids, {name: term.expand(len(module_ids)) for name, term in means.items()})
-        for module_id in module_ids:
-            self._errors[module_id] = errors
+    def _log_team(self, module_ids: Sequence[ModuleID], errors: TDErrors) -> Tensor:
+        """Logs the loss statistics of the team for each of its modules, and returns the loss."""
+        means = torch.stack(errors.terms()).mean(-1, keepdim=True)
+        self.log_table(module_ids, TERMS, means.expand(-1, len(module_ids)))
+        self._errors.update(dict.fromkeys(module_ids, errors.errors))
+        return means[0, 0]
 
     def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
         """Moves the target networks of the modules and of the mixer."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marl_connectors.algorithms.qmix.mixers import VDNMixer
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import clip_stacked_gradients
 from marl_connectors.learner.loss_stats import FiniteCheck
@@ -50,11 +51,21 @@ class Mixing:
     def _trained(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.mixer.named_parameters() if p.requires_grad}
 
-    def compute_gradients(self, loss: Tensor) -> None:
-        """Computes the gradients of the mixer, and of the leaves of the loss."""
+    def compute_gradients(self, values: Tensor, mixed: Tensor, slopes: Tensor) -> Tensor:
+        """Computes the gradients of the mixer, and returns those of the values that it has mixed.
+
+        Args:
+            values: ``[B, A]``, which require gradients.
+            mixed: ``[B]``, what the mixer returned.
+            slopes: The gradient of the loss with respect to it.
+        """
         if self._bucket is not None:
             self._bucket.gradients.zero_()
-        loss.backward()
+        if type(self.mixer) is VDNMixer:
+            return slopes.unsqueeze(-1).expand_as(values)
+        torch.autograd.backward(mixed, slopes)
+        assert values.grad is not None
+        return values.grad
 
     def norm(self) -> Tensor:
         """Returns the norm of the gradients, ``[1]``; no numbers if there are no parameters."""

@@ -45,10 +45,13 @@ def test_steps_are_those_of_adam_with_clipped_gradients(seed, bound, by):
             state = mixing.get_state()
             mixing = Mixing(QMixer(agents, size, 4), torch.device("cpu"))
             mixing.set_state(state)
-        mixing.compute_gradients(mixing.mixer(values, states).square().mean())
+        mixed = mixing.mixer(values.requires_grad_(), states)
+        found = mixing.compute_gradients(values, mixed, mixed.detach() * 2 / len(mixed))
         mixing.step(config, mixing.norm(), lr, FiniteCheck(is_lazy=False))
         adam.zero_grad()
-        by_hand(values, states).square().mean().backward()
+        loss = by_hand(values, states).square().mean()
+        torch.testing.assert_close(found, torch.autograd.grad(loss, values, retain_graph=True)[0], rtol=1e-4, atol=1e-5)
+        loss.backward()
         clip(list(by_hand.parameters()), bound, by)
         adam.param_groups[0]["lr"] = lr
         adam.step()
@@ -60,20 +63,30 @@ def test_a_step_that_is_not_finite_is_skipped_where_that_is_found_out_late():
     torch.manual_seed(0)
     mixing, config = Mixing(QMixer(2, 3, 4), torch.device("cpu")), SimpleNamespace(grad_clip=1.0, grad_clip_by="norm")
     before, check = copy.deepcopy(mixing.mixer.state_dict()), FiniteCheck(is_lazy=True)
-    loss = mixing.mixer(torch.randn(5, 2), torch.randn(5, 3)).sum() * float("inf")
-    mixing.compute_gradients(loss)
-    assert check.holds(loss, mixing.norm())
+    values = torch.randn(5, 2, requires_grad=True)
+    mixed = mixing.mixer(values, torch.randn(5, 3))
+    mixing.compute_gradients(values, mixed, torch.full((5,), float("inf")))
+    assert check.holds(mixed.sum(), mixing.norm())
     mixing.step(config, mixing.norm(), 0.1, check)
     for name, value in mixing.mixer.state_dict().items():
         assert torch.equal(value, before[name])
 
 
-def test_a_mixer_without_parameters_has_nothing_to_step():
-    mixing = Mixing(VDNMixer(), torch.device("cpu"))
-    values = torch.randn(5, 2, requires_grad=True)
-    mixing.compute_gradients(mixing.mixer(values, None).sum())
+class Doubled(VDNMixer):
+    """Not the sum itself."""
+
+    def forward(self, values, states):
+        return 2 * super().forward(values, states)
+
+
+@pytest.mark.parametrize(("mixer", "factor"), [(VDNMixer(), 1.0), (Doubled(), 2.0)])
+def test_a_mixer_without_parameters_has_nothing_to_step(mixer, factor):
+    mixing = Mixing(mixer, torch.device("cpu"))
+    values, slopes = torch.randn(5, 2, requires_grad=True), torch.randn(5)
+    found = mixing.compute_gradients(values, mixing.mixer(values, None), slopes)
     mixing.step(SimpleNamespace(grad_clip=1.0, grad_clip_by="norm"), mixing.norm(), 0.1, FiniteCheck(is_lazy=False))
-    assert values.grad is not None and torch.equal(values.grad, torch.ones(5, 2)) and not len(mixing.norm())
+    torch.testing.assert_close(found, factor * slopes.unsqueeze(-1).expand(5, 2))
+    assert not len(mixing.norm())
 
 
 def test_a_mixer_with_parameters_of_several_dtypes_is_an_error():

@@ -220,7 +220,7 @@ class ByHand:
             target, steps = 0.0, min(config.n_step, int(sample.last[item]) - w)
             for i in range(steps):
                 earned = [
-                    float(sample._taken(Columns.REWARDS, m)[item, w + i, k])
+                    float(sample.column(Columns.REWARDS, m)[item, w + i, k])
                     for m, k in self.agents
                     if m in self.team and self.flags(m, item, w + i, k) & ACTED
                 ]
@@ -261,6 +261,19 @@ class ByHand:
         return states
 
 
+def team_gradients(learner, sample):
+    """The loss of a sample, and the gradients of all modules and of the mixer."""
+    learner.optimizers.refresh(timestep=0)
+    learner._closed_updates = {}
+    (step,) = learner._steps(learner.make_batch(sample))
+    learner._loss_statistics.begin_minibatch(0)
+    with torch.enable_grad():
+        loss = learner._team_gradients(step)
+    named = {f"{m}.{n}": p for m, module in learner.module.items() for n, p in module.named_parameters()}
+    named.update(learner.mixing.mixer.named_parameters())
+    return loss, {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+
+
 @pytest.mark.parametrize("seed", [*range(16), *FRESH])
 def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     config = random_qmix(seed)
@@ -268,24 +281,51 @@ def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     algo.train()
     learner, module_ids = algo.learner, list(algo.config.policies_to_train or algo.rl_module)
     sample = algo.replay.draw(module_ids)
-    learner.optimizers.refresh(timestep=0)
-    batch = learner.make_batch(sample)
-    (step,) = learner._steps(batch)
-    learner._loss_statistics.begin_minibatch(0)
+    found, gradients = team_gradients(learner, sample)
     with torch.enable_grad():
-        found = learner._team_gradients(step)
-        gradients = {n: p.grad.clone() for m in module_ids for n, p in named(algo, m) if p.grad is not None}
-        mixers = {n: p.grad.clone() for n, p in learner.mixing.mixer.named_parameters()}
         expected = ByHand(algo, sample, algo.config).loss(0.01 if config.learner_connector is not None else 1.0)
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
         weights = [(n, p) for m in module_ids for n, p in named(algo, m)]
         weights += list(learner.mixing.mixer.named_parameters())
         by_hand = torch.autograd.grad(expected, [p for _, p in weights], allow_unused=True)
     for (name, parameter), gradient in zip(weights, by_hand, strict=True):
-        own = {**gradients, **mixers}[name]
+        own = gradients[name]
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         torch.testing.assert_close(own, gradient, rtol=1e-3, atol=1e-4 * max(1.0, float(gradient.abs().max())))
     algo.stop()
+
+
+@pytest.mark.parametrize("seed", [*range(8), *FRESH])
+def test_the_closed_form_has_the_gradients_of_autograd(seed):
+    rng = np.random.default_rng(seed)
+    config = random_qmix(seed, burn_in_len=0)
+    if seed % 4 == 3:
+        case = next(c for c in range(seed % 1000, 2000) if has_choices(c))
+        config.environment(RandomMasks, env_config={"case": case, "places": ("observation",), "alike": True})
+        config.multi_agent(policies="shared", policies_to_train=None).training(mixer_state="joint_observations")
+    hiddens = [(5,), (6, 4), ()][int(rng.integers(3))]
+    activations = {"fcnet_activation": str(rng.choice(["tanh", "relu", "silu"]))}
+    config.rl_module(model_config={"fcnet_hiddens": hiddens, "head_fcnet_hiddens": (3,), **activations})
+    algo = config.learners(stack_modules=bool(rng.integers(2))).build_algo()
+    algo.train()
+    learner = algo.learner
+    sample = algo.replay.draw([m for m in algo.rl_module if learner.should_module_be_updated(m)])
+    loss, gradients = team_gradients(learner, sample)
+    assert learner._closed_updates and None not in learner._closed_updates.values()
+    learner.closed_loss = lambda module_ids: None
+    expected, by_autograd = team_gradients(learner, sample)
+    assert set(learner._closed_updates.values()) == {None}
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    for name, gradient in by_autograd.items():
+        atol = 1e-5 * max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=atol)
+    algo.stop()
+
+
+def has_choices(case):
+    """Whether all agents of an environment with masks have several actions, in a Discrete space."""
+    actions = RandomMasks(case, places=("observation",), alike=True).actions["agent_0"]
+    return isinstance(actions, Discrete) and actions.n > 2
 
 
 def named(algo, module_id):
@@ -357,8 +397,7 @@ def test_agents_that_are_not_trained_act_but_earn_nothing_for_the_team():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_forbidden_actions_are_neither_taken_nor_valued(seed):
-    made = ((case, RandomMasks(case, places=("observation",), alike=True)) for case in range(seed, 1000, 3))
-    case = next(c for c, env in made if isinstance(env.actions["agent_0"], Discrete) and env.actions["agent_0"].n > 2)
+    case = next(case for case in range(seed, 1000, 3) if has_choices(case))
     config = small_qmix(RandomMasks, seed, n_step=1 + seed % 2)
     algo = config.environment(env_config={"case": case, "places": ("observation",), "alike": True}).build_algo()
     algo.train()
