@@ -61,6 +61,7 @@ NEEDS_BEFORE: dict[str, dict[str, str]] = {
         "BatchIndividualItems": _ARRAYS,
         "NumpyToTensor": "needs the tensors that {} makes",
     },
+    "AddNStepReturnsToTrainBatch": dict.fromkeys(_CHANGES_REWARDS, _REWARDS),
     "TensorToNumpy": {"GetActions": "converts the tensors that {} samples from"},
     "UnBatchToIndividualItems": {"GetActions": _ACTIONS, "TensorToNumpy": _ARRAYS},
     "ModuleToAgentUnmapping": {

@@ -17,6 +17,8 @@ from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch
 )
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import AddNStepReturnsToTrainBatch
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
+from marl_connectors.connectors.learner.reward_transform import RewardTransform
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
@@ -55,7 +57,7 @@ class OffPolicyLearner(Learner):
         """Puts the piece for n-step returns into the pipeline.
 
         Raises:
-            LearnerError: If a module lacks what the loss needs.
+            LearnerError: If a module lacks what the loss needs, or if a piece needs whole episodes.
         """
         self._check_modules()
         self.td_errors: dict[ModuleID, np.ndarray] = {}
@@ -66,10 +68,22 @@ class OffPolicyLearner(Learner):
         self._followers_of: Any = None
         if self.config.add_default_connectors_to_learner_pipeline:
             self.pipeline.remove(AddOneTsToEpisodesAndTruncate)
+            of_rewards = AddColumnsFromEpisodesToTrainBatch, RewardTransform
+            last = max(i for i, piece in enumerate(self.pipeline) if isinstance(piece, of_rewards))
+            name = self.pipeline.names()[last]
             for piece in self.pieces_after_columns():
-                self.pipeline.insert_after(AddColumnsFromEpisodesToTrainBatch, piece)
+                self.pipeline.insert_after(name, piece)
+        self._check_reward_pieces()
         super().build()
         self.explore_as_of(0)
+
+    def _check_reward_pieces(self) -> None:
+        if any(isinstance(piece, NormalizeRewards) for piece in self.pipeline):
+            raise LearnerError(
+                f"{type(self).__name__}: NormalizeRewards measures the returns of episodes, but steps from a replay "
+                f"buffer come alone. Take it out of the learner pipeline, and use ScaleRewards(scale=...) with a "
+                f"number that brings rewards to about 1, or a wrapper of the environment such as NormalizeReward."
+            )
 
     def _check_modules(self) -> None:
         for module_id, module in self.module.items():
@@ -82,7 +96,7 @@ class OffPolicyLearner(Learner):
                 )
 
     def pieces_after_columns(self) -> list[ConnectorV2]:
-        """Returns the pieces that the learner needs after AddColumnsFromEpisodesToTrainBatch, the last one first."""
+        """Returns the pieces that the learner needs after those that add and change rewards, the last one first."""
         own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
         return [
             AddNStepReturnsToTrainBatch(

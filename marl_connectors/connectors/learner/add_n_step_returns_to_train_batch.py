@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.learner.reward_transform import REWARD_CHANGES
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import tree_map
@@ -24,9 +25,11 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     """Adds what temporal-difference targets of steps from a replay buffer need.
 
     A target is ``rewards + discounts * value(new_obs)``. ``rewards`` is the discounted sum of the next ``n_step``
-    rewards of the agent, or of those up to its episode's end. ``new_obs`` is the observation after them.
+    rewards of the agent, or of those up to its episode's end, each as the pieces before have changed it. ``new_obs`` is
+    the observation after them.
 
-    Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories; writes ``rewards`` (``[B]``
+    Reads ``obs``, ``rewards``, ``terminateds`` and ``action_mask`` of the trajectories, and ``rewards`` of the batch if
+    it has them; writes ``rewards`` (``[B]``
     float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Unless
     ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of sequences for stateful modules stay as they
     are, as the targets of their steps need the states at later steps of the sequence. Keeps no state.
@@ -60,11 +63,12 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         self.module_settings = dict(module_settings or {})
         self.keep_action_masks = keep_action_masks
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def on_columns(self, *, columns: ColumnGroup, shared_data: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Adds the columns.
 
         Raises:
-            ConnectorError: If the rows are not of a replay buffer.
+            ConnectorError: If the rows are not of a replay buffer, or if a piece has changed the rewards of the batch,
+                and the same change of later rewards is not known.
         """
         rows = columns.rows
         if rows.sequence_lengths is not None:
@@ -74,7 +78,8 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         gammas = np.empty(len(rows))
         for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
             gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
-        total = np.array(rows.get(Columns.REWARDS), np.float64)
+        changes = (shared_data or {}).get(REWARD_CHANGES, {}).values()
+        total = self._first_rewards(columns, changes).astype(np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)
         new_obs = rows.reach(Columns.OBS, 1)[0]  # every step that was drawn has one
         masks = rows.reach(Columns.ACTION_MASK, 1)[0] if rows.has(Columns.ACTION_MASK) else None
@@ -83,7 +88,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             is_taken = rows.reached(k + 1)
             if not is_taken.any():
                 break
-            total += np.where(is_taken, discounts * rows.get(Columns.REWARDS, offset=k, fill=0), 0.0)
+            total += np.where(is_taken, discounts * _changed_rewards(rows, k, changes), 0.0)
             terminated |= is_taken & (rows.get(Columns.TERMINATEDS, offset=k, fill=0) > 0)
             discounts = np.where(is_taken, discounts * gammas, discounts)
             new_obs = _where(is_taken, rows.reach(Columns.OBS, k + 1)[0], new_obs)
@@ -96,6 +101,30 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             columns[NEXT_ACTION_MASK] = masks
             if not self.keep_action_masks:
                 columns.pop(Columns.ACTION_MASK, None)
+
+    def _first_rewards(self, columns: ColumnGroup, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:
+        """Returns the reward of each step itself, which pieces may have changed in any way if it is the only one."""
+        own = _changed_rewards(columns.rows, 0, changes)
+        given = columns.get(Columns.REWARDS)
+        if given is None or np.array_equal(given, own.astype(np.float32), equal_nan=True):
+            return own
+        if self.n_step > 1:
+            raise ConnectorError(
+                f"a piece has changed the rewards of the batch, but with n_step={self.n_step} the targets need the "
+                f"same change of later rewards, which are not in the batch. Make the piece a subclass of "
+                f"RewardTransform, set n_step=1, or change rewards in a wrapper of the environment."
+            )
+        return given
+
+
+def _changed_rewards(rows: Any, offset: int, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:
+    """Returns ``[B]`` rewards, some steps after the rows, as the pieces of a pipeline change them."""
+    rewards = rows.get(Columns.REWARDS, offset=offset, fill=0)
+    if changes:
+        rewards = rewards.astype(np.float32)  # as those of the batch
+    for change in changes:
+        rewards = change(rewards)
+    return rewards
 
 
 def _where(chosen: np.ndarray, values: Any, others: Any) -> Any:

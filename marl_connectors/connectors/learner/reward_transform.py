@@ -11,12 +11,17 @@ from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError
 
+REWARD_CHANGES = "reward_changes"
+"""Key in ``shared_data``: ``{piece: its changed()}`` of the pieces that have changed the batch's rewards, in their
+order."""
+
 
 class RewardTransform(ConnectorV2):
     """Base class of pieces that change each reward of the train batch independently of the others.
 
     Reads the batch's ``rewards`` or, if no piece has added them yet, those of the episodes. Writes ``rewards`` to the
-    batch. The episodes, and so the reported returns, keep the environment's rewards.
+    batch. The episodes, and so the reported returns, keep the environment's rewards. Targets from a replay buffer that
+    add up several rewards change each of them.
     """
 
     belongs_in = (LEARNER,)
@@ -25,8 +30,10 @@ class RewardTransform(ConnectorV2):
         """Returns the new rewards for ``[B]`` rewards or for a single one."""
         raise NotImplementedError(f"{type(self).__name__}: override changed(rewards).")
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Changes the rewards of all rows of a group at once."""
+        if shared_data is not None:
+            shared_data.setdefault(REWARD_CHANGES, {})[self] = self.changed
         columns[Columns.REWARDS] = self.changed(rewards_of_columns(columns))
 
 
