@@ -579,7 +579,7 @@ def test_a_call_without_the_infos_that_have_the_masks_is_an_error(tmp_path):
 def _check_asks_for_infos(policy):
     observation, info = Masked().reset()
     with pytest.raises(
-        ConnectorError, match=r"its info dict, under 'action_mask', .* policy\(observation, info=info\)"
+        ConnectorError, match=r"masks of .* are in infos, under 'action_mask', .* policy\(observation, info=info\)"
     ):
         policy(observation)
     assert policy(observation, info=info) == 2
