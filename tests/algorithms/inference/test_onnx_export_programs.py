@@ -358,7 +358,14 @@ def test_the_contract_is_json_that_says_who_acts_with_what():
     contract = json.loads(json.dumps(in_torch(policy).contract))
     assert (contract["format"], contract["format_version"]) == ("marl-connectors-onnx", 2)
     assert contract["agents"] == [
-        {"agent": f"agent_{i}", "module": "default_policy", "file": "default_policy.onnx", "index": i} for i in range(3)
+        {
+            "agent": f"agent_{i}",
+            "module": "default_policy",
+            "file": "default_policy.onnx",
+            "index": i,
+            "needs_info": False,
+        }
+        for i in range(3)
     ]
     (file,) = contract["files"]
     assert file["inputs"] == [
