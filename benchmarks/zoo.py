@@ -27,7 +27,7 @@ POINTS = 60
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
 _OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
-_OWN_OPTIONS |= {"baseline_seconds", "video"}
+_OWN_OPTIONS |= {"baseline_seconds", "video", "wrappers", "eval_explore"}
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:
