@@ -104,17 +104,17 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
 
     def _first_rewards(self, columns: ColumnGroup, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:
         """Returns the reward of each step itself, which pieces may have changed in any way if it is the only one."""
-        own = _changed_rewards(columns.rows, 0, changes)
         given = columns.get(Columns.REWARDS)
-        if given is None or np.array_equal(given, own.astype(np.float32), equal_nan=True):
-            return own
-        if self.n_step > 1:
+        if given is not None and self.n_step == 1:
+            return given
+        own = _changed_rewards(columns.rows, 0, changes)
+        if given is not None and not np.array_equal(given, own.astype(np.float32), equal_nan=True):
             raise ConnectorError(
                 f"a piece has changed the rewards of the batch, but with n_step={self.n_step} the targets need the "
                 f"same change of later rewards, which are not in the batch. Make the piece a subclass of "
                 f"RewardTransform, set n_step=1, or change rewards in a wrapper of the environment."
             )
-        return given
+        return own
 
 
 def _changed_rewards(rows: Any, offset: int, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:
