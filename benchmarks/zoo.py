@@ -27,7 +27,9 @@ POINTS = 60
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
 _OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
-_OWN_OPTIONS |= {"baseline_seconds", "video", "wrappers", "eval_explore"}
+_OWN_OPTIONS |= {"baseline_seconds", "video"}
+_WITH_DEFAULTS = {"wrappers", "eval_explore"}
+"""Further options of runs with the defaults, which presets set."""
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:
@@ -41,11 +43,12 @@ def condensed(folder: Path, task: ZooTask) -> TaskRuns:
     late = [result.seed for result in results if result.status != FINISHED]
     if late:
         raise SystemExit(f"{folder}: the seeds {late} are not finished. Go on with: train --resume {folder}")
-    others = set(options) - _OWN_OPTIONS
+    defaults = not options.get("preset", True)
+    others = set(options) - _OWN_OPTIONS - (_WITH_DEFAULTS if defaults else set())
     if others:
         raise SystemExit(f"{folder}: these runs have other settings, because of the options {sorted(others)}")
     config = run_folder.read_config(folder / seed_folder(seeds[0]))
-    words = command(task, _spelled(seeds), defaults=not options.get("preset", True))
+    words = command(task, _spelled(seeds), defaults=defaults)
     return TaskRuns(
         task=task.name,
         command=shlex.join(["marl-connectors", *words]),
