@@ -440,7 +440,9 @@ def test_every_name_in_the_table_is_of_a_piece_that_the_library_has_or_that_rlli
     named = {*NEEDS_BEFORE, *(name for needed in NEEDS_BEFORE.values() for name in needed)}
     planned = {"AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch"}
     files = [path.stem for path in Path(connectors.__file__).parent.rglob("*.py")]
-    snake = lambda name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("UnBatch", "Unbatch")).lower()
+    snake = lambda name: re.sub(
+        r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("UnBatch", "Unbatch")
+    ).lower()
     assert {name for name in named - planned if snake(name) not in files} == set()
 
 

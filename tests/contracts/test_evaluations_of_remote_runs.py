@@ -72,17 +72,17 @@ def test_the_caller_sees_episodes_end_and_can_end_the_rest(name, seed, fake):
     algo = config_of(num_envs, int(rng.integers(1, num_envs + 1))).build_algo()
     told: list[tuple[int, str]] = []
     found = getattr(algo, name)(
-        num_episodes=100_000,
+        num_episodes=20_000,
         seed=seed,
         on_progress=lambda num_done: told.append((num_done, algo.activity)),
         is_enough=lambda: told[-1][0] >= enough,
     )
     numbers, what = [number for number, _ in told], "evaluating" if name == "evaluate" else "playing at random"
     assert numbers == sorted(numbers) and numbers[-1] >= enough
-    assert told[-1][1] == f"{what}, {numbers[-1]} of 100000 episodes"
+    assert told[-1][1] == f"{what}, {numbers[-1]} of 20000 episodes"
     assert algo.activity == ""
     ended = found["num_episodes"]
-    assert ended < 100_000 and ended % num_envs == 0
+    assert ended < 20_000 and ended % num_envs == 0
     local = config_of(num_envs, 0).build_algo()
     if ended:
         expected = getattr(local, name)(num_episodes=max(ended, num_envs), seed=seed)
@@ -113,7 +113,7 @@ def test_episodes_that_never_end_are_ended_also_if_an_env_runner_is_lost_meanwhi
 def test_the_end_of_an_evaluation_does_not_end_the_next_one(fake):
     algo = config_of(2, 2).build_algo()
     expected = plain(without_times(algo.evaluate(num_episodes=6, seed=1)))
-    algo.evaluate(num_episodes=100_000, seed=1, is_enough=lambda: True)
+    algo.evaluate(num_episodes=20_000, seed=1, is_enough=lambda: True)
     assert not differences(expected, plain(without_times(algo.evaluate(num_episodes=6, seed=1))))
     algo.stop()
 
