@@ -118,6 +118,21 @@ def test_data_that_were_changed_after_they_were_written_are_named():
         from_minari(dataset)
 
 
+@pytest.mark.parametrize("column", ["observations", "actions", "rewards"])
+def test_a_value_that_was_changed_after_it_was_written_is_named(column):
+    from minari.data_collector import EpisodeBuffer
+
+    to_minari([chunk("m", 0, 3)], "test/data-v0")
+    dataset = minari.load_dataset("test/data-v0")
+    written = dataset[0]
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    columns = {name: np.array(getattr(written, name)) for name in names}
+    columns[column][1] += 1
+    dataset.storage.update_episodes([EpisodeBuffer(id=0, **columns)])
+    with pytest.raises(OfflineDataError, match=r"episode 0 \(.*it is not what to_minari wrote: its SHA-256 differs"):
+        from_minari("test/data-v0")
+
+
 def test_mistakes_are_errors():
     with pytest.raises(OfflineDataError, match="has no version"):
         to_minari([chunk("m", 0, 1)], "data")
