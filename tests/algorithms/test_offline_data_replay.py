@@ -125,14 +125,16 @@ def test_a_read_step_counts_like_a_sampled_one(tmp_path):
     assert updates[0] == pytest.approx(updates[1], rel=0.1)
 
 
-def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(tmp_path):
+@pytest.mark.parametrize("fragment", [1, 25, 1000])
+@pytest.mark.parametrize("cls", [DQNConfig, MADDPGConfig])
+def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(cls, fragment, tmp_path):
     data = recorded(tmp_path / "data")
-    with small(DQNConfig).offline_data(input_=data).build_algo() as algo:
+    with small(cls).offline_data(input_=data).env_runners(rollout_fragment_length=fragment).build_algo() as algo:
         while algo.train()["offline_data"]["num_passes"] < 3:
             pass
-        assert (
-            len(algo.replay_buffer) == EpisodeReader(data).num_agent_steps == algo.replay_buffer.get_added_timesteps()
-        )
+        reader = EpisodeReader(data)
+        steps = reader.num_agent_steps if cls is DQNConfig else reader.num_env_steps
+        assert len(algo.replay_buffer) == steps == algo.replay_buffer.get_added_timesteps()
     little = small(DQNConfig, replay_buffer_config={"capacity": 20}).offline_data(input_=data)
     with little.build_algo() as algo:
         while algo.train()["offline_data"]["num_passes"] < 3:
