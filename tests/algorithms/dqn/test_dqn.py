@@ -24,6 +24,7 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError, OfflineDataError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
@@ -356,6 +357,14 @@ def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tm
         algo.replay_buffer.add(EpisodeReader(tmp_path / "data", policy_mapping_fn=algo.config.policy_mapping_fn))
         assert len(algo.replay_buffer)
         algo.train()
+
+
+@pytest.mark.parametrize("name", sorted(OffPolicyConfig.settings_of_all_modules))
+def test_a_module_has_no_settings_of_its_own_for_what_is_done_for_all_modules_at_once(name):
+    for config in (DQNConfig(), SACConfig()):
+        with pytest.raises(ConfigError, match=rf"'{name}' is a setting of the whole run, so module 'a' cannot have"):
+            config.rl_module(algorithm_config_overrides_per_module={"a": {name: getattr(config, name)}})
+    config.rl_module(algorithm_config_overrides_per_module={"a": {"tau": 0.5, "gamma": 0.9, "critic_lr": 0.1}})
 
 
 def test_wrong_settings_are_named():
