@@ -85,7 +85,8 @@ class OfflineData:
         self._setup = setup
         own = [piece for piece in own_pieces(env_to_module) if _may_write(piece)]
         self.pieces = [type(piece).__name__ for piece in own]
-        learner_classes = {type(piece) for piece in learner_pieces}
+        # Of what a replay buffer holds, learner pieces change the steps that are drawn, and not those after them.
+        learner_classes = set() if config.has_replay_buffer else {type(piece) for piece in learner_pieces}
         self._writers = [
             type(piece).__name__ for piece in own if isinstance(piece, WRITERS) and type(piece) not in learner_classes
         ]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Dict, Discrete
 
-from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.envs.spaces_env import SpacesEnv
 from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import differences, plain
 from marl_connectors import (
     Algorithm,
     DQNConfig,
     EpisodeReader,
+    FlattenObservations,
     MADDPGConfig,
     MeanStdFilter,
     MixedConfig,
@@ -200,3 +203,15 @@ def test_recurrent_modules_learn_from_recorded_episodes_of_others(tmp_path):
     with config.offline_data(input_=data).build_algo() as algo:
         losses = [own["qf_loss"] for _ in range(3) for own in algo.train()["learners"].values()]
     assert losses and np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_learner_pieces_do_not_stand_in_for_pieces_that_recorded_episodes_lack(cls, tmp_path):
+    own = {"observation_space": Dict({"x": BOX}), "action_space": Discrete(3)}
+    config = small(cls).environment(SpacesEnv, env_config=own)
+    with config.copy().build_algo() as algo:
+        algo.record(tmp_path, num_episodes=3, at_random=True)
+    config.env_runners(env_to_module_connector=lambda *_: FlattenObservations())
+    config.learners(learner_connector=lambda *_: FlattenObservations()).offline_data(input_=str(tmp_path))
+    with pytest.raises(OfflineDataError, match="FlattenObservations would change"):
+        config.build_algo()

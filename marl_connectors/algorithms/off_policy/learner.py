@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
@@ -100,12 +101,16 @@ class OffPolicyLearner(Learner):
     def pieces_after_columns(self) -> list[ConnectorV2]:
         """Returns the pieces that the learner needs after those that add and change rewards, the last one first."""
         own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
+        known = (*DEFAULT_PIECES, RewardTransform)
         return [
             AddNStepReturnsToTrainBatch(
                 n_step=largest_n_step(self.config.n_step),
                 gamma=self.config.gamma,
                 module_settings=own,
                 keep_action_masks=self.reads_action_masks,
+                check_observations=any(
+                    not isinstance(p, known) and p not in self.algorithm_pieces for p in self.pipeline
+                ),
             )
         ]
 

@@ -12,11 +12,13 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     DQN,
     Algorithm,
+    ColumnConnector,
     Columns,
     DefaultPPORLModule,
     DQNConfig,
     EpisodeReader,
     EpisodeReplayBuffer,
+    MADDPGConfig,
     MeanStdFilter,
     MultiRLModuleSpec,
     RLModuleSpec,
@@ -25,7 +27,14 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
-from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError, OfflineDataError
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    ConnectorError,
+    LearnerError,
+    ModuleError,
+    OfflineDataError,
+)
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 
@@ -322,6 +331,32 @@ def test_a_policy_acts_after_training(tmp_path):
     values = algo.get_module().compute_q_values({Columns.OBS: torch.zeros(1, 4)})
     assert policy(obs) == values.argmax().item()
     algo.stop()
+
+
+class TimesTen(ColumnConnector):
+    """Changes the batch, as pieces do that must not write to the episodes."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.OBS] = 10 * columns.rows.get(Columns.OBS)
+
+
+@pytest.mark.parametrize("config_class", [DQNConfig, SACConfig, MADDPGConfig])
+def test_observations_that_only_the_batch_has_are_refused_as_targets_would_continue_from_others(config_class):
+    config = config_class().environment(LifeEnv, disable_env_checking=True).env_runners(num_env_workers=0)
+    config.training(num_steps_sampled_before_learning_starts=4).env_runners(rollout_fragment_length=5)
+    same = config.copy().learners(learner_connector=lambda *_: NothingChanges())
+    with same.build_algo() as algo:
+        algo.train()
+    config.env_runners(env_to_module_connector=lambda *_: TimesTen()).learners(learner_connector=lambda *_: TimesTen())
+    with config.build_algo() as algo, pytest.raises(ConnectorError, match="changed the observations of the batch, but"):
+        algo.train()
+
+
+class NothingChanges(ColumnConnector):
+    """Writes the observations as they are, in other types of numbers."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.OBS] = columns.rows.get(Columns.OBS).astype(np.float64)
 
 
 def test_episodes_are_learned_from_without_a_buffer_too():
