@@ -215,3 +215,20 @@ def test_learner_pieces_do_not_stand_in_for_pieces_that_recorded_episodes_lack(c
     config.learners(learner_connector=lambda *_: FlattenObservations()).offline_data(input_=str(tmp_path))
     with pytest.raises(OfflineDataError, match="FlattenObservations would change"):
         config.build_algo()
+
+
+@pytest.mark.learning
+def test_cart_pole_is_learned_from_random_play_alone(tmp_path):
+    config = (
+        DQNConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": (64, 64)}).debugging(seed=1)
+    )
+    with config.build_algo() as algo:
+        assert algo.evaluate(num_episodes=20)["episode_return_mean"] < 50
+        algo.record(tmp_path, num_episodes=300, at_random=True)
+    config.training(lr=1e-3, gamma=0.97, n_step=3, train_batch_size_per_learner=64, target_network_update_freq=200)
+    config.training(num_steps_sampled_before_learning_starts=6000).offline_data(input_=str(tmp_path))
+    with config.build_algo() as algo:
+        while algo.learner.num_updates < 2000:
+            algo.train()
+        assert algo.env_runner_group.num_env_steps == 0
+        assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 100

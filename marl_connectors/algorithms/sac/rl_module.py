@@ -177,7 +177,7 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         taken = batch
-        if not self._is_discrete and not self.action_space.shape:  # numbers, of which critics read vectors
+        if isinstance(self.action_space, spaces.Box) and not self.action_space.shape:  # critics read vectors
             taken = {Columns.OBS: batch[Columns.OBS], Columns.ACTIONS: batch[Columns.ACTIONS].unsqueeze(-1)}
         return {**self._forward(batch), **self.compute_q_values(taken)}
 
