@@ -85,7 +85,8 @@ class OfflineData:
         self._setup = setup
         own = [piece for piece in own_pieces(env_to_module) if _may_write(piece)]
         self.pieces = [type(piece).__name__ for piece in own]
-        learner_classes = {type(piece) for piece in learner_pieces}
+        # Of what a replay buffer holds, learner pieces change the steps that are drawn, and not those after them.
+        learner_classes = set() if config.has_replay_buffer else {type(piece) for piece in learner_pieces}
         self._writers = [
             type(piece).__name__ for piece in own if isinstance(piece, WRITERS) and type(piece) not in learner_classes
         ]
@@ -216,19 +217,21 @@ class OfflineData:
         steps = read.agent_steps if by_agent_steps else read.env_steps
         return read, max(1, round(steps * fraction / (1.0 - fraction))) if fraction else 0
 
-    def take_due(self, env_steps: float) -> Sample:
+    def take_due(self, env_steps: float, *, within_pass: bool) -> Sample:
         """Returns the recorded episodes that are due after some more env steps, for algorithms with a replay buffer.
 
         Episodes are whole, so there are none as long as those before have had more steps than were due.
 
         Args:
             env_steps: The number of env steps, which may have a fraction.
+            within_pass: Whether the episodes are of one pass over the data. What is due then comes in the next pass.
         """
         assert self.reader is not None
         self._due += env_steps
+        passes = self.reader.num_passes
         found: list[Any] = []
-        while self._due >= 1:  # a read ends with the pass over the data
-            read = _read(self.reader, int(self._due), by_agent_steps=False)
+        while self._due >= 1 and not (within_pass and self.reader.num_passes > passes):
+            read = _read(self.reader, int(self._due), by_agent_steps=False)  # which ends with the pass
             self._due -= sum(episode.env_steps() for episode in read)
             found += read
         return Sample.of_episodes(found)

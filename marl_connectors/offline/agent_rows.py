@@ -187,6 +187,15 @@ def leaf_columns(name: str, column: Tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(column)}
 
 
+def leaf_names(name: str, column: Tree) -> list[str]:
+    """Returns the names of ``leaf_columns``. Keys with dots can make two of them equal."""
+    if isinstance(column, dict):
+        return [found for key, part in column.items() for found in leaf_names(f"{name}.{key}", part)]
+    if isinstance(column, tuple):
+        return [found for i, part in enumerate(column) for found in leaf_names(f"{name}.{i}", part)]
+    return [name]
+
+
 def tree_shape(column: Tree) -> Any:
     """Returns the structure of a tree as JSON data: pairs for dicts, a list for tuples, None for an array."""
     if isinstance(column, dict):

@@ -34,6 +34,7 @@ from marl_connectors.offline.agent_rows import (
     agent_rows,
     batches_of,
     leaf_columns,
+    leaf_names,
     left_out,
     tree_of,
     tree_shape,
@@ -84,7 +85,7 @@ def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
         OfflineDataError: If the folder is not empty.
-        EpisodeError: If infos cannot be written as JSON.
+        EpisodeError: If infos cannot be written as JSON, or if two parts of a nested space would have one column.
         MissingDependencyError: If pyarrow is not installed.
     """
     pa, pq = _pyarrow()
@@ -133,6 +134,7 @@ def _metadata(episode: Any, rows: AgentRows) -> str:
     trees = {Columns.OBS: rows.observations, Columns.ACTIONS: rows.actions, **rows.outputs}
     leaves = {name: own for column, tree in trees.items() for name, own in leaf_columns(column, tree).items()}
     own = rows.agent
+    _check_names(trees, own)
     return json.dumps(
         {
             "format_version": FORMAT_VERSION,
@@ -144,6 +146,23 @@ def _metadata(episode: Any, rows: AgentRows) -> str:
             "leaves": {name: [leaf.dtype.str, list(leaf.shape[1:])] for name, leaf in leaves.items()},
         }
     )
+
+
+def _check_names(trees: Mapping[str, Tree], own: SingleAgentEpisode) -> None:
+    """Checks that all parts of trees have columns of their own, as ``obs.a.b`` may stand for two parts.
+
+    Raises:
+        EpisodeError: If two of them would have the same name.
+    """
+    counts = Counter([*_KEYS, *_SAME, *_OTHERS, *_INFOS])
+    for column, tree in {**trees, Columns.NEXT_OBS: trees[Columns.OBS]}.items():
+        counts.update(leaf_names(column, tree))
+    twice = [name for name, number in counts.items() if number > 1]
+    if twice:
+        raise EpisodeError(
+            f"to_parquet: agent {own.agent_id!r} of episode {own.id_!r} has two parts that would be the column "
+            f"{twice[0]!r}. Rename one of them, or record with an EpisodeWriter, which keeps them apart."
+        )
 
 
 def _table(pa: Any, members: Sequence[tuple[int, Any, AgentRows]], kind: str) -> Any:
@@ -237,6 +256,8 @@ def _as_arrow(pa: Any, values: np.ndarray) -> Any:
     if values.ndim == 1:
         return pa.array(values)
     size = int(np.prod(values.shape[1:]))
+    if not size:
+        return pa.array([[]] * len(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), size)
 
 

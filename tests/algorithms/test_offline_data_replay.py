@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Dict, Discrete
 
-from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.envs.spaces_env import SpacesEnv
 from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import differences, plain
 from marl_connectors import (
     Algorithm,
     DQNConfig,
     EpisodeReader,
+    FlattenObservations,
     MADDPGConfig,
     MeanStdFilter,
     MixedConfig,
@@ -125,14 +128,16 @@ def test_a_read_step_counts_like_a_sampled_one(tmp_path):
     assert updates[0] == pytest.approx(updates[1], rel=0.1)
 
 
-def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(tmp_path):
+@pytest.mark.parametrize("fragment", [1, 25, 1000])
+@pytest.mark.parametrize("cls", [DQNConfig, MADDPGConfig])
+def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(cls, fragment, tmp_path):
     data = recorded(tmp_path / "data")
-    with small(DQNConfig).offline_data(input_=data).build_algo() as algo:
+    with small(cls).offline_data(input_=data).env_runners(rollout_fragment_length=fragment).build_algo() as algo:
         while algo.train()["offline_data"]["num_passes"] < 3:
             pass
-        assert (
-            len(algo.replay_buffer) == EpisodeReader(data).num_agent_steps == algo.replay_buffer.get_added_timesteps()
-        )
+        reader = EpisodeReader(data)
+        steps = reader.num_agent_steps if cls is DQNConfig else reader.num_env_steps
+        assert len(algo.replay_buffer) == steps == algo.replay_buffer.get_added_timesteps()
     little = small(DQNConfig, replay_buffer_config={"capacity": 20}).offline_data(input_=data)
     with little.build_algo() as algo:
         while algo.train()["offline_data"]["num_passes"] < 3:
@@ -198,3 +203,32 @@ def test_recurrent_modules_learn_from_recorded_episodes_of_others(tmp_path):
     with config.offline_data(input_=data).build_algo() as algo:
         losses = [own["qf_loss"] for _ in range(3) for own in algo.train()["learners"].values()]
     assert losses and np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_learner_pieces_do_not_stand_in_for_pieces_that_recorded_episodes_lack(cls, tmp_path):
+    own = {"observation_space": Dict({"x": BOX}), "action_space": Discrete(3)}
+    config = small(cls).environment(SpacesEnv, env_config=own)
+    with config.copy().build_algo() as algo:
+        algo.record(tmp_path, num_episodes=3, at_random=True)
+    config.env_runners(env_to_module_connector=lambda *_: FlattenObservations())
+    config.learners(learner_connector=lambda *_: FlattenObservations()).offline_data(input_=str(tmp_path))
+    with pytest.raises(OfflineDataError, match="FlattenObservations would change"):
+        config.build_algo()
+
+
+@pytest.mark.learning
+def test_cart_pole_is_learned_from_random_play_alone(tmp_path):
+    config = (
+        DQNConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": (64, 64)}).debugging(seed=1)
+    )
+    with config.build_algo() as algo:
+        assert algo.evaluate(num_episodes=20)["episode_return_mean"] < 50
+        algo.record(tmp_path, num_episodes=300, at_random=True)
+    config.training(lr=1e-3, gamma=0.97, n_step=3, train_batch_size_per_learner=64, target_network_update_freq=200)
+    config.training(num_steps_sampled_before_learning_starts=6000).offline_data(input_=str(tmp_path))
+    with config.build_algo() as algo:
+        while algo.learner.num_updates < 2000:
+            algo.train()
+        assert algo.env_runner_group.num_env_steps == 0
+        assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 100

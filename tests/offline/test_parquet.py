@@ -9,8 +9,15 @@ from gymnasium import spaces
 from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
 from helpers.runs.random_runs import random_config
-from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode, from_parquet, to_parquet
-from marl_connectors.errors import OfflineDataError, OfflineDataWarning
+from marl_connectors import (
+    EpisodeReader,
+    EpisodeWriter,
+    MultiAgentEpisode,
+    SingleAgentEpisode,
+    from_parquet,
+    to_parquet,
+)
+from marl_connectors.errors import EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.agent_rows import agent_rows
 
 pa = pytest.importorskip("pyarrow")
@@ -61,6 +68,29 @@ def test_files_of_recorded_episodes_go_to_parquet_and_back(tmp_path):
     with EpisodeWriter(tmp_path / "b") as writer:
         writer.write(from_parquet(tmp_path / "p"))
     assert [*map(facts, EpisodeReader(tmp_path / "b"))] == [*map(facts, EpisodeReader(tmp_path / "a"))]
+
+
+def seen(*observations):
+    return SingleAgentEpisode(
+        id_="e", observations=list(observations), actions=[0], rewards=[1.0], terminated=True, len_lookback_buffer=0
+    )
+
+
+def test_parts_without_numbers_come_back(tmp_path):
+    first, last = ({"x": np.zeros((2, 0), np.float32), "y": np.full(1, y, np.float32)} for y in (1, 2))
+    to_parquet([seen(first, last)], tmp_path)
+    (episode,) = from_parquet(tmp_path)
+    for t, expected in enumerate((first, last)):
+        found = episode.get_observations(t)
+        assert {k: (v.shape, v.dtype, v.tolist()) for k, v in found.items()} == {
+            k: (v.shape, v.dtype, v.tolist()) for k, v in expected.items()
+        }
+
+
+def test_parts_that_would_have_one_column_are_refused(tmp_path):
+    item = {"a": {"b": np.zeros(1, np.float32)}, "a.b": np.ones(1, np.float32)}
+    with pytest.raises(EpisodeError, match=r"episode 'e' has two parts that would be the column 'obs.a.b'. Rename"):
+        to_parquet([seen(item, item)], tmp_path)
 
 
 def test_what_has_no_place_in_a_row_is_counted(tmp_path):

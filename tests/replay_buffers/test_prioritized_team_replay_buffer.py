@@ -85,6 +85,25 @@ def test_errors_that_do_not_fit_are_refused(cls):
         buffer.update_priorities(sample, {"y": np.zeros(1)})
 
 
+@pytest.mark.parametrize("stack", [False, True])
+def test_modules_that_act_at_unlike_numbers_of_env_steps_have_an_error_for_each(stack):
+    config = MADDPGConfig().environment(LifeEnv, env_config={"die": 0.5, "join": 0.2}, disable_env_checking=True)
+    config.multi_agent(policies="independent").learners(stack_modules=stack).env_runners(num_env_workers=0)
+    config.training(
+        replay_buffer_config={"type": "PrioritizedJointReplayBuffer", "capacity": 300},
+        num_steps_sampled_before_learning_starts=100,
+        train_batch_size_per_learner=64,
+    ).debugging(seed=0)
+    with config.build_algo() as algo:
+        algo.train()
+        sample = algo.replay.draw(list(algo.rl_module))
+        algo.learner.update(episodes=sample)
+        numbers = {m: len(errors) for m, errors in algo.learner.td_errors.items()}
+        assert numbers == {m: len(own) for m, own in sample.segments.items()}
+        assert len(set(numbers.values())) == 3
+        algo.replay_buffer.update_priorities(sample, algo.learner.td_errors)
+
+
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("cls", [QMIXConfig, VDNConfig, MADDPGConfig])
 def test_a_run_with_priorities_sets_them_and_continues_exactly(cls, memory, tmp_path):

@@ -251,6 +251,8 @@ class AlgorithmConfig(metaclass=_ConfigType):
     """The settings that a run which goes on from a checkpoint cannot change: its modules, learners and ongoing episodes
     depend on them, or they are values at the beginning, in whose place the checkpoint has later ones. A subclass of
     yours adds those of its own settings that are used when modules and learners are built."""
+    settings_of_all_modules: ClassVar[frozenset[str]] = frozenset()
+    """The settings of an algorithm that are the same for all modules of a run, so that no module has its own."""
     _is_frozen = False
     _is_made = False
     _algo_class: Any = "marl_connectors.algorithms.algorithm:Algorithm"
@@ -738,7 +740,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
 
     def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
         self._check_names(overrides, who)
-        _check_overrides(module_id, overrides, declared(AlgorithmConfig), who)
+        _check_overrides(module_id, overrides, {*declared(AlgorithmConfig), *self.settings_of_all_modules}, who)
         return {name: self._checked(name, v, f"{who}, module {module_id!r}") for name, v in overrides.items()}
 
     def _check_names(self, settings: Mapping[str, Any], who: str) -> None:
@@ -1073,7 +1075,8 @@ def _check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: 
     Args:
         module_id: The module.
         overrides: The settings.
-        of_all: The names of the settings that every algorithm has. Modules may differ in all others.
+        of_all: The names of the settings that every algorithm has, and of others that modules have in common. They may
+            differ in the rest.
         who: The first words of the message.
 
     Raises:

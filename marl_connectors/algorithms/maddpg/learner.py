@@ -144,10 +144,12 @@ class MADDPGLearner(OffPolicyLearner):
     def _target_inputs(self, sample: JointReplaySample, module_id: ModuleID, module: Any) -> Tensor:
         """Returns ``[N * n * K, k]``, the ``action_dist_inputs`` of a module's target policy."""
 
+        def of_leaf(leaf: np.ndarray) -> Tensor:
+            own = np.ascontiguousarray(leaf[:, 1:]).reshape(-1, *leaf.shape[3:])
+            return moved(own.astype(np.float32) if own.dtype == np.float64 else own, self.device)
+
         def later(column: Any) -> Any:
-            return tree_map(
-                lambda leaf: moved(np.ascontiguousarray(leaf[:, 1:]).reshape(-1, *leaf.shape[3:]), self.device), column
-            )
+            return tree_map(of_leaf, column)
 
         observed = {Columns.OBS: later(sample.column(Columns.OBS, module_id))}
         dist_inputs = module.forward_target(observed)[TARGET_NETWORK_ACTION_DIST_INPUTS]

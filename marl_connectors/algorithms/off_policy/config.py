@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
 from marl_connectors.algorithms.config.sections import UNSET, section, section_of
@@ -78,6 +78,11 @@ class OffPolicyConfig(AlgorithmConfig):
         "capacity": 100_000,
     }
     min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
+
+    settings_of_all_modules: ClassVar[frozenset[str]] = AlgorithmConfig.settings_of_all_modules | {
+        *("n_step", "target_network_update_freq", "num_steps_sampled_before_learning_starts", "training_intensity"),
+        *("burn_in_len", "replay_buffer_config", "min_sample_timesteps_per_iteration"),
+    }
 
     @section_of(OffPolicyTrainingSettings)
     def training(self, **settings: Unpack[OffPolicyTrainingSettings]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
@@ -62,6 +64,7 @@ class OffPolicyLearner(Learner):
         self._check_modules()
         self.td_errors: dict[ModuleID, np.ndarray] = {}
         self._errors: dict[ModuleID, Tensor] = {}
+        self._num_rows: dict[ModuleID, int] = {}
         self._num_draws: Counter[ModuleID] = Counter()
         self.last_target_update = 0
         self._followers: dict[ModuleID, Followers] = {}
@@ -98,12 +101,16 @@ class OffPolicyLearner(Learner):
     def pieces_after_columns(self) -> list[ConnectorV2]:
         """Returns the pieces that the learner needs after those that add and change rewards, the last one first."""
         own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
+        known = (*DEFAULT_PIECES, RewardTransform)
         return [
             AddNStepReturnsToTrainBatch(
                 n_step=largest_n_step(self.config.n_step),
                 gamma=self.config.gamma,
                 module_settings=own,
                 keep_action_masks=self.reads_action_masks,
+                check_observations=any(
+                    not isinstance(p, known) and p not in self.algorithm_pieces for p in self.pipeline
+                ),
             )
         ]
 
@@ -132,7 +139,14 @@ class OffPolicyLearner(Learner):
                     f"{type(self).__name__}: module {module_id!r} is stateful, so it learns from sequences of a replay "
                     f"buffer. Pass what algo.replay_buffer.sample(..., sequence_lens={{{module_id!r}: 20}}) returns."
                 )
-        return super().make_batch(episodes)
+        batch = super().make_batch(episodes)
+        self._num_rows = {
+            module_id: end - begin
+            for group in batch.groups
+            if group.sequences is None
+            for module_id, (begin, end) in zip(group.module_ids, itertools.pairwise(group.splits), strict=True)
+        }
+        return batch
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
@@ -197,7 +211,9 @@ class OffPolicyLearner(Learner):
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Updates the target networks if it is time."""
         found = all_on_host(list(self._errors.values()))
-        self.td_errors = {m: errors.numpy() for m, errors in zip(self._errors, found, strict=True)}
+        self.td_errors = {  # without the rows that pad a stack
+            m: errors.numpy()[: self._num_rows.get(m)] for m, errors in zip(self._errors, found, strict=True)
+        }
         if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
             self.last_target_update = self.timestep
             self.update_targets(list(self.td_errors))

@@ -83,14 +83,14 @@ class ReplayingAlgorithm(Algorithm):
         data, fraction = self.offline_data, self.config.live_fraction
         if data.reader is not None and not fraction:
             is_kept = data.reader.num_passes > 0 and not any(r.buffer.has_forgotten for r in self.replays.values())
-            read = data.take_due(self._fragment_length() * self.config.num_envs)
+            read = data.take_due(self._fragment_length() * self.config.num_envs, within_pass=True)
             return Sample.of_episodes([]) if is_kept else read
         self.env_runner_group.begin_iteration()
         live = self.env_runner_group.sample()
         data.record(live)
         if data.reader is None:
             return live
-        return together(data.take_due(live.env_steps * (1.0 - fraction) / fraction), live)
+        return together(data.take_due(live.env_steps * (1.0 - fraction) / fraction, within_pass=False), live)
 
     def _results_of_data(self) -> dict[str, Any]:
         buffers = [replay.buffer for replay in self.replays.values()]

@@ -167,7 +167,7 @@ class TeamRows:
         """
         self._columns = [minibatch.columns for minibatch in minibatches]
         rewards = [columns[Columns.REWARDS] for columns in self._columns]
-        self._num_axes, self._device = rewards[0].dim(), rewards[0].device
+        self._device = rewards[0].device
         items, steps = np.nonzero(sample.counted)
         learned = items * sample.counted.shape[1] + steps
         taken = np.minimum(n_step, sample.last[items] - steps)
@@ -180,7 +180,8 @@ class TeamRows:
         self.learned = self._joint(minibatches, sample, np.where(acts[learned], places[learned], -1))
         self.read = self._joint(minibatches, sample, places[read])
         row_at = places.max(1)  # of a column that all agents have in common
-        rows = row_at[learned[:, None] + np.arange(n_step)]
+        ahead = learned[:, None] + np.arange(n_step)  # some of these are behind an item's end, and so not taken
+        rows = row_at[np.minimum(ahead, len(row_at) - 1)]
         counts = (rows >= 0) & (np.arange(n_step) < taken[:, None])
         found = all_moved(
             [
@@ -219,7 +220,7 @@ class TeamRows:
         """Returns a column of env steps at the ``K`` learned ones and the ``U`` read ones; None if there is none."""
         if name not in self._columns[0]:
             return None, None
-        column = _joined([columns[name].flatten(0, self._num_axes - 1) for columns in self._columns])
+        column = _joined([columns[name].flatten(0, columns[Columns.REWARDS].dim() - 1) for columns in self._columns])
         return column.index_select(0, self._learned_at), column.index_select(0, self._read_at)
 
 

@@ -176,7 +176,10 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         return {Columns.ACTION_DIST_INPUTS: outputs}
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {**self._forward(batch), **self.compute_q_values(batch)}
+        taken = batch
+        if isinstance(self.action_space, spaces.Box) and not self.action_space.shape:  # critics read vectors
+            taken = {Columns.OBS: batch[Columns.OBS], Columns.ACTIONS: batch[Columns.ACTIONS].unsqueeze(-1)}
+        return {**self._forward(batch), **self.compute_q_values(taken)}
 
     def critics(self) -> list[QNetwork]:
         """Returns the critics."""

@@ -11,8 +11,9 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import REWARD_CHANGES
 from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConnectorError
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
 DISCOUNTS = "discounts"
@@ -46,6 +47,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         gamma: float = 0.99,
         module_settings: Mapping[ModuleID, float] | None = None,
         keep_action_masks: bool = False,
+        check_observations: bool = True,
     ):
         """Builds the piece.
 
@@ -56,25 +58,30 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             gamma: The discount per agent step.
             module_settings: The discounts of modules that have their own.
             keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
+            check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
+                are. It takes time, and is not needed if no piece before changes them.
         """
         super().__init__(input_observation_space, input_action_space)
         self.n_step = n_step
         self.gamma = gamma
         self.module_settings = dict(module_settings or {})
         self.keep_action_masks = keep_action_masks
+        self.check_observations = check_observations
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Adds the columns.
 
         Raises:
-            ConnectorError: If the rows are not of a replay buffer, or if a piece has changed the rewards of the batch,
-                and the same change of later rewards is not known.
+            ConnectorError: If the rows are not of a replay buffer, if a piece has changed the observations of the
+                batch, or if one has changed the rewards of the batch, and the same change of later ones is not known.
         """
         rows = columns.rows
         if rows.sequence_lengths is not None:
             return
         if not rows.has(Columns.TERMINATEDS):
             raise ConnectorError("expected steps that were drawn from a replay buffer, but these come from episodes.")
+        if self.check_observations and Columns.OBS in columns:
+            _check_unchanged(columns)
         gammas = np.empty(len(rows))
         for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
             gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
@@ -115,6 +122,23 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
                 f"RewardTransform, set n_step=1, or change rewards in a wrapper of the environment."
             )
         return own
+
+
+def _check_unchanged(columns: ColumnGroup) -> None:
+    """Checks that the observations of the batch are those of the trajectories."""
+    parts = [take(part.rollout.source(Columns.OBS), part.positions) for part in columns.rows.parts]
+    kept = [np.concatenate(own) for own in zip(*map(leaves, parts), strict=True)]
+    given = [np.asarray(leaf) for leaf in leaves(columns[Columns.OBS])]
+    if len(kept) != len(given) or not all(
+        np.array_equal(one, other.astype(one.dtype), equal_nan=one.dtype.kind == "f")
+        for one, other in zip(given, kept, strict=True)
+    ):
+        raise ConnectorError(
+            "a piece has changed the observations of the batch, but targets continue from later observations, which "
+            "are as the replay buffer holds them. Change observations before they are kept: by a piece in "
+            "env_to_module_connector that writes them to the episodes, such as an ObservationTransform, or in a "
+            "wrapper of the environment."
+        )
 
 
 def _changed_rewards(rows: Any, offset: int, changes: Collection[Callable[[Any], Any]]) -> np.ndarray:

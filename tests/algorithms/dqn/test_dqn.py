@@ -12,11 +12,13 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     DQN,
     Algorithm,
+    ColumnConnector,
     Columns,
     DefaultPPORLModule,
     DQNConfig,
     EpisodeReader,
     EpisodeReplayBuffer,
+    MADDPGConfig,
     MeanStdFilter,
     MultiRLModuleSpec,
     RLModuleSpec,
@@ -24,7 +26,15 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner
-from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, ModuleError, OfflineDataError
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    ConnectorError,
+    LearnerError,
+    ModuleError,
+    OfflineDataError,
+)
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
 
@@ -323,6 +333,32 @@ def test_a_policy_acts_after_training(tmp_path):
     algo.stop()
 
 
+class TimesTen(ColumnConnector):
+    """Changes the batch, as pieces do that must not write to the episodes."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.OBS] = 10 * columns.rows.get(Columns.OBS)
+
+
+@pytest.mark.parametrize("config_class", [DQNConfig, SACConfig, MADDPGConfig])
+def test_observations_that_only_the_batch_has_are_refused_as_targets_would_continue_from_others(config_class):
+    config = config_class().environment(LifeEnv, disable_env_checking=True).env_runners(num_env_workers=0)
+    config.training(num_steps_sampled_before_learning_starts=4).env_runners(rollout_fragment_length=5)
+    same = config.copy().learners(learner_connector=lambda *_: NothingChanges())
+    with same.build_algo() as algo:
+        algo.train()
+    config.env_runners(env_to_module_connector=lambda *_: TimesTen()).learners(learner_connector=lambda *_: TimesTen())
+    with config.build_algo() as algo, pytest.raises(ConnectorError, match="changed the observations of the batch, but"):
+        algo.train()
+
+
+class NothingChanges(ColumnConnector):
+    """Writes the observations as they are, in other types of numbers."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.OBS] = columns.rows.get(Columns.OBS).astype(np.float64)
+
+
 def test_episodes_are_learned_from_without_a_buffer_too():
     algo = small_dqn(LifeEnv, n_step=2).multi_agent(policies="independent").build_algo()
     episodes = algo.env_runner.sample(num_timesteps=40)
@@ -356,6 +392,14 @@ def test_recorded_episodes_that_do_not_fit_are_refused_by_the_buffer_of_a_run(tm
         algo.replay_buffer.add(EpisodeReader(tmp_path / "data", policy_mapping_fn=algo.config.policy_mapping_fn))
         assert len(algo.replay_buffer)
         algo.train()
+
+
+@pytest.mark.parametrize("name", sorted(OffPolicyConfig.settings_of_all_modules))
+def test_a_module_has_no_settings_of_its_own_for_what_is_done_for_all_modules_at_once(name):
+    for config in (DQNConfig(), SACConfig()):
+        with pytest.raises(ConfigError, match=rf"'{name}' is a setting of the whole run, so module 'a' cannot have"):
+            config.rl_module(algorithm_config_overrides_per_module={"a": {name: getattr(config, name)}})
+    config.rl_module(algorithm_config_overrides_per_module={"a": {"tau": 0.5, "gamma": 0.9, "critic_lr": 0.1}})
 
 
 def test_wrong_settings_are_named():

@@ -28,6 +28,7 @@ from marl_connectors.errors import ConfigError, LearnerError, ModuleError
 
 AGENTS = ("a", "b", "c")
 BOXES = spaces.Box(-2.0, 3.0, (2,), np.float32)
+WIDE = spaces.Box(-1.0, 1.0, (2,), np.float64)
 FRESH = fresh_seeds(40)
 
 
@@ -50,6 +51,10 @@ def random_config(seed):
     own = {agent: (BOX, kinds[int(rng.integers(3))]) for agent in AGENTS}
     if rng.integers(2):
         own = dict.fromkeys(AGENTS, own["a"])
+    others = np.random.default_rng([seed, 1])
+    if others.random() < 0.5:
+        own = {agent: (WIDE, space) for agent, (_, space) in own.items()}
+    buffer = ["JointReplayBuffer", "PrioritizedJointReplayBuffer"][int(others.integers(2))]
     is_common = len({str(space) for _, space in own.values()}) == 1
     config = small(
         [MADDPGConfig, MATD3Config][int(rng.integers(2))],
@@ -59,6 +64,7 @@ def random_config(seed):
         n_step=int(rng.integers(1, 4)),
         tau=float(rng.choice([1.0, 0.1])),
         actor_feature_reg=float(rng.choice([0.0, 0.1])),
+        replay_buffer_config={"type": buffer, "capacity": 300},
     )
     return config.env_runners(num_envs_per_env_runner=int(rng.integers(1, 4)))
 
@@ -139,7 +145,7 @@ def test_critics_see_all_agents_at_the_env_step_of_a_row(seed):
                         own,
                         has_left,
                     )
-            env_steps[tuple(np.concatenate([seen[a][0] for a in sorted(seen)]).tolist())] = (seen, t)
+            env_steps[tuple(np.concatenate([np.float32(seen[a][0]) for a in sorted(seen)]).tolist())] = (seen, t)
     algo.learner.before_gradient_based_update(timesteps={})
     sample = algo.replay_buffer.every_step(n_step=1)
     batch = algo.learner.make_batch(sample)
@@ -173,9 +179,9 @@ def check_row(algo, module_id, row, env_steps):
     observations, present, actions = parts(row["critic_obs"])
     seen, t = env_steps[tuple(np.concatenate([observations[a] for a in AGENTS if present[a]]).tolist())]
     assert {a for a in AGENTS if present[a]} == set(seen)
-    np.testing.assert_array_equal(row[Columns.OBS], seen[agent][0])
+    np.testing.assert_array_equal(row[Columns.OBS], np.float32(seen[agent][0]))
     assert row[Columns.REWARDS] == pytest.approx(seen[agent][2])
-    np.testing.assert_array_equal(row[Columns.NEXT_OBS], seen[agent][4].get_observations(t + 1))
+    np.testing.assert_array_equal(row[Columns.NEXT_OBS], np.float32(seen[agent][4].get_observations(t + 1)))
     for other in AGENTS:
         expected = flat_action(spaces_of[other], seen[other][1]) if other in seen and other != agent else 0.0
         np.testing.assert_allclose(actions[other], expected, rtol=1e-6, atol=0)
@@ -187,7 +193,7 @@ def check_row(algo, module_id, row, env_steps):
         if not seen[agent][3] and not goes_on:
             assert not observations[other].any() and not actions[other].any()
         if goes_on and not seen[agent][3]:
-            following = seen[other][4].get_observations(t + 1)
+            following = np.float32(seen[other][4].get_observations(t + 1))
             np.testing.assert_array_equal(observations[other], following)
             if isinstance(spaces_of[other], spaces.Box) and not algo.config.target_noise:
                 owner = algo.get_module(other if other in algo.rl_module else module_id)
@@ -228,7 +234,8 @@ def by_hand(algo, module, batch, noise):
         taken = torch.eye(3)[batch[Columns.ACTIONS].long()]
         soft = torch.softmax(outputs + noise, -1)
         chosen = torch.eye(3)[soft.argmax(-1)] + soft - soft.detach()
-    of_critics = sum(((critic(name, taken) - targets.detach()) ** 2).mean() for name in names)
+    weights = batch.get("weights", 1.0)
+    of_critics = sum((weights * (critic(name, taken) - targets.detach()) ** 2).mean() for name in names)
     of_policy = -critic("qf", chosen).mean() + config.actor_feature_reg * (outputs**2).mean()
     return of_critics, of_policy
 

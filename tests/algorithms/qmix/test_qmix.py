@@ -83,12 +83,22 @@ def random_qmix(seed, **training):
     config.multi_agent(policies=str(rng.choice(["shared", "independent", "a=x,*=y"])))
     if rng.random() < 0.3:
         config.multi_agent(policies="a=x,*=y", policies_to_train=["y"])
+    with_unlike_agents(config, np.random.default_rng([seed, 1]))
     config.env_runners(
         num_envs_per_env_runner=int(rng.integers(1, 4)),
         rollout_fragment_length=["auto", 3][int(rng.integers(2))],
         env_to_module_connector=[None, lambda: MeanStdFilter()][int(rng.integers(2))],
     )
     return config.learners(learner_connector=[None, lambda *_: ScaleRewards(scale=0.01)][int(rng.integers(2))])
+
+
+def with_unlike_agents(config, rng):
+    """Lets one of the agents see and do something else than the others, where it has a module of its own."""
+    if config.policies == "shared" or rng.random() < 0.5:
+        return
+    other = Box(-1.0, 1.0, (3,), [np.float32, np.float64][int(rng.integers(2))])
+    spaces_of = dict.fromkeys("bc", (Box(-1.0, 1.0, (2,)), Discrete(3))) | {"a": (other, Discrete(2))}
+    config.environment(env_config={**config.env_config, "spaces_of": spaces_of})
 
 
 def parameters(algo):
@@ -193,7 +203,7 @@ class ByHand:
                             else self.at(m, Columns.STATE_OUT, item, before, k)
                         )
                         state = {key: torch.as_tensor(value)[None] for key, value in given.items()}
-                    observations = [torch.as_tensor(self.at(m, Columns.OBS, item, w, k)) for w in rows]
+                    observations = [torch.as_tensor(self.at(m, Columns.OBS, item, w, k)).float() for w in rows]
                     own = [values_by_hand(module, observations, state, target) for target in (False, True)]
                     for i, w in enumerate(rows):
                         found[item, w, m, k] = own[0][i], own[1][i].detach()
@@ -257,7 +267,8 @@ class ByHand:
             seen, there = [], []
             for m, k in self.agents:
                 is_there = bool(self.flags(m, item, w, k))
-                seen.append(self.sample.observations(m)[item, w, k] if is_there else np.zeros(2, np.float32))
+                own = self.sample.observations(m)[item, w, k]
+                seen.append(own if is_there else np.zeros_like(own))
                 there.append(float(is_there))
             states[item, w] = torch.as_tensor(np.concatenate([*seen, there]), dtype=torch.float32)
         return states
@@ -281,7 +292,7 @@ def team_gradients(learner, sample):
 def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     config = random_qmix(seed)
     if seed % 3 == 0 and "max_seq_len" not in (config.model_config or {}):
-        config.training(n_step=(1, 3))
+        config.training(n_step=[(1, 3), (2, 30)][seed % 2], train_batch_size_per_learner=[8, 1][seed % 4 // 2])
     algo = config.build_algo()
     algo.train()
     learner, module_ids = algo.learner, list(algo.config.policies_to_train or algo.rl_module)

@@ -39,6 +39,7 @@ ACTION_SPACES = (
     spaces.Box(-2.0, 3.0, (2,), np.float32),
     spaces.Box(-1.0, 1.0, (2, 2), np.float32),
     spaces.Box(0.0, 1.0, (1,), np.float32),
+    spaces.Box(-1.0, 2.0, (), np.float32),
 )
 FRESH = fresh_seeds(40)
 
