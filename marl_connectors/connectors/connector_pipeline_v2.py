@@ -433,6 +433,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 piece.set_input_spaces(piece.input_observation_space, piece.input_action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
+        self._merging = [piece for piece in self.connectors if _can_merge(piece)]
         self._steps = []
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
@@ -478,7 +479,7 @@ class ConnectorPipelineV2(ConnectorV2):
         if type(self).merge_states is not ConnectorPipelineV2.merge_states:
             super().merge_own_state()
             return
-        for piece in filter(_can_merge, self.connectors):
+        for piece in self._merging:
             progress.begin(None)
             try:
                 piece.merge_own_state()

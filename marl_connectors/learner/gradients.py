@@ -69,7 +69,11 @@ class ClosedLoss(Protocol):
 
 
 class ClosedUpdate:
-    """The gradients of some members of a bucket, for one update."""
+    """The gradients of some members of a bucket, for one update.
+
+    Attributes:
+        loss: Their loss.
+    """
 
     def __init__(self, stack: MemberStack, forward: ClosedForward, loss: ClosedLoss):
         """Binds the members.
@@ -77,11 +81,11 @@ class ClosedUpdate:
         Args:
             stack: The members.
             forward: What ``stack.closed_forward`` returned.
-            loss: Their loss.
+            loss: As above.
         """
         self._stack = stack
         self._forward = forward
-        self._loss = loss
+        self.loss: Any = loss
 
     def compute_gradients(self, columns: Mapping[str, Any], weights: Sequence[float] | None = None) -> Tensor | None:
         """Computes the losses of a minibatch, and writes their gradients into the bucket.
@@ -95,7 +99,7 @@ class ClosedUpdate:
         """
         with torch.no_grad():
             outputs = self.forward(columns)
-            found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
+            found = None if outputs is None else self.loss(outputs.inputs, outputs.values, columns)
             if found is None:
                 return None
             if weights is not None:

@@ -38,6 +38,7 @@ class JointSegments(TeamSegments):
         """
         super().__init__(ring, module_id, window, flags, np.zeros(flags.shape[:2]))
         self.sequence_length = None
+        stops, positions = self.stop, self.positions
         self.rollout.columns[Columns.REWARDS] = rewards.reshape(-1)
         _, width, lanes = flags.shape
         begins = np.cumsum(self.counts) - self.counts
@@ -47,14 +48,14 @@ class JointSegments(TeamSegments):
         self.items = self.env_steps // width
         self.rows = self.first = self.start = self.start[chosen]
         ends = (self.env_steps + window.ahead[self.items]) * lanes + self.slots
-        self.last = np.minimum(self.stop[chosen], ends)  # the row after an agent's last step has its last observation
+        self.last = np.minimum(stops[chosen], ends)  # the row after an agent's last step has its last observation
         self.stop = self.start + lanes
         self.ahead = (self.last - self.start) // lanes
         self.counts = np.ones(len(rows), np.int64)
         self.terminated, self.truncated = (
             self.rollout.columns[name][self.start] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)
         )
-        self.positions = self.positions[chosen]
+        self.positions = positions[chosen]
 
 
 class JointReplaySample(EnvStepSample):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -84,14 +84,10 @@ class TeamSegments(Segments):
         counts: ``[S]`` the number of rows of each segment.
         first: ``[S]`` the position of the oldest row of each segment, which may be lookback.
         start: ``[S]`` the position of its first row.
-        stop: ``[S]`` the position of the row after its last step.
         last: ``[S]`` the position of its last row.
         env_steps: ``[B]`` the number of each row's env step: that of its item times ``W``, and its row in the item.
         slots: ``[B]`` the place of each row's agent among the agents of its module.
         acted: ``[B]`` bool, False for an observation that no action has followed.
-        terminated: ``[S]`` bool, whether the agent was terminated by the segment's last step.
-        truncated: ``[S]`` bool, whether it was truncated then.
-        positions: ``[S]`` the position of the first row in the replay buffer.
     """
 
     def __init__(self, ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndarray, rewards: np.ndarray):
@@ -108,25 +104,48 @@ class TeamSegments(Segments):
         self.module_id = module_id
         self.sequence_length = width - window.lookback
         self.rollout = _rollout(ring, module_id, window, flags, rewards)
+        self._sources = window.sources
         items, agents, steps = np.nonzero((flags & (ACTED | ALIVE)).transpose(0, 2, 1))
         own = flags[items, steps, agents]
-        goes_on = ((own & ACTED) > 0) & ((own & (TERMINATED | TRUNCATED)) == 0)
+        acted = (own & ACTED) > 0
+        goes_on = acted & ((own & (TERMINATED | TRUNCATED)) == 0)
+        places = (items * lanes + agents) * (width + 1) + steps
         follows = np.zeros(len(items), bool)  # whether a row continues the one before
-        follows[1:] = (items[1:] == items[:-1]) & (agents[1:] == agents[:-1]) & (steps[1:] == steps[:-1] + 1)
-        follows[1:] &= goes_on[:-1] | ((own[1:] & ACTED) == 0)  # else another life has begun
-        kept = steps >= window.lookback
-        starts = np.flatnonzero(kept & (~follows | (steps == window.lookback)))
-        before = follows[starts]
-        self.env_steps, self.slots, self.acted = (items * width + steps)[kept], agents[kept], (own[kept] & ACTED) > 0
-        self.rows = self.env_steps * lanes + self.slots
-        ends = np.searchsorted(np.flatnonzero(kept), np.append(starts, len(items)))
-        self.counts = np.diff(ends)
-        final = ends[1:] - 1
-        self.start, self.last = self.rows[ends[:-1]], self.rows[final]
-        self.first = self.start - before * lanes
-        self.stop = self.last + self.acted[final] * lanes
-        self.terminated, self.truncated = ((own[kept][final] & flag) > 0 for flag in (TERMINATED, TRUNCATED))
-        self.positions = window.sources[items[starts], steps[starts]]
+        follows[1:] = (places[1:] == places[:-1] + 1) & (goes_on[:-1] | ~acted[1:])  # else another life has begun
+        if window.lookback:
+            kept = steps >= window.lookback
+            items, agents, steps, acted, follows = (part[kept] for part in (items, agents, steps, acted, follows))
+        is_bound = np.ones(len(items) + 1, bool)
+        is_bound[:-1] = ~follows | (steps == window.lookback)
+        bounds = is_bound.nonzero()[0]
+        begins, ends = bounds[:-1], bounds[1:]
+        self.env_steps, self.slots, self.acted = items * width + steps, agents, acted
+        self.rows = self.env_steps * lanes + agents
+        self.counts = ends - begins
+        self.start, self.last = self.rows[begins], self.rows[ends - 1]
+        self.first = self.start - follows[begins] * lanes
+
+    @cached_property
+    def stop(self) -> np.ndarray:  # type: ignore[override]
+        """``[S]`` the position of the row after each segment's last step."""
+        return self.last + self.acted[np.cumsum(self.counts) - 1] * self.rollout.num_lanes
+
+    @cached_property
+    def terminated(self) -> np.ndarray:  # type: ignore[override]
+        """``[S]`` bool, whether the agent was terminated by the segment's last step."""
+        found: Any = self.rollout.columns[Columns.TERMINATEDS]
+        return found[self.last]
+
+    @cached_property
+    def truncated(self) -> np.ndarray:  # type: ignore[override]
+        """``[S]`` bool, whether it was truncated then."""
+        found: Any = self.rollout.columns[Columns.TRUNCATEDS]
+        return found[self.last]
+
+    @cached_property
+    def positions(self) -> np.ndarray:  # type: ignore[override]
+        """``[S]`` the position of each segment's first row in the replay buffer."""
+        return self._sources.reshape(-1)[self.start // self.rollout.num_lanes]
 
     @property
     def num_steps(self) -> int:

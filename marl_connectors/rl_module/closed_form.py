@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
+from marl_connectors.rl_module.apis import TargetNetworkAPI
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP, TrainingLayers
@@ -181,10 +182,11 @@ class _Chain:
         self.num_inputs = parameters[0].shape[-1]
         self._kept: tuple[list[Tensor], list[Tensor | None]] = [], []
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Returns ``[..., out]`` outputs of ``[..., in]`` rows."""
+    def forward(self, rows: Tensor, *, keeps: bool = True) -> Tensor:
+        """Returns ``[..., out]`` outputs of ``[..., in]`` rows, and keeps what ``backward`` needs if ``keeps``."""
         outputs, inputs, kept = stack_forward(rows, self.activations, self.parameters)
-        self._kept = inputs, kept
+        if keeps:
+            self._kept = inputs, kept
         return outputs
 
     def backward(self, gradient: Tensor, *, to_inputs: bool = False) -> Tensor | None:
@@ -241,6 +243,14 @@ class ClosedForward:
 
     def __call__(self, columns: Mapping[str, Any]) -> Outputs | None:
         """Returns the outputs of a minibatch; None if the layers were not built for its observations."""
+        found = self._of_heads(columns, keeps=True)
+        return None if found is None else found._replace(inputs=self._after_policy(found.inputs, columns))
+
+    def of_heads(self, columns: Mapping[str, Any]) -> Outputs | None:
+        """Returns the outputs of the heads as they are, for rows of which no gradients are wanted; None as above."""
+        return self._of_heads(columns, keeps=False)
+
+    def _of_heads(self, columns: Mapping[str, Any], *, keeps: bool) -> Outputs | None:
         first = self._policy if self._shared is None else self._shared
         rows = self._rows(first, columns[Columns.OBS])
         if rows is None:
@@ -251,11 +261,11 @@ class ClosedForward:
             if of_values is None:
                 return None
         if self._shared is not None:
-            rows = of_values = self._shared.forward(rows)
-        inputs = self._after_policy(self._policy.forward(rows), columns)
+            rows = of_values = self._shared.forward(rows, keeps=keeps)
+        inputs = self._policy.forward(rows, keeps=keeps)
         if self._values is None or of_values is None:
             return Outputs(inputs, None)
-        return Outputs(inputs, self._values.forward(of_values)[..., 0])
+        return Outputs(inputs, self._values.forward(of_values, keeps=keeps)[..., 0])
 
     def backward(self, of_inputs: Tensor, of_values: Tensor | None) -> None:
         """Writes the gradients of all parameters, given the gradients of the last outputs."""
@@ -316,20 +326,35 @@ def closed_layers_of(module: RLModule) -> TrainingLayers | None:
     if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful():
         return None
     layers = module.training_layers()
-    if layers is None or has_hooks(module):
+    return None if layers is None or has_hooks(module) or not _are_closed(layers) else layers
+
+
+def target_layers_of(module: RLModule) -> TrainingLayers | None:
+    """Returns the target networks of ``closed_layers_of``; None if a closed forward pass cannot compute them."""
+    layers = closed_layers_of(module)
+    if layers is None or not isinstance(module, TargetNetworkAPI):
         return None
+    targets: dict[Any, Any] = dict(module.get_target_network_pairs())
+    chains = [[targets.get(mlp) for mlp in chain] for chain in (layers.policy, layers.values, layers.shared)]
+    if any(mlp is None for chain in chains for mlp in chain):
+        return None
+    policy, values, shared = chains
+    found = layers._replace(policy=policy, values=values, shared=shared)
+    return found if _are_closed(found) else None
+
+
+def _are_closed(layers: TrainingLayers) -> bool:
+    """Whether the layers are as they were built, and their arithmetic has a closed form."""
     mlps = [*layers.shared, *layers.policy, *layers.values]
     if not all(type(mlp) in _CHAINS and not has_hooks(mlp) and not has_own_methods(mlp) for mlp in mlps):
-        return None
+        return False
     parts = [part for mlp in mlps if isinstance(mlp, Encoder) for part in mlp.parts]
     if not all(type(part) in _PARTS and not has_hooks(part) and not has_own_methods(part) for part in parts):
-        return None
+        return False
     if any(type(mlp.activation) not in _ACTIVATIONS or len(mlp.norms) for mlp in mlps):
-        return None
+        return False
     parameters = [mlp.parameters_as_built() for mlp in mlps]
     flat = [p for own in parameters for p in own or ()]
     if None in parameters or not are_plain(flat):
-        return None
-    if not all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps)):
-        return None
-    return layers
+        return False
+    return all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps))

@@ -17,7 +17,7 @@ from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.sequences import PaddedColumns
 from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
 from marl_connectors.rl_module.array_layers import is_recorded
-from marl_connectors.rl_module.closed_form import ClosedForward, closed_layers_of
+from marl_connectors.rl_module.closed_form import ClosedForward, closed_layers_of, target_layers_of
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import all_moved, moved
 from marl_connectors.trees import tree_map
@@ -215,6 +215,7 @@ class MemberStack:
         self._stacked: list[nn.Parameter] = []
         self._unstored: Tensor | None = None
         self._closed: tuple[bool, ClosedForward | None] | None = None
+        self._closed_targets: tuple[bool, ClosedForward | None] | None = None
         if self.is_whole:
             self.stacked_module = bucket.stacked_module
         elif len(module_ids) == 1:
@@ -289,6 +290,22 @@ class MemberStack:
                 found = ClosedForward(module, layers, self.bound_gradients(), with_values=with_values)
             self._closed = with_values, found
         return self._closed[1]
+
+    def closed_targets(self, *, with_values: bool) -> ClosedForward | None:
+        """Returns the same pass of the members' target networks, without gradients.
+
+        Args:
+            with_values: Whether values are wanted.
+        """
+        if self._closed_targets is None or self._closed_targets[0] != with_values:
+            module = self.load()
+            layers = target_layers_of(module)
+            found = None
+            if layers is not None:
+                no_gradients: dict[Tensor, Tensor | None] = dict.fromkeys(module.parameters())
+                found = ClosedForward(module, layers, no_gradients, with_values=with_values)
+            self._closed_targets = with_values, found
+        return self._closed_targets[1]
 
     def store(self) -> None:
         """Copies the values in ``bound_gradients`` to the members."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,9 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
+from marl_connectors.rl_module.closed_form import ClosedForward, Outputs
 from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
 TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
@@ -63,11 +65,56 @@ class TDErrors(NamedTuple):
         return self.losses, self.losses, self.taken, self.errors, self.errors.abs(), self.targets
 
 
+class QFunctions(NamedTuple):
+    """What computes ``[..., n]`` values of all actions for the ``obs`` of a batch, if no gradients are wanted.
+
+    Attributes:
+        values: Computes them with the networks that are trained.
+        targets: Computes them with the target networks.
+    """
+
+    values: Callable[[Mapping[str, Any]], Tensor]
+    targets: Callable[[Mapping[str, Any]], Tensor]
+
+    @classmethod
+    def of_module(cls, module: Any) -> QFunctions:
+        """Returns those of a module."""
+        return cls(module.compute_q_values, lambda batch: module.forward_target(batch)[QF_PREDS])
+
+    @classmethod
+    def in_closed_form(cls, stack: MemberStack, module: Any) -> QFunctions:
+        """Returns those of default modules, which do not call layers where that is possible."""
+        own = stack.closed_forward(with_values=module.is_dueling)
+        targets = stack.closed_targets(with_values=module.is_dueling)
+        called = cls.of_module(module)
+        return cls(*(_closed_or(*both) for both in zip((own, targets), called, strict=True)))
+
+
+def _closed_or(
+    forward: ClosedForward | None, called: Callable[[Mapping[str, Any]], Tensor]
+) -> Callable[[Mapping[str, Any]], Tensor]:
+    def values(batch: Mapping[str, Any]) -> Tensor:
+        outputs = None if forward is None else forward.of_heads(batch)
+        return called(batch) if outputs is None else q_values_of(outputs)
+
+    return values
+
+
+def q_values_of(outputs: Outputs) -> Tensor:
+    """Returns the values of actions, given the outputs of the heads."""
+    return q_values(outputs.inputs, None if outputs.values is None else outputs.values.unsqueeze(-1))
+
+
 class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     expected = ("compute_q_values", "forward_target")
     expected_class = "DefaultDQNRLModule"
+
+    def build(self) -> None:
+        """Makes the optimizers, and puts the pieces into the pipeline that the learner needs."""
+        self._closed_losses: dict[tuple[ModuleID, ...], ClosedDQNLoss] = {}
+        super().build()
 
     def explore_as_of(self, timestep: int) -> None:
         """Sets the epsilon of all modules to that of ``timestep`` sampled steps."""
@@ -84,7 +131,8 @@ class DQNLearner(OffPolicyLearner):
     def _loss(
         self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
     ) -> Tensor:
-        found = self._errors_of(config, module, batch, fwd_out[QF_PREDS], taken_actions(batch), module_ids)
+        functions = QFunctions.of_module(module)
+        found = self._errors_of(config, functions, batch, fwd_out[QF_PREDS], taken_actions(batch), module_ids)
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         loss = rows.mean(rows.pick(found.losses))
         self._log(module_ids, rows, found, batch[Columns.LOSS_MASK] if Columns.SEQ_LENS in batch else None)
@@ -92,13 +140,21 @@ class DQNLearner(OffPolicyLearner):
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
         """Returns the same loss in closed form, for default modules."""
-        modules = [self.module[module_id] for module_id in module_ids]
-        return _ClosedLoss(self, module_ids) if all(isinstance(m, DefaultDQNRLModule) for m in modules) else None
+        key, config = tuple(module_ids), self.config.get_config_for_module(module_ids[0])
+        stack = self.optimizers.stack_of(key)
+        known = self._closed_losses.get(key)
+        if known is None or known.stack is not stack or known.config is not config:
+            if stack is None or not all(isinstance(self.module[m], DefaultDQNRLModule) for m in key):
+                return None
+            known = ClosedDQNLoss(self, key, stack, config)
+            self._closed_losses = {k: own for k, own in self._closed_losses.items() if own.stack.bucket is stack.bucket}
+            self._closed_losses[key] = known
+        return known
 
     def _errors_of(
         self,
         config: Any,
-        module: Any,
+        functions: QFunctions,
         batch: Mapping[str, Any],
         values: Tensor,
         actions: Tensor,
@@ -107,9 +163,9 @@ class DQNLearner(OffPolicyLearner):
         """Returns the errors of the values of the actions that were taken, and the losses of all rows."""
         taken = values.gather(-1, actions).squeeze(-1)
         if Columns.SEQ_LENS in batch:
-            targets = self._targets_in_sequences(config, module, batch, values, module_ids)
+            targets = self._targets_in_sequences(config, functions, batch, values, module_ids)
         else:
-            targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, module, batch)
+            targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, functions, batch)
         weights = batch.get(WEIGHTS)
         return TDErrors.of(taken, targets, weights, loss_fn=config.td_error_loss_fn)
 
@@ -126,19 +182,24 @@ class DQNLearner(OffPolicyLearner):
             self._errors[module_id] = own
 
     @torch.no_grad()
-    def _next_values(self, config: Any, module: Any, batch: Mapping[str, Any]) -> Tensor:
+    def _next_values(self, config: Any, functions: QFunctions, batch: Mapping[str, Any]) -> Tensor:
         """Returns the values of the best actions after each step, by the target networks."""
         following = {Columns.OBS: batch[Columns.NEXT_OBS]}
-        values = module.forward_target(following)[QF_PREDS]
-        judged = module.compute_q_values(following) if config.double_q else values
+        values = functions.targets(following)
+        judged = functions.values(following) if config.double_q else values
         return best_values(values, judged, batch.get(NEXT_ACTION_MASK))
 
     @torch.no_grad()
     def _targets_in_sequences(
-        self, config: Any, module: Any, batch: Mapping[str, Any], values: Tensor, module_ids: Sequence[ModuleID]
+        self,
+        config: Any,
+        functions: QFunctions,
+        batch: Mapping[str, Any],
+        values: Tensor,
+        module_ids: Sequence[ModuleID],
     ) -> Tensor:
         """Returns ``[..., S, T]`` targets of all steps of sequences, whose values are ``values``."""
-        by_target = module.forward_target(batch)[QF_PREDS]
+        by_target = functions.targets(batch)
         judged = values.detach() if config.double_q else by_target
         best = best_values(by_target, judged, batch.get(Columns.ACTION_MASK))
         ended = F.pad(batch[Columns.TERMINATEDS][..., :-1].float(), (1, 0))
@@ -180,26 +241,33 @@ def head_gradients(
     return by_inputs.sub_(slopes_of_each / of_actions.shape[-1]), slopes  # the mean advantage is subtracted
 
 
-class _ClosedLoss:
-    """DQN's loss of some default modules, with its gradients in closed form."""
+class ClosedDQNLoss:
+    """DQN's loss of some default modules, with its gradients in closed form.
 
-    def __init__(self, learner: DQNLearner, module_ids: Sequence[ModuleID]):
+    Attributes:
+        stack: The modules. A new loss is needed when ``bind_buckets`` has made another stack of them.
+        config: The settings of the loss.
+        functions: What computes the values of actions in targets.
+        uses_values: Whether the modules have a value head.
+    """
+
+    def __init__(self, learner: DQNLearner, module_ids: tuple[ModuleID, ...], stack: MemberStack, config: Any):
+        self.stack = stack
+        self.config = config
+        module: Any = stack.load()
+        self.uses_values = module.is_dueling
+        self.functions = QFunctions.in_closed_form(stack, module)
         self._learner = learner
-        self._module_ids = tuple(module_ids)
-        self._config = learner.config.get_config_for_module(module_ids[0])
-        stack = learner.optimizers.stack_of(self._module_ids)
-        assert stack is not None  # closed losses are for members of a bucket
-        self._module: Any = stack.load()
-        self.uses_values = self._module.is_dueling
+        self._module_ids = module_ids
 
     def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
         stacked = len(self._module_ids) if len(self._module_ids) > 1 else 0
         rows = CountedRows.of(batch, stacked=stacked)
         if rows.weights is not None:
             return None
-        of_actions = q_values(inputs, None if values is None else values.unsqueeze(-1))
+        of_actions = q_values_of(Outputs(inputs, values))
         actions = taken_actions(batch)
-        found = self._learner._errors_of(self._config, self._module, batch, of_actions, actions, self._module_ids)
+        found = self._learner._errors_of(self.config, self.functions, batch, of_actions, actions, self._module_ids)
         self._learner._log(self._module_ids, rows, found)
         slopes = found.slopes / found.errors.shape[-1]
         by_inputs, by_values = head_gradients(of_actions, actions, slopes, is_dueling=values is not None)

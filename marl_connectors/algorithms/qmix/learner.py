@@ -12,12 +12,14 @@ from torch import Tensor
 from marl_connectors.algorithms.dqn.learner import (
     TERMS,
     DQNLearner,
+    QFunctions,
     TDErrors,
     best_values,
     head_gradients,
+    q_values_of,
     taken_actions,
 )
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS, q_values
+from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
 from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
 from marl_connectors.algorithms.qmix.mixing import Mixing
 from marl_connectors.algorithms.qmix.team_rows import PickedRows, TeamRows
@@ -181,17 +183,19 @@ class QMIXLearner(DQNLearner):
         ids = minibatch.module_ids
         module, closed = self._module_of(ids), self._closed_update(ids)
         outputs = None if closed is None else closed.forward({Columns.OBS: learned.columns[Columns.OBS]})
-        if outputs is None:
+        if closed is None or outputs is None:
+            functions = QFunctions.of_module(module)
             values = self._forward_train(module, learned.columns)[QF_PREDS]
         else:
-            values = q_values(outputs.inputs, None if outputs.values is None else outputs.values.unsqueeze(-1))
+            functions = closed.loss.functions
+            values = q_values_of(outputs)
         actions = taken_actions(learned.columns)
         taken = learned.pick(values.gather(-1, actions)).float()
         with torch.no_grad():
-            judged = by_target = module.forward_target(read.columns)[QF_PREDS]
+            judged = by_target = functions.targets(read.columns)
             if self.config.double_q:
                 is_known = read.columns is learned.columns  # all rows, of sequences
-                judged = values.detach() if is_known else module.compute_q_values(read.columns)
+                judged = values.detach() if is_known else functions.values(read.columns)
             best = read.pick(best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))).float()
 
         def backward(slopes: Tensor) -> None:

@@ -168,8 +168,8 @@ class TeamRows:
         self._columns = [minibatch.columns for minibatch in minibatches]
         rewards = [columns[Columns.REWARDS] for columns in self._columns]
         self._device = rewards[0].device
-        items, steps = np.nonzero(sample.counted)
-        learned = items * sample.counted.shape[1] + steps
+        learned = np.flatnonzero(sample.counted)
+        items, steps = np.divmod(learned, sample.counted.shape[1])
         taken = np.minimum(n_step, sample.last[items] - steps)
         after = read = learned + taken
         by = []
@@ -200,8 +200,10 @@ class TeamRows:
 
     def _joint(self, minibatches: Sequence[MiniBatch], sample: TeamReplaySample, places: np.ndarray) -> JointRows:
         """Returns the rows at ``[K, A]`` places among the rows of all minibatches; -1 stands for no row."""
-        found, cells, begin = [], [], 0
         is_there = places >= 0
+        if len(sample.segments) == 1 and is_there.all():
+            return JointRows([PickedRows.of(minibatches[0], [places.reshape(-1)], self._device)], None, places.shape)
+        found, cells, begin = [], [], 0
         for minibatch, columns in zip(minibatches, self._columns, strict=True):
             rows = []
             for module_id in minibatch.module_ids:
@@ -211,9 +213,7 @@ class TeamRows:
                 cells.append(steps * places.shape[1] + own.start + agents)
             found.append(PickedRows.of(minibatch, rows, self._device))
             begin += columns[Columns.REWARDS].numel()
-        joined = None
-        if len(cells) > 1 or not is_there.all():
-            (joined,) = all_moved([np.concatenate(cells)], self._device)
+        (joined,) = all_moved([np.concatenate(cells)], self._device)
         return JointRows(found, joined, places.shape)
 
     def states(self, name: str) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -14,6 +14,7 @@ from marl_connectors import (
     Algorithm,
     ColumnConnector,
     Columns,
+    DefaultDQNRLModule,
     DefaultPPORLModule,
     DQNConfig,
     EpisodeReader,
@@ -25,7 +26,7 @@ from marl_connectors import (
     SACConfig,
     load_policy,
 )
-from marl_connectors.algorithms.dqn.learner import DQNLearner
+from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.errors import (
     CheckpointError,
@@ -190,6 +191,65 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
             assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", [*range(6), *FRESH])
+def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed):
+    algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
+    for _ in range(2):
+        algo.train()
+        assert algo.learner._closed_losses
+        for loss in algo.learner._closed_losses.values():
+            assert None not in (loss.stack.closed_targets(with_values=loss.uses_values), loss.stack._closed[1])
+            module, size = (
+                loss.stack.load(),
+                loss.stack.bucket.modules[loss.stack.module_ids[0]].observation_space.shape,
+            )
+            lead = (len(loss.stack.module_ids),) if len(loss.stack.module_ids) > 1 else ()
+            batch = {Columns.OBS: torch.from_numpy(rng.normal(size=(*lead, 7, *size)).astype(np.float32))}
+            with torch.no_grad():
+                called = QFunctions.of_module(module)
+                for own, other in zip(loss.functions, called, strict=True):
+                    torch.testing.assert_close(own(batch), other(batch), rtol=1e-4, atol=1e-5)
+    algo.stop()
+
+
+@pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
+def test_target_networks_that_a_user_has_changed_are_called(place):
+    calls = []
+
+    class OwnTargets(DefaultDQNRLModule):
+        def forward_target(self, batch):
+            calls.append("subclass")
+            return super().forward_target(batch)
+
+    config = small_dqn("CartPole-v1")
+    if place == "subclass":
+        config.rl_module(rl_module_spec=RLModuleSpec(module_class=OwnTargets))
+    algo = config.build_algo()
+    algo.train()
+    module = algo.get_module()
+    if place == "hook":
+        module.target_af.register_forward_hook(lambda *args: calls.append(place))
+    elif place == "layer":
+        module.target_af.layers[0] = OwnLinear(calls, *module.target_af.layers[0].weight.T.shape)
+    elif place == "method":
+        called = module.forward_target
+        module.forward_target = lambda batch: [calls.append(place), called(batch)][1]
+    algo.train()
+    assert set(calls) == {place}
+    algo.stop()
+
+
+class OwnLinear(torch.nn.Linear):
+    def __init__(self, calls, *sizes):
+        super().__init__(*sizes)
+        self.requires_grad_(False)
+        self.calls = calls
+
+    def forward(self, x):
+        self.calls.append("layer")
+        return super().forward(x)
+
+
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     config = small_dqn("pettingzoo.classic.tictactoe_v3", seed, epsilon=0.5, n_step=1 + seed % 3)
@@ -200,7 +260,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     masks = ring.columns[Columns.ACTION_MASK][steps]
     assert masks[np.arange(len(masks)), ring.columns[Columns.ACTIONS][steps]].all()
     (group,) = algo.learner.make_batch(algo.replay_buffer.sample(64, n_step=config.n_step)).groups
-    following = algo.learner._next_values(algo.config, algo.get_module(), group)
+    following = algo.learner._next_values(algo.config, QFunctions.of_module(algo.get_module()), group)
     values = algo.get_module().forward_target({Columns.OBS: group[Columns.NEXT_OBS]})["qf_preds"]
     for i, mask in enumerate(group["new_action_mask"].bool()):
         assert mask.any()
