@@ -126,10 +126,7 @@ class Rows:
 
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
-        for part in self.parts:  # a loop, as this is asked for each column of each batch
-            if not part.rollout.holds(column, part.first, part.last):
-                return False
-        return True
+        return all(part.rollout.holds(column, part.first, part.last) for part in self.parts)
 
     def columns(self) -> list[str]:
         """Returns the columns that the trajectories hold, without infos."""
