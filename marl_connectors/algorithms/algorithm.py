@@ -51,6 +51,7 @@ from marl_connectors.errors import (
     EpisodeError,
     MarlConnectorsWarning,
     ModuleError,
+    counted,
     did_you_mean,
     listed,
 )
@@ -121,6 +122,9 @@ class Algorithm:
         time_total_s: The seconds that these calls took.
         run_folders: The folders that have checkpoints of this run: those of ``fit``, and that of the checkpoint from
             which the algorithm was restored.
+        ends_evaluations: The ``is_enough`` of evaluations that have none of their own; None for no such function. An
+            evaluation of ``train()`` that it cuts short is left out of the results. ``fit`` and the command line set
+            it, so that Ctrl-C does not wait for evaluations.
     """
 
     _has_warned_of_episodes = False
@@ -178,6 +182,7 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self.run_folders: set[Path] = set()
+        self.ends_evaluations: Callable[[], bool] | None = None
         self._num_evaluations = 0
         self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
@@ -249,8 +254,7 @@ class Algorithm:
         return html_table(type(self.config).__name__.removesuffix("Config"), rows)
 
     def _so_far(self) -> str:
-        iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
-        return f"{iterations}, {self.num_agent_steps:,} agent steps"
+        return f"{counted(self.iteration, 'iteration')}, {counted(self.num_agent_steps, 'agent step')}"
 
     def __enter__(self) -> Self:
         return self
@@ -411,7 +415,8 @@ class Algorithm:
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
         is_parallel = is_evaluated and self.config.evaluation_parallel_to_training
         with self._evaluation_undone_on_error() if is_parallel else nullcontext():
-            evaluation = self._begin_evaluation() if is_parallel else None
+            watch = _Watch(is_enough=self.ends_evaluations)
+            evaluation = self._begin_evaluation(watch=watch) if is_parallel else None
             sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
         ended = time.perf_counter()
@@ -436,9 +441,12 @@ class Algorithm:
             **self._results_of_data(),
         }
         if is_evaluated:
-            result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
-            if self.eval_env_runner_group is not None:
-                result["evaluation"].update(workers(self.eval_env_runner_group))
+            evaluated = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
+            is_whole = evaluated["num_episodes"] >= self.config.evaluation_duration
+            if is_whole or self.ends_evaluations is None or not self.ends_evaluations():
+                result["evaluation"] = evaluated
+                if self.eval_env_runner_group is not None:
+                    evaluated.update(workers(self.eval_env_runner_group))
         interval = self.config.offline_evaluation_interval
         if interval is not None and self.iteration % interval == 0:
             result["offline_evaluation"] = self.evaluate_offline()
@@ -657,7 +665,7 @@ class Algorithm:
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
         """
-        watch = _Watch(max_seconds, on_progress, is_enough)
+        watch = _Watch(max_seconds, on_progress, is_enough or self.ends_evaluations)
         return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
 
     def _begin_evaluation(
