@@ -23,6 +23,7 @@ from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_o
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
+from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
@@ -235,6 +236,14 @@ class Algorithm:
             f"Save it and load it: {type(self).__name__}.from_checkpoint(algo.save_to_path(FOLDER)). For the modules "
             f"alone, copy.deepcopy(algo.rl_module)."
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an error for attributes that do not exist, which names what replaces RLlib's."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # the error in a property is raised as it is
+            raise unknown_algorithm_attribute(self, name)
 
     def __repr__(self) -> str:
         name = type(self.config).__name__.removesuffix("Config")
