@@ -182,6 +182,15 @@ def _closest(name: str, known: Iterable[str]) -> tuple[str, float]:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with what it counts.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def listed(names: Collection[object], noun: str, *, at_most: int = 4) -> str:
     """Counts names, and lists the first of them.
 

@@ -23,6 +23,7 @@ from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_o
 from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
+from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
@@ -51,6 +52,7 @@ from marl_connectors.errors import (
     EpisodeError,
     MarlConnectorsWarning,
     ModuleError,
+    counted,
     did_you_mean,
     listed,
 )
@@ -121,6 +123,9 @@ class Algorithm:
         time_total_s: The seconds that these calls took.
         run_folders: The folders that have checkpoints of this run: those of ``fit``, and that of the checkpoint from
             which the algorithm was restored.
+        ends_evaluations: The ``is_enough`` of evaluations that have none of their own; None for no such function. An
+            evaluation of ``train()`` that it cuts short is left out of the results. ``fit`` and the command line set
+            it, so that Ctrl-C does not wait for evaluations.
     """
 
     _has_warned_of_episodes = False
@@ -178,6 +183,7 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self.run_folders: set[Path] = set()
+        self.ends_evaluations: Callable[[], bool] | None = None
         self._num_evaluations = 0
         self._num_episodes = 0
         self._recent: deque[EpisodeSummary] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
@@ -231,6 +237,14 @@ class Algorithm:
             f"alone, copy.deepcopy(algo.rl_module)."
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an error for attributes that do not exist, which names what replaces RLlib's."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # the error in a property is raised as it is
+            raise unknown_algorithm_attribute(self, name)
+
     def __repr__(self) -> str:
         name = type(self.config).__name__.removesuffix("Config")
         return f"<{name} on {self._setup.name}: {listed(self.rl_module, 'module')}, {self._so_far()}>"
@@ -249,8 +263,7 @@ class Algorithm:
         return html_table(type(self.config).__name__.removesuffix("Config"), rows)
 
     def _so_far(self) -> str:
-        iterations = f"{self.iteration:,} iteration{'s' * (self.iteration != 1)}"
-        return f"{iterations}, {self.num_agent_steps:,} agent steps"
+        return f"{counted(self.iteration, 'iteration')}, {counted(self.num_agent_steps, 'agent step')}"
 
     def __enter__(self) -> Self:
         return self
@@ -411,7 +424,8 @@ class Algorithm:
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
         is_parallel = is_evaluated and self.config.evaluation_parallel_to_training
         with self._evaluation_undone_on_error() if is_parallel else nullcontext():
-            evaluation = self._begin_evaluation() if is_parallel else None
+            watch = _Watch(is_enough=self.ends_evaluations)
+            evaluation = self._begin_evaluation(watch=watch) if is_parallel else None
             sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
         ended = time.perf_counter()
@@ -436,9 +450,12 @@ class Algorithm:
             **self._results_of_data(),
         }
         if is_evaluated:
-            result["evaluation"] = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
-            if self.eval_env_runner_group is not None:
-                result["evaluation"].update(workers(self.eval_env_runner_group))
+            evaluated = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
+            is_whole = evaluated["num_episodes"] >= self.config.evaluation_duration
+            if is_whole or self.ends_evaluations is None or not self.ends_evaluations():
+                result["evaluation"] = evaluated
+                if self.eval_env_runner_group is not None:
+                    evaluated.update(workers(self.eval_env_runner_group))
         interval = self.config.offline_evaluation_interval
         if interval is not None and self.iteration % interval == 0:
             result["offline_evaluation"] = self.evaluate_offline()
@@ -657,7 +674,7 @@ class Algorithm:
         Returns:
             The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
         """
-        watch = _Watch(max_seconds, on_progress, is_enough)
+        watch = _Watch(max_seconds, on_progress, is_enough or self.ends_evaluations)
         return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
 
     def _begin_evaluation(

@@ -22,6 +22,7 @@ from marl_connectors.cli.config_settings import (
     closest,
     has_lr_schedule,
     has_source,
+    mapping_fn,
     set_by_name,
 )
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, configs_with, known_sections
@@ -45,6 +46,7 @@ from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mea
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.validators import Unfit, Validator, any_of, boolean, declared, integer, list_of
+from marl_connectors.zoo import find_task, tasks
 
 PAIRS: Final = ("set", "env_config", "model")
 """The values of a layer that are lists of pairs, of which the last one of a key is used."""
@@ -107,7 +109,7 @@ _SEEDS: Final = any_of(
 OF_COMMAND: Final[Mapping[str, Validator]] = {
     "seeds": Validator("seeds such as 0-4 or 0,3,7, or a list of them", _seeds, _SEEDS),
     "parallel": EXPECTED["steps"],
-    "out": EXPECTED["env"],
+    "out": EXPECTED["policies"],
 }
 """The keys of a file for options of the command that are no settings of a run, with their validators."""
 KEYS: Final = {**OWN_FIELDS, **OF_COMMAND}
@@ -137,7 +139,8 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: If the file does not exist, cannot be read or has a wrong value.
     """
     options = layer(given)
-    _check_is_env(options.get("env", ""))
+    if "env" in options:
+        _check_is_env(options["env"])
     if "config" not in options or "resume" in options:
         return options
     source = options.pop("config")
@@ -147,11 +150,34 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     found = above(lower, options)
     if not {"env", "base", "config"} & found.keys():
         raise ConfigError(f"{source}: it has no environment. Add the key 'env', or name one on the command line.")
+    if not {"policies", "mapping"} & options.keys() and found.get("mapping") is not None:
+        mapping_fn("shared", found["mapping"], f"{source}: mapping")
+    if not {"base", "config"} & found.keys():
+        _check_for_algorithm(lower, options, source)
     return found
+
+
+def _check_for_algorithm(lower: Mapping[str, Any], options: Mapping[str, Any], source: str) -> None:
+    """Checks that the algorithm of the run accepts the settings of a file, each of which some algorithm accepts."""
+    known, algo = known_sections(), _algorithm(above(lower, options))
+    replaced = merged(options.get("set", []))
+    for name, value in merged(lower.get("set", [])).items():
+        section = next(section for section in ("training", *known) if name in known[section])
+        if name not in replaced:
+            _checked_setting(configs_with(section, name, algo), name, value, f"{source}: {section}")
+
+
+def _algorithm(found: Mapping[str, Any]) -> str:
+    """Returns the algorithm of a layer with an environment: its own, or that of the zoo's task."""
+    variant = next((task for task in tasks() if task.is_variant and task.name == found["env"]), None)
+    task = find_task(found["env"]) if variant is None and found.get("preset", True) else variant
+    return found.get("algo") or ("ppo" if task is None else task.algo)
 
 
 def _check_is_env(word: str) -> None:
     """Checks that the word for the environment is no file with settings, and no folder of a run."""
+    if not word.strip():
+        raise ConfigError(f"environment {word!r}: expected a name, such as CartPole-v1.")
     path = Path(word)
     if path.suffix.lower() in FILES:
         raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")

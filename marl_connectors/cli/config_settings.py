@@ -24,6 +24,7 @@ from marl_connectors.policy_mapping import (
     policy_mapping,
 )
 from marl_connectors.programs import PROGRAM, command
+from marl_connectors.validators import checked
 
 DEFAULT_NAMES = ("config", "make_config")
 """The names in a file or module that are looked up if none is given."""
@@ -198,8 +199,13 @@ def _set_environment(config: Any, values: Mapping[str, Any]) -> None:
         raise ConfigError("--config: the config has no environment. Name one before --config, such as CartPole-v1.")
 
 
-def mapping_fn(policies: str, mapping: str | None) -> PolicyMappingFn:
+def mapping_fn(policies: str, mapping: str | None, who: str = "--mapping") -> PolicyMappingFn:
     """Returns the policy mapping function of ``--policies``, or of ``--mapping`` if that is not None.
+
+    Args:
+        policies: The text of ``--policies``.
+        mapping: The name of the function, or None.
+        who: The first words of messages about it.
 
     Raises:
         ConfigError: If it does not exist or is not a function.
@@ -209,10 +215,10 @@ def mapping_fn(policies: str, mapping: str | None) -> PolicyMappingFn:
             return policy_mapping(policies)
         except ConfigError as error:
             raise ConfigError(f"--policies: {str(error).partition(': ')[2]}") from error
-    fn: Any = import_attribute(mapping, who="--mapping", error=ConfigError)
+    fn: Any = import_attribute(mapping, who=who, error=ConfigError)
     if not callable(fn):
         raise ConfigError(
-            f"--mapping: expected {mapping!r} to be a function of (agent_id, episode, **kwargs), but it is {fn!r}."
+            f"{who}: expected {mapping!r} to be a function of (agent_id, episode, **kwargs), but it is {fn!r}."
         )
     return cast(PolicyMappingFn, fn)
 
@@ -328,22 +334,23 @@ SHORT_FORMS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation", "vf_
 """Settings of ``--model`` that have options of their own, with the fields of RunSettings for them."""
 
 
-def check_model(model: Iterable[str], who: str = "--model") -> None:
-    """Checks the keys of ``--model``.
+def check_model(model: Mapping[str, Any], who: str = "--model") -> None:
+    """Checks the settings of ``--model``.
 
     Args:
-        model: The keys.
+        model: The settings.
         who: The first words of messages.
 
     Raises:
-        ConfigError: If the default modules have no such setting.
+        ConfigError: If the default modules have no such setting, or refuse its value.
     """
     from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
     known = [field.name for field in dataclasses.fields(DefaultModelConfig)]
-    for key in model:
+    for key, value in model.items():
         if key not in known:
             raise ConfigError(f"{who}: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
+        checked(DefaultModelConfig, key, value, who)
 
 
 def annealed(training: Mapping[str, Any], steps: int) -> dict[str, list[list[float]]]:

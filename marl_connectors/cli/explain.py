@@ -14,7 +14,7 @@ from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.environments.making.factory import env_name
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable
 
 LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"
@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     if "json" in given:
         print(json.dumps(jsonable({name: each.to_dict() for name, each in explanations.items()}), indent=2))
         return 0
-    num_envs = algo.config.num_envs_per_env_runner
+    num_envs = counted(algo.config.num_envs_per_env_runner, "sub-environment")
     env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
-    print(f"{env}: what each piece does to one batch. {num_envs} sub-environments.\n{LEGEND}")
+    print(f"{env}: what each piece does to one batch. {num_envs}.\n{LEGEND}")
     print(f"Action masks: {algo.masking}\n" if str(algo.masking) else "")
     print(explanations)
     return 0

@@ -12,6 +12,7 @@ from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
 from marl_connectors.cli.restored_runs import (
+    check_of_run,
     check_python_config,
     checkpoint_named,
     config_of_python_file,
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = checkpoint_named(args.checkpoint, "export")
     require_onnx()
     with naming_a_lost_config(checkpoint, "export", args.config), announced("loading the policy"):
+        check_of_run(checkpoint)
         config = config_of_python_file(checkpoint, args.config) if args.trusted else None
         policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
     folder = Path(args.checkpoint) / "export" if args.out is None else Path(args.out)

@@ -24,10 +24,12 @@ from marl_connectors.cli.config_settings import (
     module_name,
     set_by_name,
 )
+from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.json_data import brief, parsed_json
+from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
 
 _OF_OPTIONS = {
@@ -125,6 +127,7 @@ def load_algorithm(
     from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 
+    check_of_run(checkpoint)
     made = config_of_python_file(checkpoint, source) if trusted else None
     if not changed and not local and trusted and made is None:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
@@ -152,6 +155,35 @@ def load_algorithm(
                     f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
                 )
     return Algorithm.from_checkpoint(checkpoint, config=config, **options)
+
+
+def check_of_run(checkpoint: Path) -> None:
+    """Checks that a checkpoint in the folder of a run has the environment and the algorithm of this run.
+
+    Nothing is checked for checkpoints elsewhere, and if the run began with the config in a Python file.
+
+    Raises:
+        CheckpointError: If it is from another run.
+    """
+    from marl_connectors.algorithms.checkpoint_restore import algorithm_state
+
+    run, given = _command_of(checkpoint)
+    if not given or given.get("config") is not None:
+        return
+    settings = settings_from_json(given, str(run / run_folder.CONFIG))
+    found = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
+    env = found["settings"].get("env")
+    own = {"environment": settings.env, "algorithm": qualified_name(config_class(settings.algo))}
+    other = {
+        "environment": env["name"] if isinstance(env, dict) and env.get("type") == "name" else settings.env,
+        "algorithm": found["class"],
+    }
+    for what in own:
+        if own[what] != other[what]:
+            raise CheckpointError(
+                f"{checkpoint} is not a checkpoint of the run {run}: its {what} is {other[what]!r}, but that of the "
+                f"run is {own[what]!r}. Use a checkpoint of this run, or move this one out of the run's folder."
+            )
 
 
 def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:

@@ -20,6 +20,7 @@ and metrics are on disk before the checkpoint of the same iteration.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -28,9 +29,10 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns
 from marl_connectors.algorithms.fitting.run_files import (
@@ -65,11 +67,62 @@ BASELINES, CURVES, UNTRAINED_VIDEO, FINAL, EVENTS, VIDEOS = (
     "tensorboard",
     "videos",
 )
+SEEDS = "seeds.json"
+"""The file in the folder of runs of several seeds with their options and results."""
 SWEEP = "sweep.json"
 """The file in the folder of a sweep with its options and results."""
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LOG = logging.getLogger(__name__)
+_CLAIM_S = 5.0
+"""The seconds in which a command that has been killed leaves its folder: its processes end a little later than it."""
+
+
+class Claim:
+    """The right to write to a folder, which one process has until ``release`` or its end."""
+
+    def __init__(self, path: Path) -> None:
+        """Claims a folder. Where there are no locks on folders, as on Windows, every claim succeeds.
+
+        Raises:
+            ConfigError: If another process has it.
+        """
+        self._fd = -1
+        try:
+            import fcntl
+
+            self._fd = os.open(path, os.O_RDONLY)
+        except (ImportError, OSError):  # the folder cannot be read, as the next step says
+            return
+        end = time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < end:
+                    time.sleep(0.1)
+                    continue
+                self.release()
+                raise ConfigError(
+                    f"{path} is used by another command, which is still running. Wait for its end, or use another "
+                    f"folder."
+                ) from None
+            except OSError:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets others claim the folder."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class RunFolder(RunFiles):
@@ -93,7 +146,15 @@ class RunFolder(RunFiles):
 
     @classmethod
     def create(
-        cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool, **keep: Any
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        baselines: Mapping[str, Any],
+        *,
+        numbered: bool,
+        is_new: bool,
+        claims: contextlib.ExitStack,
+        **keep: Any,
     ) -> RunFolder:
         """Makes the folder of a new run, or of a run that starts again because it had no checkpoint yet.
 
@@ -102,13 +163,22 @@ class RunFolder(RunFiles):
             config: The content of ``config.json``, as JSON data.
             baselines: Results of random play and of the untrained modules, as JSON data.
             numbered: Whether to use ``path-2``, ``path-3``, ... if ``path`` exists, instead of that folder.
+            is_new: Whether nothing was written to the folder before.
+            claims: Gets the claim of the folder of a new run. That of a run that starts again is claimed already.
             **keep: ``keep_best`` and ``keep_checkpoints``, as in the class.
 
         Raises:
             CheckpointError: If the folder cannot be written.
+            ConfigError: If another run has begun in it.
         """
         with writing(path):
             path = make_folder(path, numbered)
+            if is_new:
+                claims.enter_context(Claim(path))
+                if not _is_unused(path):
+                    raise ConfigError(
+                        f"--out: expected a new or empty folder, but another run has begun in {path}. Choose another."
+                    )
             for name in (EVENTS, VIDEOS):
                 shutil.rmtree(path / name, ignore_errors=True)
             for name in (METRICS, BASELINES, UNTRAINED_VIDEO, f"{CHECKPOINTS}/{BEST}"):
@@ -217,10 +287,12 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
-                resume = f", or continue with: {command(PROGRAM, 'train', '--resume', path)}"
+                resumes = "sweep" if (path / SWEEP).is_file() else "train"
+                is_taken_up = is_run(path) or any((path / name).is_file() for name in (SEEDS, SWEEP))
+                resume = f", or continue with: {command(PROGRAM, resumes, '--resume', path)}"
                 raise ConfigError(
                     f"--out: expected a new or empty folder, but {path} exists. Choose another"
-                    + (resume if is_run(path) else ".")
+                    + (resume if is_taken_up else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():

@@ -324,6 +324,12 @@ def _in_words(words: str, validator: Validator) -> Validator:
     return Validator(words, validator.keep, validator.schema)
 
 
+def _env(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Unfit
+    return value
+
+
 def _opponent(value: Any) -> Any:
     if not isinstance(value, str) or value.partition(":")[0] != OPPONENT:
         raise Unfit
@@ -344,6 +350,7 @@ def _video(value: Any) -> str:
 
 _FLAG = _in_words("true or false", boolean())
 _TEXT = Validator("text", instance_of(str, expected="text").keep, {"type": "string"})
+_ENV = Validator("the name of an environment, such as CartPole-v1", _env, {"type": "string", "minLength": 1})
 _TEXTS = list_of(_TEXT, "a list of texts")
 _SETTINGS = dict_of(expected="a JSON object")
 _COUNT = _in_words("a whole number of at least 1", integer(min=1))
@@ -353,7 +360,7 @@ _AUTO = _in_words('a whole number of at least 0, or "auto"', either(one_of("auto
 _VIDEO_SCHEMA = any_of(one_of(*VIDEO_FORMATS).schema, boolean().schema)
 _VIDEO = Validator(f"one of {', '.join(VIDEO_FORMATS)}", _video, _VIDEO_SCHEMA)
 EXPECTED: Mapping[str, Validator] = {
-    "env": _TEXT,
+    "env": _ENV,
     "env_config": _SETTINGS,
     "wrappers": _TEXTS,
     "algo": Validator(f"one of {', '.join(ALGORITHMS)}", _algorithm, one_of(*ALGORITHMS).schema),

@@ -17,10 +17,10 @@ from marl_connectors.algorithms.fitting.figures import agent_steps, module_retur
 from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.pictures import draw_seed_curves
+from marl_connectors.cli.run_folder import SEEDS
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
-SEEDS = "seeds.json"
 LEARNING_CURVES = "learning_curves.png"
 MANY_SEEDS = 10
 """The number of seeds from which on the interquartile mean is reported, too."""
@@ -279,7 +279,8 @@ def _figure(name: str, value: float | None) -> str:
 def _interval(name: str, interval: tuple[float, float] | None) -> str:
     if interval is None or not math.isfinite(interval[0]):
         return "–"
-    return f"{_figure(name, interval[0])} to {_figure(name, interval[1])}"
+    low, high = np.clip(interval, 0.0, 1.0) if name == "success" else interval
+    return f"{_figure(name, float(low))} to {_figure(name, float(high))}"
 
 
 def _baseline(results: Sequence[SeedResult], name: str, key: str) -> str:

@@ -25,8 +25,9 @@ from marl_connectors.cli import run_folder, seed_summary, standard_streams, trai
 from marl_connectors.cli.config_settings import absolute_spec
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
+from marl_connectors.cli.run_folder import SEEDS
 from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
-from marl_connectors.cli.seed_summary import FINISHED, SEEDS, SeedResult, is_seeds_folder, seed_folder
+from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable
@@ -81,6 +82,10 @@ class _SeedRuns:
 
     def run(self) -> int:
         """Trains the seeds that are not finished, and prints what all of them have reached. Returns the exit status."""
+        with run_folder.Claim(self.path):
+            return self._run()
+
+    def _run(self) -> int:
         results = self._results()
         self._write(results)
         for result in results:

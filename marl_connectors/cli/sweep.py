@@ -159,6 +159,10 @@ class _Sweep:
 
     def run(self) -> int:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
+        with run_folder.Claim(self.path):
+            return self._run()
+
+    def _run(self) -> int:
         optuna = _optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with _reading_study(self.path / STUDY):

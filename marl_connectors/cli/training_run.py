@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import platform
@@ -125,6 +126,8 @@ class _Training:
         trackers: The trackers of the run, from its first iteration in this process on.
         resumed_at: The agent steps of the checkpoint from which the run was resumed; None for other runs.
         records: Whether videos can be recorded during training.
+        is_new: Whether the run does not begin anew in a folder that it has.
+        claims: The right to write to the folder, which a new run has from its first iteration on.
     """
 
     settings: RunSettings
@@ -144,6 +147,8 @@ class _Training:
     trackers: list[Tracker] | None = None
     resumed_at: int | None = None
     records: bool = True
+    is_new: bool = True
+    claims: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self) -> int:
         try:
@@ -155,6 +160,7 @@ class _Training:
                     with announced(RECORDING):
                         self.untrained_video = record_untrained(self.algo, seed=self.settings.seed)
             with InterruptGate() as gate:
+                self.algo.ends_evaluations = gate.is_requested
                 try:
                     self._loop(gate)
                 except MarlConnectorsError as error:
@@ -218,6 +224,7 @@ class _Training:
         for tracker in self.trackers or ():
             tracker.close()
         self.algo.stop()
+        self.claims.close()
 
     def _measure_baselines(self) -> dict[str, Any]:
         """Measures random play and the untrained modules. The environment is tried before files are written."""
@@ -301,8 +308,8 @@ class _Training:
             "versions": _versions(),
             TRACKED_RUN: new_run_id(),
         }
-        keep = _kept(self.settings)
-        folder = RunFolder.create(self.out, jsonable(config), self.baselines, numbered=self.numbered, **keep)
+        how: dict[str, Any] = {"numbered": self.numbered, "is_new": self.is_new, **_kept(self.settings)}
+        folder = RunFolder.create(self.out, jsonable(config), self.baselines, claims=self.claims, **how)
         if self.untrained_video:
             folder.write_untrained_video(self.untrained_video)
         return folder
@@ -476,6 +483,15 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         given = {**given, "config": absolute_spec(given["config"])}
     path = Path(given["resume"])
     check_is_run(path, "train --resume")
+    with contextlib.ExitStack() as claims:
+        claims.enter_context(run_folder.Claim(path))
+        training = _restored(path, given)
+        training.claims = claims.pop_all()
+    return training
+
+
+def _restored(path: Path, given: Mapping[str, Any]) -> _Training:
+    """Restores the run in a folder from its latest checkpoint."""
     config = run_folder.read_config(path)
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
     if "config" in given:
@@ -494,7 +510,8 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
         algo = settings.build_algorithm()
-        return _Training(settings, algo, path, False, None, {}, Saver(algo, settings.checkpoint_every))
+        saver = Saver(algo, settings.checkpoint_every)
+        return _Training(settings, algo, path, False, None, {}, saver, is_new=False)
     use_threads(settings.threads)
     changed = {**_earlier_changes(path, config), **now}
     trusted = given.get("trusted", True)

@@ -38,7 +38,7 @@ from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
-from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MarlConnectorsWarning, listed
+from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MarlConnectorsWarning, counted, listed
 from marl_connectors.metrics import MetricsLogger, by_pipeline, reduced, with_logged
 from marl_connectors.names import import_attribute
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -164,8 +164,8 @@ class EnvRunner:
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} of {self.vector_env.num_envs} sub-environments with "
-            f"{listed(self.rl_module, 'module')}: {self.num_env_steps:,} env steps>"
+            f"<{type(self).__name__} of {counted(self.vector_env.num_envs, 'sub-environment')} with "
+            f"{listed(self.rl_module, 'module')}: {counted(self.num_env_steps, 'env step')}>"
         )
 
     def sample(

@@ -9,6 +9,7 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.hosted_env_runner import EnvRunnerBlueprint
 from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
 from marl_connectors.env_runners.sample import Sample, joined
+from marl_connectors.errors import counted
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 
@@ -45,8 +46,8 @@ class EnvRunnerGroup:
         if self.local_env_runner is not None:
             return f"<{type(self).__name__} of {self.local_env_runner!r}>"
         return (
-            f"<{type(self).__name__} of {self.num_remote_env_runners} remote env runners with {self.num_envs} "
-            f"sub-environments: {self.num_env_steps:,} env steps>"
+            f"<{type(self).__name__} of {counted(self.num_remote_env_runners, 'remote env runner')} with "
+            f"{counted(self.num_envs, 'sub-environment')}: {counted(self.num_env_steps, 'env step')}>"
         )
 
     # What there is.

@@ -19,7 +19,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.batch import RANKS, ColumnBatch
-from marl_connectors.errors import LearnerError, listed
+from marl_connectors.errors import LearnerError, counted, listed
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
@@ -98,7 +98,7 @@ class Learner(Checkpointable, ABC):
         self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
 
     def __repr__(self) -> str:
-        updates = f"{self.num_updates:,} update{'' if self.num_updates == 1 else 's'}"
+        updates = counted(self.num_updates, "update")
         return f"<{type(self).__name__} of {listed(self.module, 'module')} on {self.device}: {updates}>"
 
     @property

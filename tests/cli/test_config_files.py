@@ -224,6 +224,13 @@ MISTAKES = [
     ("lr: 3", "run.yaml: unknown key 'lr'. It is a setting of the section 'training': write it there."),
     ("training: {lrr: 3}", "run.yaml: training: unknown setting 'lrr'. Did you mean 'lr'?"),
     ("training: {lr: much}", "run.yaml: training: lr: expected a number from 0, or a schedule"),
+    ("training: {lr: null}", "run.yaml: training: lr: expected a number from 0, or a schedule"),
+    ("model: {use_lstm: maybe}", "run.yaml: model: use_lstm: expected True or False, got 'maybe'"),
+    ("rl_module: {model_config: {use_lstm: maybe}}", "run.yaml: model: use_lstm: expected True or False, got 'maybe'"),
+    ("mapping: no_such_module:f", "run.yaml: mapping: there is no module 'no_such_module'"),
+    ("mapping: f", 'run.yaml: mapping: expected "my_module:my_function", but got'),
+    ("mapping: math:pi", "run.yaml: mapping: expected 'math:pi' to be a function of (agent_id, episode, **kwargs)"),
+    ("multi_agent: {policy_mapping_fn: 'no_such_module:f'}", "run.yaml: mapping: there is no module 'no_such_module'"),
     ("training: {num_epochs: 0}", "run.yaml: training: num_epochs: expected a whole number from 1, got 0"),
     ("training: 3", "run.yaml: training: expected settings, each with its name, but got 3"),
     ("steps: many", "run.yaml: steps: expected a whole number of at least 1, got 'many'"),
@@ -241,6 +248,21 @@ MISTAKES = [
     ("track: 3", "run.yaml: track: expected a list of tensorboard, wandb, mlflow, trackio, or none, got 3"),
     ("config: nowhere.py", "run.yaml: config: there is no file 'nowhere.py' beside it"),
 ]
+
+
+@pytest.mark.parametrize("value", ["''", "3", "' '"])
+def test_a_file_whose_environment_has_no_name_is_named(value, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"env: {value}\n")
+    assert main(["train", "--config", "run.yaml"]) == 2
+    wanted = f"run.yaml: env: expected the name of an environment, such as CartPole-v1, got {value}.\n"
+    assert capsys.readouterr().err == f"marl-connectors: error: {wanted}"
+
+
+def test_an_algorithm_on_the_command_line_may_accept_what_that_of_the_file_does_not(settings):
+    text = "env: CartPole-v1\ntraining: {lr: null}"
+    assert settings("--algo", "sac", file=text).training["lr"] is None
+    assert settings("--set", "lr=1e-3", file=text).training["lr"] == 1e-3
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[text for text, _ in MISTAKES])

@@ -547,3 +547,49 @@ def test_metrics_are_read_as_they_were_written(run):
     assert [row["training_iteration"] for row in rows] == [1, 2]
     assert text == b"".join(lines()[:2])
     assert set(read_baselines(RUN)) == {"random_play", "at_start"}
+
+
+# Two commands --------------------------------------------------------------------------------------------------------
+
+locks = pytest.mark.skipif(os.name == "nt", reason="locks on folders")
+
+
+@locks
+def test_only_one_command_at_a_time_writes_to_a_folder(run, monkeypatch):
+    monkeypatch.setattr(run_folder, "_CLAIM_S", 0.0)
+    before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+    with run_folder.Claim(RUN):
+        assert "run is used by another command, which is still running. Wait for its end" in resume(run, 2)
+        assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
+    resume(run)
+    more = ("train", "--resume", "run", "--steps", "600")
+    assert run(*more) == 0  # the claim of the command before has ended with it
+    run.algo.train = lambda: pytest.fail("it has 600 steps")
+    assert run(*more) == 2
+    assert run("train", "--resume", "run", "--steps", "601", "--keep-best", "nonsense") == 2
+    with run_folder.Claim(RUN):  # and so do those of commands that fail
+        pass
+
+
+@locks
+def test_a_command_waits_a_moment_for_the_processes_of_one_that_was_killed(run, monkeypatch):
+    claim, slept = run_folder.Claim(RUN), []
+    monkeypatch.setattr(run_folder.time, "sleep", lambda s: slept.append(s) or claim.release())
+    resume(run)
+    assert slept
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_run_does_not_begin_in_a_folder_that_another_one_has_taken_since(command, is_there):
+    if is_there:
+        Path("own").mkdir()
+
+    def train(begin=command.algo.train):
+        Path("own").mkdir(exist_ok=True)
+        Path("own/config.json").write_text("{}")
+        return begin()
+
+    command.algo.train = train
+    assert command("train", "fake_env", "--steps", "100", "--out", "own") == 2
+    assert "--out: expected a new or empty folder, but another run has begun in own. Choose another." in command.err
+    assert [path.name for path in Path("own").iterdir()] == ["config.json"]

@@ -91,6 +91,7 @@ def test_the_table_has_success_where_results_have_it():
     assert lines[1] == ["0", "3.00", "50", "%"]
     assert lines[3] == ["mean", "8.00", "75", "%"]
     assert lines[-2:] == [["untrained", "-5.00", "–"], ["random", "play", "-7.00", "15", "%"]]
+    assert lines[5][-5:] == ["0", "%", "to", "100", "%"]  # Student's t knows no bounds: 75 % ± 318 %
 
 
 def test_seeds_that_are_not_finished_do_not_count():

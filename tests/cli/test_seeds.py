@@ -81,6 +81,7 @@ def test_folders_are_numbered_and_named_after_the_seeds(command, behaviour):
     assert statuses(Path("own")) == {1: "finished"}
     assert command(*words, "1", "--out", "own") == 2
     assert "expected a new or empty folder, but own exists" in command.err
+    assert "Choose another, or continue with: marl-connectors train --resume own\n" in command.err
 
 
 def test_an_error_names_its_seed_and_the_others_are_trained(command, behaviour):

@@ -152,7 +152,11 @@ def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path
             names = re.escape(f"{len(in_infos)} agent{'s' * (len(in_infos) > 1)} ({', '.join(in_infos)})")
             with pytest.raises(ConnectorError, match=rf"action masks of {names} are in infos"):
                 acts.actions(observations)
+            for without in ({}, {in_infos[-1]: None}, {a: infos[a] for a in infos if a != in_infos[-1]}):
+                with pytest.raises(ConnectorError, match=rf"action masks of .*{in_infos[-1]}\) are in infos"):
+                    acts.actions(observations, infos=without)
         acts.actions(observations, infos=infos)
+        acts.actions(observations, infos={agent: {} for agent in infos})  # as the environment says that all is allowed
 
 
 def test_exported_programs_refuse_the_same_calls_without_infos(tmp_path):
@@ -171,8 +175,10 @@ def test_exported_programs_refuse_the_same_calls_without_infos(tmp_path):
         if place == "info":
             with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos, under 'action_mask'"):
                 acts(observations[agent], agent)
-            with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos"):
-                acts.actions(observations)
+            for infos in (None, {}, {agent: None}):
+                with pytest.raises(ValueError, match=rf"the action masks of '{agent}' are in infos"):
+                    acts.actions({agent: observations[agent]}, infos=infos)
+            assert agent in acts.actions({agent: observations[agent]}, infos={agent: {}})
         else:
             acts(observations[agent], agent)
 

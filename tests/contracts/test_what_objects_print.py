@@ -79,6 +79,9 @@ def test_an_algorithm_and_its_parts_print_what_they_are_and_how_far():
         assert repr(algo) == f"<PPO on match_v0: {modules}, 1 iteration, 40 agent steps>"
         assert repr(algo.env_runner) == f"<EnvRunner of 2 sub-environments with {modules}: 20 env steps>"
         assert repr(algo.learner) == f"<PPOLearner of {modules} on cpu: 1 update>"
+    with match().env_runners(num_envs_per_env_runner=1).build_algo() as algo:
+        assert repr(algo.env_runner) == f"<EnvRunner of 1 sub-environment with {modules}: 0 env steps>"
+        assert repr(algo.env_runner.vector_env) == f"<VectorEnv of 1 sub-environment (MatchEnv), seed {algo.seed}>"
 
 
 def test_groups_loggers_and_vector_envs_print_what_they_hold():

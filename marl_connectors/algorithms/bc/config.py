@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.marwil.config import MARWILConfig, MARWILTrainingSettings
@@ -29,9 +29,9 @@ class BCConfig(MARWILConfig):
     def training(self, **settings: Unpack[MARWILTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``MARWILTrainingSettings`` list the settings."""
 
-    def build_algo(self) -> Algorithm:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo()
+        return super().build_algo(env)
 
     def validate(self) -> None:
         """Checks in addition that advantages play no part, and that all actions to imitate are recorded ones."""

@@ -926,9 +926,13 @@ class AlgorithmConfig(metaclass=_ConfigType):
         given = self._algo_class
         return import_attribute(given, who="algo_class", error=ConfigError) if isinstance(given, str) else given
 
-    def build_algo(self) -> Any:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        algorithm = self.algo_class(self)
+    def build_algo(self, env: Any = None) -> Any:
+        """Builds the algorithm with these settings, ready to ``train()``.
+
+        Args:
+            env: An environment that replaces the config's; None for the config's.
+        """
+        algorithm = self.algo_class(self) if env is None else self.algo_class(self, env)
         try:
             algorithm.offline_data.open(algorithm.seed)
         except BaseException:
@@ -936,9 +940,9 @@ class AlgorithmConfig(metaclass=_ConfigType):
             raise
         return algorithm
 
-    def build(self) -> Any:
+    def build(self, env: Any = None) -> Any:
         """Does the same as ``build_algo``."""
-        return self.build_algo()
+        return self.build_algo(env)
 
 
 def _building(name: str) -> Any:

@@ -24,6 +24,7 @@ RENAMED: Final[dict[str, str]] = {
     "explore": ".env_runners(explore=...)",
     "exploration_config": ".env_runners(explore=...)",
     "gae_lambda": ".training(lambda_=...)",
+    "horizon": ".environment(wrappers=...), with a wrapper that ends episodes",
     "hiddens": ".rl_module(model_config={'head_fcnet_hiddens': ...})",
     "ignore_worker_failures": ".fault_tolerance(ignore_env_runner_failures=...)",
     "lambda": ".training(lambda_=...)",
@@ -143,6 +144,31 @@ SECTIONS: Final[dict[str, str]] = {
 """RLlib's sections that do not exist here, and what to do."""
 
 
+_ACTS = "Use load_policy(checkpoint), and policy(observation, agent_id) or policy.actions(observations)."
+_WEIGHTS = "Use .get_module(module_id), and get_state() and set_state(state) of it."
+METHODS: Final[dict[str, str]] = {
+    "add_policy": "Use .add_module(module_id, spec).",
+    "compute_action": _ACTS,
+    "compute_actions": _ACTS,
+    "compute_single_action": _ACTS,
+    "evaluation_workers": "Use .eval_env_runner_group.",
+    "export_policy_checkpoint": "Use .get_module(module_id).save_to_path(path).",
+    "export_policy_model": "Use load_policy(checkpoint).export_onnx(folder).",
+    "get_policy": "Use .get_module(module_id).",
+    "get_weights": _WEIGHTS,
+    "load_checkpoint": "Use .restore_from_path(path).",
+    "logdir": "Use .fit(checkpoint_folder=...), which writes metrics and checkpoints.",
+    "remove_policy": "Use .remove_module(module_id).",
+    "restore": "Use .restore_from_path(path).",
+    "save": "Use .save_to_path(path).",
+    "save_checkpoint": "Use .save_to_path(path).",
+    "set_weights": _WEIGHTS,
+    "training_iteration": "Use .iteration.",
+    "workers": "Use .env_runner_group, or .env_runner for the one in this process.",
+}
+"""Attributes of RLlib's algorithms that do not exist here, and what to do."""
+
+
 class UnknownSectionError(ConfigError, AttributeError):
     """A config has no attribute, setting or section of this name."""
 
@@ -162,6 +188,12 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     if name in RENAMED:
         return f"Use {RENAMED[name]}."
     return NOT_HERE[name] if name in NOT_HERE else did_you_mean(name, known)
+
+
+def unknown_algorithm_attribute(algorithm: object, name: str) -> AttributeError:
+    """Returns the error for an attribute that an algorithm does not have."""
+    who, hint = type(algorithm).__name__, f". {METHODS[name]}" if name in METHODS else ""
+    return AttributeError(f"{who!r} object has no attribute {name!r}{hint}", name=name, obj=algorithm)
 
 
 def unknown_attribute(config: object, name: str) -> UnknownSectionError:

@@ -68,9 +68,9 @@ class DQNConfig(OffPolicyConfig):
     def training(self, **settings: Unpack[DQNTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``DQNTrainingSettings`` list the settings."""
 
-    def build_algo(self) -> Algorithm:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo()
+        return super().build_algo(env)
 
     def get_default_rl_module_class(self) -> Any:
         """Returns DefaultDQNRLModule."""

@@ -174,8 +174,10 @@ class _Fit:
         gate = InterruptGate()
         try:
             with gate:
+                self.algo.ends_evaluations = gate.is_requested
                 yield gate
         finally:
+            self.algo.ends_evaluations = None
             if gate.requested not in (None, signal.SIGINT):
                 signal.raise_signal(gate.requested)
 

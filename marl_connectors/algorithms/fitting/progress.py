@@ -169,7 +169,8 @@ class PlainProgress:
             return
         self._last_line_at = now
         remote = self._run.remote_parts(result)
-        begin, end, width = f"iteration {result['training_iteration']}" if math.isnan(share) else f"{share:4.0%}", "", 0
+        begin = f"iteration {result['training_iteration']}" if math.isnan(share) else f"{share_done(share):>4}"
+        end, width = "", 0
         if goal.total is not None:
             end = f"{duration(left_s):>8} left  "
             width = len(f"{goal.total:,}") if goal.count == COUNTS["num_agent_steps"] else 0
@@ -205,13 +206,14 @@ class LiveProgress:
         self._shown: list[Any] = []
         self._bar = Bar(
             BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%" if run.goal.total is not None else ""),
+            TextColumn("{task.fields[share]:>4}" if run.goal.total is not None else ""),
             TextColumn("{task.fields[numbers]}"),
             expand=True,
         )
         goal, done = run.goal, run.done
         total, at = (None, 0) if goal.total is None else (_PARTS, round(_PARTS * goal.share({goal.count: done})))
-        self._task = self._bar.add_task("", total=total, completed=at, numbers=f"{done:,} agent steps")
+        begun: dict[str, Any] = {"share": share_done(at / _PARTS), "numbers": f"{done:,} agent steps"}
+        self._task = self._bar.add_task("", total=total, completed=at, **begun)
         self._live = Live(console=Console(file=run.stream), refresh_per_second=4, get_renderable=self._rendered)
         self._live.start()
 
@@ -222,7 +224,8 @@ class LiveProgress:
         left = "" if self._run.goal.total is None else f"  {duration(left_s)} left"
         numbers = f"{agent_steps(result):,} agent steps  {rate:,.0f}/s{left}"
         share = self._run.goal.share(result)
-        self._bar.update(self._task, completed=0 if math.isnan(share) else _PARTS * share, numbers=numbers)
+        reached = 0.0 if math.isnan(share) else share
+        self._bar.update(self._task, completed=_PARTS * reached, share=share_done(reached), numbers=numbers)
         shown = [_returns_table(result)]
         if remote := self._run.remote_parts(result):
             shown.append(Text(f"  {remote}"))
@@ -413,6 +416,15 @@ def _notebook_display(html: str) -> Callable[[str], None]:
 
     handle: Any = display(HTML(html), display_id=True)
     return lambda new: handle.update(HTML(new))
+
+
+def share_done(share: float) -> str:
+    """Formats the share of a goal that is reached. It is not 100 % before the end.
+
+    >>> share_done(0.335), share_done(0.9999), share_done(1.0)
+    ('34%', '99%', '100%')
+    """
+    return f"{share:.0%}" if share >= 1 else f"{min(round(100 * share), 99)}%"
 
 
 def duration(seconds: float) -> str:

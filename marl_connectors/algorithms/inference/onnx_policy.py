@@ -124,8 +124,7 @@ class OnnxPolicy:
             raise ValueError(
                 "OnnxPolicy: the observations are batches of different sizes. Pass one for each environment."
             )
-        if infos is None:
-            self._check_no_infos(agents)
+        self._check_infos(agents, infos or {})
         size = sizes.pop() if sizes else None
         count = 1 if size is None else size
         found = {}
@@ -192,10 +191,10 @@ class OnnxPolicy:
             raise ValueError(f"OnnxPolicy: agent {agent!r} is unknown. The agents are {self.agent_ids}.")
         return self._agents[like]
 
-    def _check_no_infos(self, agents):
-        """Raises a ValueError if masks of agents come in infos, so that they would be missing."""
-        like = self.contract["unknown_agents_like"]
-        lacking = [agent for agent in agents if (agent if agent in self._agents else like) in self._need_infos]
+    def _check_infos(self, agents, infos):
+        """Raises a ValueError if masks of agents come in infos, but these agents have none."""
+        like, without = self.contract["unknown_agents_like"], [agent for agent in agents if infos.get(agent) is None]
+        lacking = [agent for agent in without if (agent if agent in self._agents else like) in self._need_infos]
         if lacking:
             key = self._find(lacking[0])[0].of_role("action_mask")[0]["path"][0]
             raise ValueError(

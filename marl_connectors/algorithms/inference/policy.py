@@ -344,7 +344,7 @@ class Policy:
         Args:
             observations: Maps agents to their observations from the environment, or to batches ``[B, ...]``.
             rewards: Maps agents to the sum of their rewards since their last action.
-            infos: Maps agents to their info dicts.
+            infos: Maps agents to their info dicts. An agent whose masks are in infos must have one.
             agent_ids: The agents that act; None for all that have an observation. Pass ``env.agents`` where agents can
                 die, because the environment returns their last observations together with those of living agents.
             explore: Whether to sample the actions instead of taking the most likely ones.
@@ -362,8 +362,8 @@ class Policy:
         agents = [a for a in (observations if named is None else dict.fromkeys(named)) if a in observations]
         if not agents:
             return {}
-        if infos is None and self.masked_in_infos:
-            self._check_no_infos(agents)
+        if self.masked_in_infos:
+            self._check_infos(agents, {} if infos is None else infos)
         with self._call:
             mark, episodes = self._vector_env.mark(), self._episodes
             try:
@@ -450,9 +450,10 @@ class Policy:
     def _known(self) -> str:
         return ", ".join(map(repr, self.agent_ids[:10])) + (", ..." if len(self.agent_ids) > 10 else "")
 
-    def _check_no_infos(self, agents: Sequence[AgentID]) -> None:
+    def _check_infos(self, agents: Sequence[AgentID], infos: Mapping[AgentID, Any]) -> None:
         """Raises a ConnectorError if agents whose masks are in infos would act without them."""
-        lacking = [a for a in agents if (a if a in self._spaces else self._like) in self.masked_in_infos]
+        without = [a for a in agents if infos.get(a) is None]
+        lacking = [a for a in without if (a if a in self._spaces else self._like) in self.masked_in_infos]
         if lacking:
             raise ConnectorError(
                 f"policy: the action masks of {listed(lacking, 'agent')} are in infos, under {self.info_mask_key!r}, "

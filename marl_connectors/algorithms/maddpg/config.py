@@ -83,9 +83,9 @@ class MADDPGConfig(OffPolicyConfig):
     def training(self, **settings: Unpack[MADDPGTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``MADDPGTrainingSettings`` list the settings."""
 
-    def build_algo(self) -> Algorithm:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo()
+        return super().build_algo(env)
 
     def get_default_rl_module_class(self) -> Any:
         """Returns DefaultMADDPGRLModule."""

@@ -71,14 +71,14 @@ class MARWILConfig(AlgorithmConfig):
     def training(self, **settings: Unpack[MARWILTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``MARWILTrainingSettings`` list the settings."""
 
-    def build_algo(self) -> Algorithm:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``.
 
         Raises:
             ConfigError: If there are no recorded episodes to imitate.
         """
         self.check_input()
-        return super().build_algo()
+        return super().build_algo(env)
 
     def check_input(self) -> None:
         """Checks that there are recorded episodes to imitate.
@@ -92,9 +92,9 @@ class MARWILConfig(AlgorithmConfig):
                 f".offline_data(input_=FOLDER). algo.record(FOLDER) and .offline_data(output=FOLDER) make such folders."
             )
 
-    def build(self) -> Algorithm:
+    def build(self, env: Any = None) -> Algorithm:
         """Does the same as ``build_algo``."""
-        return self.build_algo()
+        return self.build_algo(env)
 
     @property
     def learns_from_other_policies(self) -> bool:

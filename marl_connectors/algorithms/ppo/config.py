@@ -88,13 +88,13 @@ class PPOConfig(AlgorithmConfig):
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
 
-    def build_algo(self) -> Algorithm:
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo()
+        return super().build_algo(env)
 
-    def build(self) -> Algorithm:
+    def build(self, env: Any = None) -> Algorithm:
         """Does the same as ``build_algo``."""
-        return self.build_algo()
+        return self.build_algo(env)
 
     def get_default_rl_module_class(self) -> Any:
         """Returns DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_connectors.environments.validation.rules import LEVELS, Level, Violation, violation
+from marl_connectors.errors import counted
 from marl_connectors.typing import AgentID
 
 _WIDTH = 116
@@ -149,8 +150,8 @@ class EnvReport:
         }
 
     def __str__(self) -> str:
-        counts = ", ".join(_counted(len(self._of(level)), level) for level in LEVELS)
-        lines = [f"{self.name}: {self.kind}, {_counted(len(self.agents), 'agent')}. {counts}."]
+        counts = ", ".join(counted(len(self._of(level)), level) for level in LEVELS)
+        lines = [f"{self.name}: {self.kind}, {counted(len(self.agents), 'agent')}. {counts}."]
         if self.measurements is not None:
             lines.append(f"  {_describe(self.measurements)}")
         if self.masks_in:
@@ -165,10 +166,6 @@ class EnvReport:
 
 def _plain(agent: AgentID | None) -> Any:
     return agent if agent is None or isinstance(agent, (str, int)) else repr(agent)
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _rows(finding: EnvFinding) -> list[str]:
@@ -186,11 +183,11 @@ def _describe(measurements: EnvMeasurements) -> str:
     if not lengths:
         ends = "none came to an end"
     elif min(lengths) == max(lengths):
-        ends = f"ends after {_counted(lengths[0], 'step')}"
+        ends = f"ends after {counted(lengths[0], 'step')}"
     else:
         ends = f"ends after {min(lengths):,} to {max(lengths):,} steps"
     return (
-        f"{_counted(measurements.episodes, 'episode')}, {_counted(measurements.steps, 'step')}, {ends}; "
+        f"{counted(measurements.episodes, 'episode')}, {counted(measurements.steps, 'step')}, {ends}; "
         f"{measurements.agents_per_step:.3g} agents act in a step; "
         f"{_time(measurements.seconds_per_step)} a step, {_time(measurements.seconds_per_reset)} a reset."
     )

@@ -50,7 +50,7 @@ from marl_connectors.environments.vector.sub_environment import (
     not_repeatable,
     uncredited_rewards,
 )
-from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
+from marl_connectors.errors import EnvError, MarlConnectorsError, counted, describe_error
 from marl_connectors.seeding import episode_seed
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, Tree
@@ -128,7 +128,8 @@ class VectorEnv:
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(self._kinds())
-        return f"<{type(self).__name__} of {self.num_envs} sub-environments ({', '.join(kinds)}), seed {self.seed}>"
+        sub_envs = counted(self.num_envs, "sub-environment")
+        return f"<{type(self).__name__} of {sub_envs} ({', '.join(kinds)}), seed {self.seed}>"
 
     def _kinds(self) -> list[str]:
         """Returns the names of the classes of the environments, as the user made them."""

@@ -11,7 +11,8 @@ import re
 import pytest
 
 from marl_connectors import DQNConfig, PPOConfig, SACConfig
-from marl_connectors.algorithms.config.former_settings import NOT_HERE, RENAMED, SECTIONS
+from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.config.former_settings import METHODS, NOT_HERE, RENAMED, SECTIONS
 from marl_connectors.errors import ConfigError
 
 
@@ -135,3 +136,32 @@ def test_settings_that_a_subclass_sets_in_init_can_be_set_later():
     assert config.copy().to_dict()["own"] == 2 and config.late == 3.0
     with pytest.raises(AttributeError, match=r"there is no 'owm'. Did you mean 'own'"):
         config.owm = 3
+
+
+def test_a_former_method_of_an_algorithm_is_an_error_that_names_the_new_one():
+    with PPOConfig().build_algo("marl_envs.match_v0") as algo:
+        for name, hint in METHODS.items():
+            with pytest.raises(AttributeError, match=re.escape(f"'PPO' object has no attribute {name!r}. {hint}")):
+                getattr(algo, name)
+            assert name not in dir(algo)
+            for own in re.findall(r" \.(\w+)", hint):
+                assert hasattr(algo, own)
+        with pytest.raises(AttributeError, match=r"'PPO' object has no attribute 'lr'$"):
+            algo.lr  # noqa: B018
+
+
+def test_an_error_in_a_property_of_an_algorithm_is_raised_as_it_is():
+    class Own(Algorithm):
+        @property
+        def broken(self):
+            return None.nothing
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+        object.__new__(Own).broken  # noqa: B018
+
+
+def test_an_environment_may_be_given_when_an_algorithm_is_built():
+    with PPOConfig().environment("CartPole-v1").build_algo(env="marl_envs.match_v0") as algo:
+        assert algo.config.env == "marl_envs.match_v0"
+    with PPOConfig().build("marl_envs.match_v0") as algo:
+        assert algo.config.env == "marl_envs.match_v0"

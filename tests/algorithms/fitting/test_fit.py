@@ -370,6 +370,31 @@ def test_ctrl_c_ends_it_after_the_iteration_with_a_checkpoint(tmp_path, capsys):
 
 
 @needs_signals
+@pytest.mark.parametrize("in_evaluation", [True, False])
+def test_ctrl_c_cuts_an_evaluation_of_an_iteration_short_and_leaves_it_out(tmp_path, in_evaluation):
+    steps, left = [], [signal.SIGINT]
+
+    def send(*, env_runner, **kwargs):
+        steps.append(env_runner.in_evaluation)
+        if sum(steps) == 7 if in_evaluation else len(steps) == 17:  # while the second iteration samples
+            os.kill(os.getpid(), left.pop())
+
+    config = match().evaluation(evaluation_interval=1, evaluation_duration=2).callbacks(on_episode_step=send)
+    with config.build_algo() as algo:
+        results = quiet(algo, num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+        stopped = len(results)
+        assert (results.stopped_by, ["evaluation" in each for each in results]) == (
+            "interrupt",
+            [True] * (stopped - 1) + [False],
+        )
+        assert names(tmp_path)[0] == f"{stopped:06d}" and algo.ends_evaluations is None
+        rest = quiet(algo, num_iterations=1)
+    with config.copy(copy_frozen=False).callbacks(on_episode_step=None).build_algo() as algo:
+        wanted = quiet(algo, num_iterations=stopped + 1)
+    assert without_times(rest[-1]) == without_times(wanted[-1])  # as if nothing had happened
+
+
+@needs_signals
 def test_a_second_ctrl_c_ends_it_at_once_with_the_iteration_before_in_a_checkpoint(tmp_path):
     with interrupting(2).build_algo() as algo:
         with pytest.raises(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -51,6 +52,16 @@ def test_lines_keep_their_distance_but_the_first_and_last_always_come():
         progress.update(result(100 * i))
     shown = [line.split("%")[0].strip() for line in stream.getvalue().splitlines()]
     assert shown == ["10", "50", "90", "100"]
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(1, "0%"), (334, "33%"), (996, "99%"), (999, "99%"), (1000, "100%")])
+def test_a_run_is_at_100_percent_at_its_end_only(steps, shown):
+    for kind in (PlainProgress, LiveProgress):
+        stream = io.StringIO()
+        progress = kind(Watched(Goal(1000), 0, stream))
+        progress.update(result(steps))
+        progress.close()
+        assert set(re.findall(r"\d+%", stream.getvalue())) == {shown}
 
 
 def test_a_line_has_steps_rate_time_left_and_returns():
