@@ -46,6 +46,7 @@ def policy(command, monkeypatch):
     fake = FakePolicy()
     monkeypatch.setattr(export, "require_onnx", lambda: None)
     monkeypatch.setattr(export, "load_policy", fake.load)
+    monkeypatch.setattr(export, "check_of_run", lambda checkpoint: None)  # the run's checkpoints are fake, too
     command("train", "fake_env", "--steps", "200", "--out", "run")
     return fake
 
