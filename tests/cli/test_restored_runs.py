@@ -34,6 +34,7 @@ def test_a_checkpoint_of_another_run_is_refused(env, algo, message, tmp_path, mo
     for words in (
         ["evaluate", "own", "--episodes", "1"],
         ["record", "own", "--out", "data", "--episodes", "1"],
+        ["export", "own"],
         ["train", "--resume", "own", "--steps", "80"],
     ):
         capsys.readouterr()
