@@ -145,7 +145,7 @@ def test_agents_may_act_one_by_one_or_together(masked, OnnxPolicy):
     for step in range(5):
         seen = {agent: rng.normal(size=(4, 3)).astype(np.float32) for agent in together.agent_ids}
         rewards = {agent: rng.normal(size=4) for agent in seen}
-        found = together.actions(seen, rewards=rewards, infos=dict.fromkeys(seen, {}))
+        found = together.actions(seen, rewards=rewards, infos={agent: {} for agent in seen})
         for agent in reversed(together.agent_ids):
             assert alone(seen[agent], agent, reward=rewards[agent], info={}).tolist() == found[agent].tolist(), step
 
