@@ -110,6 +110,20 @@ def test_episodes_that_never_end_are_ended_also_if_an_env_runner_is_lost_meanwhi
     algo.stop()
 
 
+@pytest.mark.parametrize("in_parallel", [True, False])
+def test_an_evaluation_of_train_that_is_ended_is_left_out_of_its_results(in_parallel, fake):
+    config = config_of(2, 2).evaluation(
+        evaluation_interval=1, evaluation_duration=2000, evaluation_parallel_to_training=in_parallel
+    )
+    algo, asked = config.build_algo(), []
+    algo.ends_evaluations = lambda: not asked.append(algo.activity)
+    result = algo.train()
+    assert asked and "evaluation" not in result and result["training_iteration"] == 1
+    algo.ends_evaluations = None
+    assert algo.train()["evaluation"]["num_episodes"] == 2000
+    algo.stop()
+
+
 def test_the_end_of_an_evaluation_does_not_end_the_next_one(fake):
     algo = config_of(2, 2).build_algo()
     expected = plain(without_times(algo.evaluate(num_episodes=6, seed=1)))

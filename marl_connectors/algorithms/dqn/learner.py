@@ -147,8 +147,8 @@ class DQNLearner(OffPolicyLearner):
             if stack is None or not all(isinstance(self.module[m], DefaultDQNRLModule) for m in key):
                 return None
             known = ClosedDQNLoss(self, key, stack, config)
-            self._closed_losses = {k: own for k, own in self._closed_losses.items() if own.stack.bucket is stack.bucket}
-            self._closed_losses[key] = known
+            current = {k: own for k, own in self._closed_losses.items() if own.stack.bucket in self.module.buckets}
+            self._closed_losses = {**current, key: known}
         return known
 
     def _errors_of(

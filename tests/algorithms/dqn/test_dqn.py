@@ -212,6 +212,27 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo.stop()
 
 
+def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_forgotten_with_them():
+    specs = {m: RLModuleSpec(model_config={"fcnet_hiddens": (n,)}) for m, n in (("a", 4), ("b", 5))}
+    config = small_dqn(LifeEnv, num_steps_sampled_before_learning_starts=200)
+    config.multi_agent(
+        policies={"a", "b"},
+        policy_mapping_fn=lambda agent, episode, **kwargs: "b" if agent == "c" else "a",
+    )
+    algo = config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)).build_algo()
+    algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=200))
+    learner, bound = algo.learner, []
+    for _ in range(3):
+        algo.replay._update_once({})
+        bound.append(dict(learner._closed_losses))
+    assert len(bound[0]) == 2 and all(own is bound[2][key] for key, own in bound[0].items())
+    kept = learner.optimizers.stack_of(("a",))
+    learner.module._buckets = None  # as after a change to a module
+    algo.replay._update_once({})
+    assert len(learner._closed_losses) == 2 and kept not in [own.stack for own in learner._closed_losses.values()]
+    algo.stop()
+
+
 @pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
 def test_target_networks_that_a_user_has_changed_are_called(place):
     calls = []
