@@ -52,9 +52,6 @@ class JointSegments(TeamSegments):
         self.stop = self.start + lanes
         self.ahead = (self.last - self.start) // lanes
         self.counts = np.ones(len(rows), np.int64)
-        self.terminated, self.truncated = (
-            self.rollout.columns[name][self.start] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)
-        )
         self.positions = positions[chosen]
 
 

@@ -106,12 +106,10 @@ class TeamSegments(Segments):
         self.rollout = _rollout(ring, module_id, window, flags, rewards)
         self._sources = window.sources
         items, agents, steps = np.nonzero((flags & (ACTED | ALIVE)).transpose(0, 2, 1))
-        own = flags[items, steps, agents]
-        acted = (own & ACTED) > 0
-        goes_on = acted & ((own & (TERMINATED | TRUNCATED)) == 0)
+        acted = (flags[items, steps, agents] & ACTED) > 0
         places = (items * lanes + agents) * (width + 1) + steps
         follows = np.zeros(len(items), bool)  # whether a row continues the one before
-        follows[1:] = (places[1:] == places[:-1] + 1) & (goes_on[:-1] | ~acted[1:])  # else another life has begun
+        follows[1:] = places[1:] == places[:-1] + 1  # an agent that comes back is not there in the step after its end
         if window.lookback:
             kept = steps >= window.lookback
             items, agents, steps, acted, follows = (part[kept] for part in (items, agents, steps, acted, follows))
@@ -133,14 +131,17 @@ class TeamSegments(Segments):
     @cached_property
     def terminated(self) -> np.ndarray:  # type: ignore[override]
         """``[S]`` bool, whether the agent was terminated by the segment's last step."""
-        found: Any = self.rollout.columns[Columns.TERMINATEDS]
-        return found[self.last]
+        return self._of_last_steps(Columns.TERMINATEDS)
 
     @cached_property
     def truncated(self) -> np.ndarray:  # type: ignore[override]
         """``[S]`` bool, whether it was truncated then."""
-        found: Any = self.rollout.columns[Columns.TRUNCATEDS]
-        return found[self.last]
+        return self._of_last_steps(Columns.TRUNCATEDS)
+
+    def _of_last_steps(self, name: str) -> np.ndarray:
+        """Returns the flags of the segments' last steps; False for a segment without a step."""
+        flags: Any = self.rollout.columns[name]
+        return flags[self.stop - self.rollout.num_lanes] & (self.stop > self.start)
 
     @cached_property
     def positions(self) -> np.ndarray:  # type: ignore[override]

@@ -114,6 +114,21 @@ def test_a_signal_in_the_last_evaluation_keeps_what_has_ended_and_says_so(comman
     assert (RUN / "final.json").exists()
 
 
+def test_the_first_signal_ends_evaluations_within_an_iteration(command, monkeypatch):
+    train, asked = command.fake.train, []
+
+    def train_and_ask(self):
+        asked.append(self.ends_evaluations())
+        if len(asked) == 3:
+            raised(signal.SIGINT)
+            asked.append(self.ends_evaluations())
+        return train(self)
+
+    monkeypatch.setattr(command.fake, "train", train_and_ask)
+    assert command("train", "fake_env", "--steps", "900") == 130
+    assert asked == [False, False, False, True]
+
+
 def test_a_second_signal_in_the_last_evaluation_stops_at_once(command, monkeypatch):
     stopped_evaluation(command, monkeypatch, signal.SIGINT, 8, signals=2)
     assert command("train", "fake_env", "--steps", "300") == 130

@@ -81,6 +81,8 @@ def test_rows_of_one_item_are_of_one_env_step(seed):
         np.testing.assert_array_equal(own.rollout.columns[Columns.OBS][own.start], observed[own.items, 0, own.slots])
         assert len(own) == 32 * len(agents[module_id])
         assert ((own.ahead >= 1) & (own.ahead <= 2)).all()
+        for name, ends in ((Columns.TERMINATEDS, own.terminated), (Columns.TRUNCATEDS, own.truncated)):
+            np.testing.assert_array_equal(ends, own.rollout.columns[name][own.start])
 
 
 def test_only_some_modules_have_rows_but_all_are_known():

@@ -139,8 +139,8 @@ def test_the_rows_of_a_module_are_runs_of_its_agents_lives(seed):
         assert sorted(segments.rows.tolist()) == np.flatnonzero(wanted.reshape(-1)).tolist()
         assert (segments.rows == segments.env_steps * lanes + segments.slots).all()
         assert ((flags[segments.rows] & ACTED > 0) == segments.acted).all()
-        ends = np.cumsum(segments.counts)
-        for i, (end, count) in enumerate(zip(ends, segments.counts, strict=True)):
+        bounds = np.cumsum(segments.counts)
+        for i, (end, count) in enumerate(zip(bounds, segments.counts, strict=True)):
             rows = segments.rows[end - count : end]
             assert (np.diff(rows) == lanes).all()
             ended = flags[rows] & (TERMINATED | TRUNCATED) > 0
@@ -154,6 +154,13 @@ def test_the_rows_of_a_module_are_runs_of_its_agents_lives(seed):
             assert len({known[observations[r].tobytes()][0] for r in acted}) <= 1
             np.testing.assert_array_equal(segments[i].get_observations(0), observations[rows[0]])
             assert len(segments[i]) == len(acted)
+            ends = int(flags[acted[-1]]) if acted else 0
+            assert (segments[i].is_terminated, segments[i].is_truncated) == (
+                ends & TERMINATED > 0,
+                ends & TRUNCATED > 0,
+            )
+            first = sample.window.sources.reshape(-1)[segments.env_steps[end - count]]
+            assert segments[i].id_ == f"{module_id}/{first}"
     algo.stop()
 
 

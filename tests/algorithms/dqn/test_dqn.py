@@ -233,6 +233,15 @@ def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_fo
     algo.stop()
 
 
+def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
+    algo = small_dqn(LifeEnv, double_q=True).multi_agent(policies="independent").build_algo()
+    learner, (module_id, *_) = algo.learner, algo.rl_module
+    assert learner.closed_loss([module_id]).config.double_q
+    algo.config.change(algorithm_config_overrides_per_module={module_id: {"double_q": False}})
+    assert not learner.closed_loss([module_id]).config.double_q
+    algo.stop()
+
+
 @pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
 def test_target_networks_that_a_user_has_changed_are_called(place):
     calls = []
