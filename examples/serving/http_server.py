@@ -30,8 +30,13 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+
+MAX_SESSIONS = 1000
+MAX_BYTES = 1_000_000
+"""The largest number of sessions at a time, and of bytes of a request, which bounds the rows of a batch."""
 
 
 class Step(BaseModel):
@@ -56,6 +61,13 @@ def make_app(folder: Path) -> FastAPI:
     sessions: dict[int, tuple[Any, threading.Lock]] = {}
     numbers = itertools.count(1)
 
+    @app.middleware("http")
+    async def limited(request: Request, call_next: Any) -> Any:
+        length = request.headers.get("content-length", "")
+        if request.method == "POST" and not (length.isdecimal() and int(length) <= MAX_BYTES):
+            return JSONResponse({"detail": f"A request must say its length, of at most {MAX_BYTES} bytes."}, 413)
+        return await call_next(request)
+
     def session_of(number: int) -> tuple[Any, threading.Lock]:
         if number not in sessions:
             raise HTTPException(404, f"There is no session {number}. POST /sessions begins one.")
@@ -67,6 +79,8 @@ def make_app(folder: Path) -> FastAPI:
 
     @app.post("/sessions")
     def begin() -> dict[str, int]:
+        if len(sessions) >= MAX_SESSIONS:
+            raise HTTPException(429, f"There are {MAX_SESSIONS} sessions already. DELETE /sessions/N ends one.")
         number = next(numbers)
         sessions[number] = policy.session(), threading.Lock()
         return {"session": number}
@@ -91,7 +105,7 @@ def make_app(folder: Path) -> FastAPI:
     @app.delete("/sessions/{number}")
     def end(number: int) -> dict[str, int]:
         session_of(number)
-        del sessions[number]
+        sessions.pop(number, None)
         return {"session": number}
 
     return app

@@ -63,18 +63,41 @@ def test_a_trained_policy_plays_over_http(server, capsys):
     assert total > 15
 
 
-def test_wrong_requests_are_explained(server, policy, tmp_path):
+def ask(address, content, method="POST"):
+    """Returns the status and the text of the answer to a request of bytes."""
+    request = urllib.request.Request(address, content, {"content-type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_wrong_requests_are_explained(server, policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "MAX_SESSIONS", 1)
     with server.serving(server.make_app(policy.export_onnx(tmp_path / "export"))) as address:
         assert server.post(f"{address}/sessions") == {"session": 1}
-        answer = server.post(f"{address}/sessions/1/act", {"observations": {"default_agent": OBSERVATION}})
-        np.testing.assert_allclose(answer["actions"]["default_agent"], policy(np.float32(OBSERVATION)), rtol=1e-5)
-        for session, observation, status, message in (
-            (2, OBSERVATION, 404, "There is no session 2"),
-            (1, [0.1], 422, "must have the shape"),
+        act, right = f"{address}/sessions/1/act", {"observations": {"default_agent": OBSERVATION}}
+        np.testing.assert_allclose(
+            server.post(act, right)["actions"]["default_agent"], policy(np.float32(OBSERVATION)), rtol=1e-5
+        )
+        digits = "9" * 400
+        for wrong, status, message in (
+            ('{"observations": {"default_agent": [0.1]}}', 422, "must have the shape"),
+            ('{"observations": {"default_agent": [0.1, NaN, 0.2]}}', 422, "not finite"),
+            (f'{{"observations": {{"default_agent": [0.1, {digits}, 0.2]}}}}', 422, "numbers"),
+            (f'{{"observations": {{"default_agent": [0.1, {digits * 20}, 0.2]}}}}', 400, ""),
+            ('{"observations": {"default_agent": "text"}}', 422, "numbers"),
+            ('{"observations": [1]}', 422, "observations"),
+            ("{", 422, "JSON"),
+            ('{"observations": {"default_agent": [%s]}}' % ("[0.1, 0.2, 0.3], " * 100_000), 413, "1000000 bytes"),
         ):
-            with pytest.raises(urllib.error.HTTPError) as caught:
-                server.post(f"{address}/sessions/{session}/act", {"observations": {"default_agent": observation}})
-            assert caught.value.code == status and message in caught.value.read().decode()
+            answer = ask(act, wrong.encode())
+            assert answer[0] == status and message in answer[1], wrong[:80]
+        assert ask(f"{address}/sessions/2/act", json.dumps(right).encode())[0] == 404
+        assert ask(f"{address}/sessions", b"")[0] == 429
+        assert ask(f"{address}/sessions/1", None, "DELETE")[0] == 200
+        assert server.post(f"{address}/sessions") == {"session": 2}
 
 
 def test_a_server_without_torch_and_this_library_answers_as_the_policy_does(server, policy, tmp_path):

@@ -24,7 +24,8 @@ class OnnxPolicy:
     """Acts as ``marl_connectors.Policy`` does, with its arguments and results.
 
     It remembers what the programs need of the steps so far: call ``reset`` when an episode begins. An observation may
-    be a single one, or a batch ``[B, ...]`` of the observations of B environments.
+    be a single one, or a batch ``[B, ...]`` of the observations of B environments. A call that raises an error changes
+    nothing that is remembered, so it can be made again.
 
     Attributes:
         contract: The content of ``contract.json``.
@@ -40,7 +41,7 @@ class OnnxPolicy:
             num_threads: The number of threads with which onnxruntime computes a program.
 
         Raises:
-            ValueError: If the folder holds no export of a known version, or one of its files was changed.
+            ValueError: If the folder holds no export of a known version, or one of its files is missing or was changed.
         """
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
@@ -49,9 +50,10 @@ class OnnxPolicy:
         options.log_severity_level = 3
 
         def open_file(about):
-            content = (Path(folder) / about["file"]).read_bytes()
+            path = Path(folder) / about["file"]
+            content = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(content).hexdigest() != about["sha256"]:
-                raise ValueError(f"OnnxPolicy: {about['file']} in {folder} was changed. Export the policy again.")
+                raise ValueError(f"OnnxPolicy: {path} is missing or was changed. Export the policy again.")
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             return lambda feed: session.run(None, feed)
 
@@ -75,6 +77,7 @@ class OnnxPolicy:
         self._agents = {own["agent"]: (by_file[own["file"]], own["index"]) for own in contract["agents"]}
         self.agent_ids = list(self._agents)
         self._need_infos = {own["agent"] for own in contract["agents"] if own["needs_info"]}
+        self._draws = any(program.of_role("noise") for program in programs)
         self._rng = np.random.default_rng(seed)
         self._memory, self._fresh, self._newest = {}, {}, {}
 
@@ -118,34 +121,44 @@ class OnnxPolicy:
             ValueError: If an agent is unknown, or something that a program needs is missing or has another shape.
         """
         agents = list(observations if agent_ids is None else agent_ids)
+        absent = [agent for agent in agents if agent not in observations]
+        if absent:
+            raise ValueError(f"OnnxPolicy: agent {absent[0]!r} is to act, but has no observation. Pass one.")
         rows = {agent: self._rows_of(agent, observations[agent]) for agent in agents}
         sizes = {size for size, _ in rows.values()}
         if len(sizes) > 1:
             raise ValueError(
                 "OnnxPolicy: the observations are batches of different sizes. Pass one for each environment."
             )
-        self._check_infos(agents, infos or {})
+        infos = infos or {}
+        self._check_infos(agents, infos)
         size = sizes.pop() if sizes else None
         count = 1 if size is None else size
-        found = {}
-        for program in self._programs:
-            own = [agent for agent in agents if self._find(agent)[0] is program]
-            if not own:
-                continue
-            feeds = []
-            for agent in own:
-                feed = dict(rows[agent][1])
-                feed.update(self._feed(program, agent, count, size is not None, rewards, infos, noise))
-                feeds.append(feed)
-            outputs = program.run({name: np.concatenate([feed[name] for feed in feeds]) for name in program.inputs})
-            for i, agent in enumerate(own):
-                here = slice(i * count, (i + 1) * count)
-                memories = program.about["memories"]
-                self._newest[agent] = outputs.get("action_dist_inputs", np.zeros((0, 0)))[here]
-                self._memory[agent] = {own["input"]: outputs[own["output"]][here] for own in memories}
-                self._fresh[agent] = np.zeros(count, bool)
-                found[agent] = program.actions_of(outputs, here, is_batch=size is not None)
-        return {agent: found[agent] for agent in agents}
+        before = self._rng.bit_generator.state if self._draws else None
+        memory, newest, actions = {}, {}, dict.fromkeys(agents)
+        try:
+            for program in self._programs:
+                own = [agent for agent in actions if self._find(agent)[0] is program]
+                if not own:
+                    continue
+                feeds = [
+                    {**rows[agent][1], **self._feed(program, agent, count, size is not None, rewards, infos, noise)}
+                    for agent in own
+                ]
+                outputs = program.run({name: np.concatenate([feed[name] for feed in feeds]) for name in program.inputs})
+                for i, agent in enumerate(own):
+                    here = slice(i * count, (i + 1) * count)
+                    newest[agent] = outputs.get("action_dist_inputs", np.zeros((0, 0)))[here]
+                    memory[agent] = {kept["input"]: outputs[kept["output"]][here] for kept in program.about["memories"]}
+                    actions[agent] = program.actions_of(outputs, here, is_batch=size is not None)
+        except BaseException:
+            if before is not None:
+                self._rng.bit_generator.state = before
+            raise
+        self._memory |= memory
+        self._newest |= newest
+        self._fresh |= {agent: np.zeros(count, bool) for agent in memory}
+        return actions
 
     def reset(self, ended=None, *, agent_ids=None):
         """Begins new episodes, and forgets the steps so far.
@@ -156,20 +169,24 @@ class OnnxPolicy:
         """
         if isinstance(ended, str) or isinstance(agent_ids, str):
             raise ValueError("OnnxPolicy: name agents to reset in a list: reset(agent_ids=[...]).")
-        for agent in list(self._memory if agent_ids is None else agent_ids):
-            if agent not in self._memory:
-                self._find(agent)  # raises an error if it is unknown
-                continue
-            if ended is None:
-                del self._memory[agent], self._fresh[agent]
-                continue
-            rows = np.atleast_1d(np.asarray(ended, bool))
+        agents = list(self._memory if agent_ids is None else agent_ids)
+        for agent in agents:
+            self._find(agent)  # raises an error if it is unknown
+        known = [agent for agent in agents if agent in self._memory]
+        if ended is None:
+            for agent in known:
+                self._memory.pop(agent, None)
+                self._fresh.pop(agent, None)
+            return
+        rows = np.atleast_1d(np.asarray(ended, bool))
+        for agent in known:
             if rows.shape != self._fresh[agent].shape:
                 raise ValueError(
                     f"OnnxPolicy: reset(ended) accepts one bool for each environment of the last batch, so "
                     f"{len(self._fresh[agent])}, but got the shape {rows.shape}."
                 )
-            self._fresh[agent] |= rows
+        for agent in known:
+            self._fresh[agent] = self._fresh[agent] | rows
             initial = self._find(agent)[0].initial
             for name, values in self._memory[agent].items():
                 self._memory[agent][name] = values.copy()
@@ -213,14 +230,16 @@ class OnnxPolicy:
                     value = value[key]
             except (KeyError, IndexError, TypeError):
                 raise ValueError(f"OnnxPolicy: the observation of agent {agent!r} has no part {own['path']}.") from None
-            array, shape = np.asarray(value), tuple(own["shape"])
+            array, shape = _array(value, f"the observation of agent {agent!r}"), tuple(own["shape"])
             if array.shape != shape and array.shape[1:] != shape:
                 raise ValueError(
                     f"OnnxPolicy: the observation of agent {agent!r} ({own['name']}) must have the shape {shape}, or "
                     f"be a batch with one more axis, but has {array.shape}."
                 )
             sizes.add(None if array.shape == shape else len(array))
-            feed[own["name"]] = _in_dtype(array[None] if array.shape == shape else array, own["dtype"], agent)
+            feed[own["name"]] = _in_dtype(
+                array[None] if array.shape == shape else array, own["dtype"], f"the observation of agent {agent!r}"
+            )
         if len(sizes) != 1:
             raise ValueError(
                 f"OnnxPolicy: the parts of the observation of agent {agent!r} are batches of different sizes."
@@ -229,7 +248,7 @@ class OnnxPolicy:
 
     def _feed(self, program, agent, count, is_batch, rewards, infos, noise):
         """Returns the inputs of an agent's rows that are no observations."""
-        fresh = self._fresh.get(agent)
+        fresh, memory = self._fresh.get(agent), self._memory.get(agent, {})
         if fresh is None or len(fresh) != count:
             if fresh is not None and program.remembers and not fresh.all():
                 raise ValueError(
@@ -237,8 +256,8 @@ class OnnxPolicy:
                     f"whose earlier steps are remembered. Call reset() when other episodes begin."
                 )
             fresh = np.ones(count, bool)
-            self._memory[agent] = {name: np.repeat(own[None], count, 0) for name, own in program.initial.items()}
-        feed = dict(self._memory[agent])
+            memory = {name: np.repeat(own[None], count, 0) for name, own in program.initial.items()}
+        feed = dict(memory)
         for own in program.of_role("agent"):
             feed[own["name"]] = np.full(count, self._find(agent)[1], np.int64)
         for own in program.of_role("reward"):
@@ -247,8 +266,13 @@ class OnnxPolicy:
             feed[own["name"]] = program.masks((infos or {}).get(agent), count, is_batch, own)
         for own in program.of_role("noise"):
             given = (noise or {}).get(agent)
-            numbers = program.draw(self._rng, count) if given is None else np.asarray(given, np.float32)
-            feed[own["name"]] = numbers.reshape(count, *own["shape"])
+            numbers = program.draw(self._rng, count) if given is None else _array(given, f"the noise of {agent!r}")
+            if numbers.size != count * int(np.prod(own["shape"])):
+                raise ValueError(
+                    f"OnnxPolicy: the noise of agent {agent!r} must have the shape {tuple(own['shape'])}, or be a "
+                    f"batch with one more axis, but has {numbers.shape}."
+                )
+            feed[own["name"]] = _in_dtype(numbers, np.float32, f"the noise of {agent!r}").reshape(count, *own["shape"])
         return feed
 
 
@@ -292,7 +316,13 @@ class _Program:
         masks = np.ones((count, *own["shape"]), bool)
         for row, mask in enumerate(_by_row(info, key, count, is_batch)):
             if mask is not None:
-                flat = _flat_mask(space, mask)
+                try:
+                    flat = _flat_mask(space, mask)
+                except (KeyError, IndexError, TypeError, ValueError):
+                    raise ValueError(
+                        f"OnnxPolicy: an action mask must be an array of numbers, or have the parts of the action "
+                        f"space, but is {mask!r}."
+                    ) from None
                 if flat.shape != masks[row].shape:
                     raise ValueError(
                         f"OnnxPolicy: an action mask must have {own['shape'][0]} numbers, not {flat.size}."
@@ -329,7 +359,12 @@ def read_contract(folder):
     path = Path(folder) / "contract.json"
     if not path.is_file():
         raise ValueError(f"OnnxPolicy: {folder} holds no contract.json. Pass a folder that export_onnx has written.")
-    contract = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        contract = None
+    if not isinstance(contract, dict):
+        raise ValueError(f"OnnxPolicy: {path} is no contract of an export. Export the policy again.")
     if contract.get("format") != FORMAT or contract.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"OnnxPolicy: {path} has format {contract.get('format')!r}, version {contract.get('format_version')!r}, "
@@ -346,14 +381,35 @@ def digest_of(contract):
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _in_dtype(array, dtype, agent):
+def _array(value, what):
+    """Returns numbers as an array.
+
+    Raises:
+        ValueError: If they are no numbers of one shape.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"OnnxPolicy: {what} must be an array of numbers, or nested lists of one shape.")
+    return array
+
+
+def _in_dtype(array, dtype, what):
+    """Returns an array with another dtype.
+
+    Raises:
+        ValueError: If the dtype cannot hold its numbers, or one of them is not finite.
+    """
     if array.dtype != dtype:
-        cast = array.astype(dtype)
+        with np.errstate(all="ignore"):
+            cast = array.astype(dtype)
         if cast.dtype.kind != "f" and not np.array_equal(cast, array):
-            raise ValueError(f"OnnxPolicy: the observation of agent {agent!r} has numbers that {dtype} cannot hold.")
+            raise ValueError(f"OnnxPolicy: {what} has numbers that {dtype} cannot hold.")
         array = cast
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"OnnxPolicy: the observation of agent {agent!r} has numbers that are not finite.")
+        raise ValueError(f"OnnxPolicy: {what} has numbers that are not finite.")
     return array
 
 
@@ -365,17 +421,23 @@ def _rewards(agent, fresh, reward):
                 f"OnnxPolicy: the program of agent {agent!r} reads rewards. Pass reward=... (or rewards=...)."
             )
         return np.zeros(len(fresh), np.float32)
-    return np.where(fresh, 0.0, np.broadcast_to(np.asarray(reward, np.float32), fresh.shape)).astype(np.float32)
+    what = f"the reward of agent {agent!r}"
+    rewards = _in_dtype(_array(reward, what), np.float32, what)
+    if rewards.shape not in ((), fresh.shape):
+        raise ValueError(f"OnnxPolicy: {what} must be a number, or have the shape {fresh.shape}, not {rewards.shape}.")
+    return np.where(fresh, np.float32(0.0), rewards)
 
 
 def _by_row(info, key, count, is_batch):
     """Returns the value of a key in the info of each row, None where it is missing."""
-    if not info:
+    if info is None or not len(info):
         return [None] * count
+    if not isinstance(info, dict):
+        if not is_batch or len(info) != count or not all(own is None or isinstance(own, dict) for own in info):
+            raise ValueError(f"OnnxPolicy: an info must be a dict, or for a batch a list of {count} dicts.")
+        return [(own or {}).get(key) for own in info]
     if not is_batch:
         return [info.get(key)]
-    if not isinstance(info, dict):
-        return [(own or {}).get(key) for own in info]
     has = info.get(f"_{key}", np.ones(count, bool)) if key in info else np.zeros(count, bool)
     return [info[key][row] if has[row] else None for row in range(count)]
 
@@ -407,6 +469,7 @@ def _flat_mask(space, mask):
         flat = [_flat_mask(part, masks) for (_, part), masks in zip(_parts(space), own, strict=True)]
         return np.concatenate([np.ones(0, bool), *flat])
     flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
+    flat = _array(flat, "an action mask")
     if not flat.size:
         return np.ones(_num_values(space), bool)
     if space["type"] == "MultiBinary" and 2 * flat.size == _num_values(space):
