@@ -22,6 +22,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -233,12 +234,16 @@ class Checkpointable:
 
         def set_state(self, state: Any) -> None: ...
 
-    def save_to_path(self, path: str | os.PathLike[str]) -> str:
+    def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
         """Writes a checkpoint of the component, and returns its path.
+
+        Args:
+            path: The folder to write; None for a new one among the temporary files.
 
         Raises:
             CheckpointError: If the path is taken, or something in the state cannot be written.
         """
+        path = new_folder() if path is None else path
         save_state(path, {"component": _components().describe(self), "state": self.get_state()})
         return str(path)
 
@@ -269,6 +274,11 @@ class Checkpointable:
                 ``restore_from_path``.
         """
         return _components().component_from_checkpoint(cls, path, trusted=trusted)
+
+
+def new_folder() -> str:
+    """Returns the path of a checkpoint among the temporary files, where nothing is yet."""
+    return os.path.join(tempfile.mkdtemp(), "checkpoint")
 
 
 def _components() -> Any:

@@ -38,7 +38,7 @@ from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_se
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
 from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
-from marl_connectors.checkpoints import run_folders_of, save_state
+from marl_connectors.checkpoints import new_folder, run_folders_of, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -1341,11 +1341,15 @@ class Algorithm:
     def _check_fits(self, state: dict[str, Any]) -> None:
         checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
-    def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON. Returns its path.
 
         Warns once if the ongoing episodes cannot be saved, so that a resumed run will begin new ones.
+
+        Args:
+            path: The folder to write; None for a new one among the temporary files.
         """
+        path = new_folder() if path is None else path
         why = self.env_runner_group.why_episodes_are_not_kept()
         if why and not self._has_warned_of_episodes:
             self._has_warned_of_episodes = True

@@ -31,6 +31,7 @@ from marl_connectors.connectors.defaults import (
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.flat_action_masks import ACTION_MASK
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
@@ -73,6 +74,7 @@ def build_env_to_module(
     *,
     device: torch.device | None = None,
     masking: Masking | None = None,
+    stateful: bool = False,
 ) -> tuple[EnvToModulePipeline, Masking]:
     """Builds the env-to-module pipeline, with the user's pieces first, and decides which action masks it applies.
 
@@ -81,6 +83,7 @@ def build_env_to_module(
         setup: The environment, or its known properties.
         device: The device of batches; the config's device if None.
         masking: The action masks of a checkpoint; None to decide by the config.
+        stateful: Whether the pipeline has the pieces that stateful modules need.
     """
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     device = config.device if device is None else device
@@ -107,6 +110,7 @@ def build_env_to_module(
         action_space=input_spaces[1],
         device=device,
         add_defaults=with_defaults,
+        stateful=stateful,
     )
     return pipeline, masking
 
@@ -400,10 +404,12 @@ def _learner_pipeline(
 def build_learner_pipeline(
     config: AlgorithmConfig, setup: EnvDescription, *, device: Any = None
 ) -> LearnerConnectorPipeline:
-    """Builds a learner pipeline without the pieces of an algorithm and of stateful modules."""
-    return _learner_pipeline(
-        config, (setup.space_of_all(0), setup.space_of_all(1)), not setup.single_agent, device=device
-    )
+    """Builds a learner pipeline by hand: without what a Learner adds before and after it, one row for each step."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    pipeline = _learner_pipeline(config, input_spaces, not setup.single_agent, device=device, stateful=True)
+    if config.add_default_connectors_to_learner_pipeline:
+        pipeline.remove(AddOneTsToEpisodesAndTruncate)
+    return pipeline
 
 
 def add_state_pieces_to(

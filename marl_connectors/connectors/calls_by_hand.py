@@ -22,8 +22,7 @@ from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.rl_module.states import member
+from marl_connectors.rl_module.states import is_single, member
 from marl_connectors.transfers import moved
 from marl_connectors.trees import as_list, leaves, tree_map, unstack
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
@@ -38,6 +37,8 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
     Raises:
         ConnectorError: If the number of items in the batch does not fit the steps of the episodes.
     """
+    if _is_output_of_one(batch):
+        return call_on_items(piece, {DEFAULT_MODULE_ID: batch}, episodes, **common)[DEFAULT_MODULE_ID]
     rl_module = common.get("rl_module")
     shared = common["shared_data"] = {} if common.get("shared_data") is None else common["shared_data"]
     given = _ByHand(piece, batch, episodes, rl_module, shared.get(MAPPING, {}))
@@ -263,7 +264,7 @@ class _ByHand:
             counts = [max(map(len, share.columns.values()), default=0) for share in everyone]
             module_id = everyone[0].module_id
             modules = self._rl_module
-            known = isinstance(modules, RLModule) or (modules is not None and module_id in modules)
+            known = is_single(modules) or (modules is not None and module_id in modules)
             space = member(modules, module_id).action_space if known else None
             group = ColumnGroup(UnknownRows(module_id, counts, space))
         else:
@@ -373,6 +374,11 @@ def _is_sorted_by_module(batch: dict[str, Any]) -> bool:
     """Whether a batch is ``{module: {column: ...}}`` and not ``{column: {key: ...}}``, whose keys are tuples."""
     inner = [column for column in batch.values() if isinstance(column, dict) and column]
     return bool(inner) and all(isinstance(key, str) for column in inner for key in column)
+
+
+def _is_output_of_one(batch: dict[str, Any]) -> bool:
+    """Whether a batch is ``{column: array or tree}``, the output of a single RLModule, with a tree such as a state."""
+    return (Columns.ACTIONS in batch or Columns.ACTION_DIST_INPUTS in batch) and _is_sorted_by_module(batch)
 
 
 def _num_items(batch: dict[str, Any]) -> int:

@@ -179,19 +179,20 @@ class ConnectorPipelineV2(ConnectorV2):
         self,
         *,
         rl_module: Any,
-        batch: dict[str, Any],
+        batch: dict[str, Any] | None = None,
         episodes: Sequence[Any],
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Runs all pieces on items.
+        """Runs all pieces on items. Without a ``batch``, the first piece gets an empty one.
 
         Raises:
             ConnectorError: If a piece fails. The error names the pipeline and the piece, and its cause is the piece's
                 own error.
         """
+        batch = {} if batch is None else batch
         shared_data = {} if shared_data is None else shared_data
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         piece: ConnectorV2 = self

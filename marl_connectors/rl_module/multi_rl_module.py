@@ -17,7 +17,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
-from marl_connectors.checkpoints import Checkpointable, component_state
+from marl_connectors.checkpoints import component_state
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
@@ -52,13 +52,15 @@ _SORTING = threading.RLock()
 """Held while parameters move into buckets, which only one thread at a time may do."""
 
 
-class MultiRLModule(nn.Module, Checkpointable):
+class MultiRLModule(RLModule):
     """A dict of RLModules, which runs each module on its own batch.
 
     Modules of one architecture run as one batched computation; see ``stacking.py``. To run the modules in another way
     (a shared encoder, a central critic), subclass it, build the shared layers in ``setup``, and override ``_forward``,
     which gets ``{module_id: {column: tensor}}``. The losses of all modules together train the shared layers.
     """
+
+    holds_modules = True
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class MultiRLModule(nn.Module, Checkpointable):
         model_config: Any = None,
         rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
     ):
-        super().__init__()
+        nn.Module.__init__(self)  # the layers of an RLModule are built at the end of its __init__
         self.observation_space = observation_space
         self.action_space = action_space
         self.inference_only = inference_only
@@ -142,7 +144,7 @@ class MultiRLModule(nn.Module, Checkpointable):
         Raises:
             ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.
         """
-        if not isinstance(module, RLModule):
+        if not isinstance(module, RLModule) or module.holds_modules:
             raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
         if module_id == SHARED:
             raise ModuleError(f"MultiRLModule: {SHARED!r} stands for shared layers. Choose another module id.")
@@ -348,6 +350,10 @@ class MultiRLModule(nn.Module, Checkpointable):
         return {**self.__dict__, "_buckets": None, "_structure": None, "_parts": ()}
 
     # State.
+
+    def get_initial_state(self) -> dict[ModuleID, Any]:
+        """Returns the state of each module before an episode's first step."""
+        return {module_id: module.get_initial_state() for module_id, module in self.items()}
 
     def is_stateful(self) -> bool:
         """Whether any module carries a state from step to step."""

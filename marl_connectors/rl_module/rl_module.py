@@ -57,6 +57,9 @@ class RLModule(nn.Module, Checkpointable):
 
     known_as: ModuleID | None = None
 
+    holds_modules = False
+    """Whether this is a MultiRLModule, which holds several modules."""
+
     stackable = False
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
     batched computation. A class that sets it to True promises that all layers come from
@@ -287,6 +290,15 @@ def _model_config(given: Any) -> Any:
     return given
 
 
+def _class_of_one(given: Any) -> type[RLModule]:
+    cls = _MODULE_CLASS.keep(given)
+    if cls.holds_modules:
+        raise Unfit(f"Write MultiRLModuleSpec(multi_rl_module_class={cls.__name__}).")
+    return cls
+
+
+_MODULE_CLASS = subclass_of(RLModule)
+_CLASS_OF_ONE = optional(Validator(_MODULE_CLASS.expected, _class_of_one, _MODULE_CLASS.schema))
 SPACE = instance_of(Space, expected="a gymnasium space")
 MODEL_CONFIG = optional(
     Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config, {"type": "object"})
@@ -310,7 +322,7 @@ class RLModuleSpec(ChecksFields):
             an algorithm (``CHECKPOINT/learner_group/learner/rl_module/MODULE_ID``), to start from.
     """
 
-    module_class: Annotated[type[RLModule] | None, optional(subclass_of(RLModule))] = None
+    module_class: Annotated[type[RLModule] | None, _CLASS_OF_ONE] = None
     observation_space: Annotated[Space | None, optional(SPACE)] = None
     action_space: Annotated[Space | None, optional(SPACE)] = None
     inference_only: Switch = False

@@ -16,9 +16,14 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID, Tree
 
 
+def is_single(rl_module: Any) -> bool:
+    """Whether something is an RLModule, and not a MultiRLModule, which holds several."""
+    return isinstance(rl_module, RLModule) and not rl_module.holds_modules
+
+
 def member(rl_module: Any, module_id: ModuleID | None) -> RLModule:
     """Returns a module of a MultiRLModule; an RLModule that is passed itself is returned as it is."""
-    if isinstance(rl_module, RLModule):
+    if is_single(rl_module):
         return rl_module
     return rl_module[module_id or DEFAULT_MODULE_ID]
 
@@ -112,7 +117,7 @@ def are_stateful(who: str, rl_module: Any, module_ids: Sequence[ModuleID]) -> bo
     """
     if rl_module is None or not module_ids:
         return False
-    if isinstance(rl_module, RLModule):
+    if is_single(rl_module):
         return rl_module.is_stateful()
     kinds = {module_id: rl_module.state_kind(module_id) for module_id in module_ids}
     first = kinds[module_ids[0]]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from marl_connectors import (
+    AlgorithmConfig,
     EnvRunner,
     MeanStdFilter,
     MultiAgentEnvRunner,
     MultiAgentEpisode,
     MultiRLModule,
+    NumpyToTensor,
     PPOConfig,
     RLModule,
     SingleAgentEnvRunner,
@@ -20,9 +23,11 @@ from marl_connectors import (
 )
 from marl_connectors.env.single_agent_env_runner import SingleAgentEnvRunner as ByPath
 from marl_connectors.errors import ConfigError
+from marl_envs import match_v0
 
 BOX, ACT = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 SINGLE = {"__env_single__": (BOX, ACT)}
+STATES = ["AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"]
 BOTH = {"__env_single__": (spaces.Dict({"a": BOX, "b": BOX}), spaces.Dict({"a": ACT, "b": ACT}))}
 
 
@@ -90,12 +95,13 @@ def make_filter(env):
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({}, ["MeanStdFilter", "AddObservationsFromEpisodesToBatch", "BatchIndividualItems", "NumpyToTensor"]),
+        ({}, ["MeanStdFilter", "AddObservationsFromEpisodesToBatch", *STATES, "BatchIndividualItems", "NumpyToTensor"]),
         (
             {"spaces": BOTH},
             [
                 "MeanStdFilter",
                 "AddObservationsFromEpisodesToBatch",
+                *STATES,
                 "AgentToModuleMapping",
                 "BatchIndividualItems",
                 "NumpyToTensor",
@@ -153,7 +159,8 @@ def test_the_vector_of_a_runner_stands_for_its_environment(env, settings, seen):
     module_to_env = config.build_module_to_env_connector(env=runner.env)
     spec = config.get_multi_rl_module_spec(env=runner.env)
     assert found == [seen] * 3
-    assert env_to_module.names() == runner.env_to_module.names()
+    assert [name for name in env_to_module.names() if name not in STATES] == runner.env_to_module.names()
+    module_to_env.remove("RemoveSingleTsTimeRankFromBatch")
     assert module_to_env.names() == runner.module_to_env.names()
     for pipeline in (env_to_module, module_to_env):
         spaces_of_all = pipeline.input_observation_space, pipeline.input_action_space
@@ -214,9 +221,101 @@ def test_a_pipeline_acts_with_a_module_of_a_spec():
 
 def test_a_learner_pipeline_is_built():
     pipeline = config_of().build_learner_connector(BOX, ACT)
-    assert pipeline.names()[0] == "AddOneTsToEpisodesAndTruncate" and "AgentToModuleMapping" not in pipeline.names()
+    added = ["AddObservationsFromEpisodesToBatch", "AddColumnsFromEpisodesToTrainBatch"]
+    assert pipeline.names() == [*added, *STATES, "BatchIndividualItems", "NumpyToTensor"]
     pipeline = config_of().build_learner_connector(*BOTH["__env_single__"], device="cpu")
     assert "AgentToModuleMapping" in pipeline.names()
+
+
+def episode_of(num_steps):
+    return SingleAgentEpisode(
+        observations=[np.zeros(3, np.float32)] * (num_steps + 1),
+        actions=[0] * num_steps,
+        rewards=[0.0] * num_steps,
+        truncated=True,
+        len_lookback_buffer=0,
+    )
+
+
+@pytest.mark.parametrize("config_class", [AlgorithmConfig, PPOConfig])
+def test_a_learner_pipeline_by_hand_has_a_row_for_each_step(config_class):
+    pipeline = config_class().build_learner_connector(BOX, ACT)
+    batch = pipeline(rl_module=RLModule(BOX, ACT), episodes=[episode_of(10), episode_of(20)])["default_policy"]
+    assert {name: len(column) for name, column in batch.items()} == dict.fromkeys(batch, 30)
+
+
+def test_a_learner_pipeline_by_hand_can_be_empty():
+    config = AlgorithmConfig().learners(add_default_connectors_to_learner_pipeline=False)
+    assert config.build_learner_connector(BOX, ACT).names() == []
+
+
+LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 3}
+
+
+def act_once(pipelines, module, episode, explore):
+    """Returns the actions and all other outputs of a step, acted by hand without a batch."""
+    env_to_module, module_to_env = pipelines
+    shared = {}
+    batch = env_to_module(episodes=[episode], rl_module=module, explore=explore, shared_data=shared)
+    outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+    found = module_to_env(batch=outputs, episodes=[episode], rl_module=module, explore=explore, shared_data=shared)
+    (actions,) = found.pop("actions")
+    found.pop("actions_for_env", None)
+    return actions, {name: column[0] for name, column in found.items()}
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("act", [ACT, spaces.Dict({"go": ACT, "say": spaces.Discrete(3)})])
+def test_a_module_with_a_state_acts_by_hand(act, explore):
+    given = {"__env_single__": (BOX, act)}
+    config = config_of().rl_module(model_config=LSTM)
+    pipelines = (
+        config.build_env_to_module_connector(spaces=given),
+        config.build_module_to_env_connector(spaces=given),
+    )
+    module = config.get_rl_module_spec(spaces=given).build()
+    episode = SingleAgentEpisode(observation_space=BOX, action_space=act)
+    rng = np.random.default_rng(3)
+    observations = rng.uniform(-1, 1, (6, 3)).astype(np.float32)
+    episode.add_env_reset(observations[0])
+    state = {name: torch.as_tensor(value)[None] for name, value in module.get_initial_state().items()}
+    for t in range(5):
+        actions, outputs = act_once(pipelines, module, episode, explore)
+        with torch.no_grad():
+            expected = module._forward_inference({"obs": torch.tensor(observations[t])[None, None], "state_in": state})
+        state = expected["state_out"]
+        assert act.contains(actions)
+        assert np.allclose(outputs["action_dist_inputs"], expected["action_dist_inputs"][0, 0], atol=1e-6)
+        assert all(np.allclose(outputs["state_out"][name], state[name][0], atol=1e-6) for name in state)
+        episode.add_env_step(observations[t + 1], actions, 1.0, extra_model_outputs=outputs)
+    pipeline = config.build_learner_connector(BOX, act)
+    batch = pipeline(rl_module=module.as_multi_rl_module(), episodes=[episode])["default_policy"]
+    assert batch["obs"].shape == (2, 3, 3) and batch["seq_lens"].tolist() == [3, 2]
+
+
+def test_modules_with_states_act_by_hand():
+    config = config_of("marl_envs.match_v0").multi_agent(policies="independent").rl_module(model_config=LSTM)
+    pipelines = config.build_env_to_module_connector(), config.build_module_to_env_connector()
+    modules, env = config.get_multi_rl_module_spec().build(), match_v0.parallel_env()
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=config.policy_mapping_fn)
+    observations, infos = env.reset(seed=1)
+    episode.add_env_reset(observations=observations, infos=infos)
+    for _ in range(3):
+        actions, outputs = act_once(pipelines, modules, episode, True)
+        by_agent = {agent: {name: column[agent] for name, column in outputs.items()} for agent in actions}
+        *step, infos = env.step(actions)
+        episode.add_env_step(
+            step[0], actions, step[1], infos, terminateds=step[2], truncateds=step[3], extra_model_outputs=by_agent
+        )
+    assert len(episode) == 3
+    for agent_id, own in episode.agent_episodes.items():
+        state = modules[agent_id].get_initial_state()
+        assert [set(output) for output in own.get_extra_model_outputs("state_out")] == [set(state)] * 3
+
+
+def test_numpy_to_tensor_knows_the_argument_of_rllib():
+    piece = NumpyToTensor(as_learner_connector=True)
+    assert piece(batch={"obs": np.ones(2)}, episodes=[])["obs"].dtype == torch.float32
 
 
 def test_specs_of_several_modules_are_complete():

@@ -11,6 +11,7 @@ from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.states import is_single
 
 OBS, ACT = spaces.Box(-9.0, 9.0, (4,), np.float32), spaces.Discrete(3)
 CONFIGS = [
@@ -354,3 +355,17 @@ def test_a_spec_for_all_modules_has_no_modules_to_add_to():
 def test_a_multi_rl_module_is_one_already():
     multi = MultiRLModule()
     assert multi.as_multi_rl_module() is multi and multi.unwrapped() is multi
+
+
+def test_a_multi_rl_module_is_an_rl_module():
+    modules = MultiRLModule()
+    assert isinstance(modules, RLModule) and not is_single(modules) and is_single(RLModule())
+    modules.add_module("a", RLModule())
+    assert modules.get_initial_state() == {"a": {}} and not modules.is_stateful()
+    with pytest.raises(ModuleError, match="must be an RLModule, not MultiRLModule"):
+        modules.add_module("nested", MultiRLModule())
+
+
+def test_the_spec_of_one_module_names_the_spec_for_several():
+    with pytest.raises(ConfigError, match=r"MultiRLModuleSpec\(multi_rl_module_class=MultiRLModule\)"):
+        RLModuleSpec(MultiRLModule)

@@ -754,7 +754,7 @@ class AlgorithmConfig(metaclass=_ConfigType):
     def build_env_to_module_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None, device: Any = None
     ) -> EnvToModulePipeline:
-        """Builds the env-to-module pipeline.
+        """Builds the env-to-module pipeline, for modules with and without a state.
 
         Args:
             env: An environment, which builders of pieces get; None to make the config's.
@@ -763,23 +763,26 @@ class AlgorithmConfig(metaclass=_ConfigType):
             device: The device of batches; None for the config's.
         """
         setup = _building("described_env")(self, env, spaces)
-        return _building("build_env_to_module")(self, setup, device=None if device is None else torch.device(device))[0]
+        device = None if device is None else torch.device(device)
+        return _building("build_env_to_module")(self, setup, device=device, stateful=True)[0]
 
     def build_module_to_env_connector(
         self, env: Any = None, spaces: Mapping[str, Any] | None = None
     ) -> ModuleToEnvPipeline:
-        """Builds the module-to-env pipeline, for modules without a state.
+        """Builds the module-to-env pipeline, for modules with and without a state.
 
         Args:
             env: As in ``build_env_to_module_connector``.
             spaces: As in ``build_env_to_module_connector``.
         """
-        return _building("build_module_to_env")(self, _building("described_env")(self, env, spaces), stateful=False)
+        return _building("build_module_to_env")(self, _building("described_env")(self, env, spaces), stateful=True)
 
     def build_learner_connector(
         self, input_observation_space: Any, input_action_space: Any, device: Any = None
     ) -> LearnerConnectorPipeline:
-        """Builds the learner pipeline, for modules without a state and without the pieces that a Learner appends.
+        """Builds the learner pipeline, for modules with and without a state: one row for each step of the episodes.
+
+        A Learner also puts AddOneTsToEpisodesAndTruncate before it, and the pieces of its algorithm after it.
 
         Args:
             input_observation_space: The environment's observation space, or a Dict of those of all agents.

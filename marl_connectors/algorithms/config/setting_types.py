@@ -178,7 +178,8 @@ def builder(setting: str, num_given: int) -> Validator:
 
 def _module_spec(given: Any) -> Any:
     if isinstance(given, type) and issubclass(given, RLModule):
-        raise Unfit(f"Write RLModuleSpec({given.__name__}).")
+        spec = "MultiRLModuleSpec" if given.holds_modules else "RLModuleSpec"
+        raise Unfit(f"Write {spec}({given.__name__}).")
     if not isinstance(given, (RLModuleSpec, MultiRLModuleSpec)):
         raise Unfit
     return given

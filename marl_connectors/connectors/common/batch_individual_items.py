@@ -10,7 +10,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2, item_key
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.episodes.items import InfoColumn
-from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.states import is_single
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class BatchIndividualItems(ConnectorV2):
             else:
                 flat[column] = by_key
         stacked = _stacked(flat)
-        is_of_one = isinstance(rl_module, RLModule) and not self.in_learner_pipeline
+        is_of_one = is_single(rl_module) and not self.in_learner_pipeline
         return stacked if is_of_one else {DEFAULT_MODULE_ID: stacked}
 
     def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:

@@ -34,6 +34,7 @@ class NumpyToTensor(ConnectorV2):
         input_observation_space=None,
         input_action_space=None,
         *,
+        as_learner_connector: bool | None = None,
         pin_memory: bool = False,
         device: str | torch.device | None = None,
     ):
@@ -42,6 +43,7 @@ class NumpyToTensor(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
+            as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
             pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
                 pinned memory in any case.
             device: The device of the tensors; None for the CPU.

@@ -20,6 +20,7 @@ from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.module_columns import put_together, unlike_outputs
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.states import is_single
 from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
 
@@ -96,7 +97,7 @@ class GetActions(ConnectorV2):
         """
         if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
             return
-        if isinstance(rl_module, RLModule):
+        if is_single(rl_module):
             rl_module = dict.fromkeys(columns.module_ids, rl_module)
         choice = self._common_choice(rl_module, columns, explore)
         dist_cls = choice.dist_cls
