@@ -34,6 +34,7 @@ import safetensors.numpy
 
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import brief, import_module
+from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.version import library_version
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ REPLAY_BUFFERS: Final = ("off_policy", "replays")
 """The places of replay buffers in the states of algorithms. They may be large, and only training needs them."""
 
 
-class Checkpointable:
+class Checkpointable(RefusesIgnoredMethods):
     """A component that can be saved by itself: a module, a connector piece, a pipeline or a learner.
 
     The checkpoint has the format of ``save_state``. It also says how the component was made, as far as names of classes

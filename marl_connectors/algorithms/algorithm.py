@@ -36,7 +36,7 @@ from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.offline_data import OfflineData, together
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
-from marl_connectors.algorithms.results import EvaluationResults, iteration_results, workers
+from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import new_folder, run_folders_of, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -63,6 +63,7 @@ from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
+from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
@@ -102,7 +103,7 @@ class _Watch(NamedTuple):
 _UNWATCHED = _Watch()
 
 
-class Algorithm:
+class Algorithm(RefusesIgnoredMethods):
     """A training run: environments, modules and a learner, built from a config.
 
     ``train()`` is one iteration: it samples episodes for one batch and updates the modules with them.
@@ -165,6 +166,11 @@ class Algorithm:
         if env is not None:
             config.environment(env)
         self.config.validate()
+        if config.evaluation_parallel_to_training and type(self).evaluate is not Algorithm.evaluate:
+            raise ConfigError(
+                f"{type(self).__name__}: evaluation_parallel_to_training=True does not call evaluate(), which this "
+                f"class overrides. Leave the setting out."
+            )
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
         self._changed_settings: set[str] = set()
@@ -672,7 +678,8 @@ class Algorithm:
             is_enough: A function that is called as often. If it returns True, playing stops as after ``max_seconds``.
 
         Returns:
-            The same keys as ``env_runners`` in the result of ``train()``. ``result["env_runners"]`` is the same dict.
+            The same keys as ``env_runners`` in the result of ``train()``, and again in ``result["env_runners"]``, as in
+            RLlib.
         """
         watch = _Watch(max_seconds, on_progress, is_enough or self.ends_evaluations)
         return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
@@ -716,7 +723,8 @@ class Algorithm:
             raise
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        results = EvaluationResults(begun())
+        results = begun()
+        results["env_runners"] = dict(results)  # where code for RLlib looks for them
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 

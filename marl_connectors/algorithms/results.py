@@ -12,18 +12,6 @@ from marl_connectors.metrics import by_pipeline, reduced, with_logged
 from marl_connectors.typing import ModuleID
 
 
-class EvaluationResults(dict[str, Any]):
-    """The results of an evaluation, which code for RLlib finds under the key ``"env_runners"`` too.
-
-    The key is not one of the dict's own, so nothing is in it twice.
-    """
-
-    def __missing__(self, key: str) -> Any:
-        if key == "env_runners":
-            return self
-        raise KeyError(key)
-
-
 def iteration_results(
     runners: EnvRunnerGroup,
     learners: LearnerGroup,

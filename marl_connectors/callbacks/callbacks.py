@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from marl_connectors.never_called import RefusesIgnoredMethods
 
-class Callbacks:
+
+class Callbacks(RefusesIgnoredMethods):
     """Base class of callbacks. Override methods in a subclass, and pass the class to ``.callbacks(...)``.
 
     All arguments are passed by keyword. A method needs ``**kwargs`` for those that it does not use. Methods that are

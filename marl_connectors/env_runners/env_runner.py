@@ -41,6 +41,7 @@ from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MarlConnectorsWarning, counted, listed
 from marl_connectors.metrics import MetricsLogger, by_pipeline, reduced, with_logged
 from marl_connectors.names import import_attribute
+from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID
@@ -50,7 +51,7 @@ _NOISE_STEPS = 2**20
 """The steps of the noise after which the next sample begins, if a sample has whole episodes: more than it has steps."""
 
 
-class EnvRunner:
+class EnvRunner(RefusesIgnoredMethods):
     """Steps sub-environments and collects episodes.
 
     Each step runs the env-to-module pipeline, the modules, the module-to-env pipeline and the environments. The same

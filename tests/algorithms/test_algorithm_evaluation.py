@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,15 @@ def test_a_fixed_opponent_plays_in_evaluations_only():
     assert modules_of(results[1]["evaluation"]) == {"learns", "fixed"}
     assert modules_of(results[3]["env_runners"]) == {"learns"}
     assert modules_of(algo.evaluate()) == {"learns", "fixed"}
+
+
+def test_evaluations_have_their_results_where_rllib_has_them():
+    algo = config_of(evaluation_interval=1).build_algo()
+    for found in (algo.evaluate(), algo.train()["evaluation"], algo.train().get("evaluation")):
+        assert "env_runners" in found and "env_runners" not in found["env_runners"]
+        own = json.loads(json.dumps(found))
+        assert own.pop("env_runners") == own and own["num_episodes"] == 3
+    algo.stop()
 
 
 def test_a_call_says_otherwise():

@@ -42,6 +42,7 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import import_attribute, qualified_name
+from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_reader import AS_RECORDED, ORDERS, SHUFFLED
 from marl_connectors.offline.episode_writer import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
 from marl_connectors.ops.schedule import Schedule, schedule
@@ -118,7 +119,7 @@ class _ConfigType(ABCMeta):
             return made
 
 
-class AlgorithmConfig(metaclass=_ConfigType):
+class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
