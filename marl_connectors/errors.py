@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Collection, Iterable
@@ -30,6 +31,8 @@ _CALLED_BY_ENVS = (
 
 _CLOSE = 0.6
 """The likeness from which on a name may be what the user has meant."""
+_SAME = 0.95
+"""The likeness above which it is, whatever its words are, because an underscore is missing, for example."""
 
 
 class MarlConnectorsError(Exception):
@@ -176,10 +179,22 @@ def likeness(name: str, known: Iterable[str]) -> float:
 def _closest(name: str, known: Iterable[str]) -> tuple[str, float]:
     """Returns the closest known name, and how much it is like the name; ``("", 0.0)`` if none is close."""
     in_lower_case = {each.lower(): each for each in reversed(list(known))}
-    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=_CLOSE)
-    return (
-        (in_lower_case[close[0]], difflib.SequenceMatcher(None, close[0], name.lower()).ratio()) if close else ("", 0.0)
-    )
+    for close in difflib.get_close_matches(name.lower(), in_lower_case, n=5, cutoff=_CLOSE):
+        if _have_like_words(close, name.lower()):
+            return in_lower_case[close], difflib.SequenceMatcher(None, close, name.lower()).ratio()
+    return "", 0.0
+
+
+def _have_like_words(one: str, other: str) -> bool:
+    """Whether each word of a name is like one of the other: another word more or less makes it another thing.
+
+    >>> _have_like_words("num_epochs", "num_epcohs"), _have_like_words("evaluation_duration", "evaluation_type")
+    (True, False)
+    """
+    if difflib.SequenceMatcher(None, *("".join(filter(str.isalnum, name)) for name in (one, other))).ratio() > _SAME:
+        return True
+    words = [re.findall("[a-z]{2,}", name) for name in (one, other)]
+    return all(difflib.get_close_matches(w, those, n=1) for own, those in (words, words[::-1]) for w in own)
 
 
 def counted(number: int, noun: str) -> str:

@@ -60,7 +60,7 @@ _BY_ADVICE: Final[dict[str, dict[str, str]]] = {
         "Checkpoints hold the settings that are declared in the class.": "get_state from_state from_dict serialize",
     },
     "Learner": {
-        _GRADIENTS: "compute_losses compute_gradients apply_gradients postprocess_gradients _update "
+        _GRADIENTS: "compute_losses compute_gradients apply_gradients postprocess_gradients "
         "_uncompiled_update _get_clip_function _get_global_norm_function",
         _OPTIMIZERS: "configure_optimizers filter_param_dict_for_optimizer get_param_ref _get_optimizer_lr "
         "_set_optimizer_lr",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -27,6 +30,7 @@ from marl_connectors import (
     PrevActionsPrevRewards,
     RLModule,
     RLModuleSpec,
+    SingleAgentEpisode,
 )
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.checkpoints import save_state
@@ -277,3 +281,38 @@ def test_untrusted_checkpoints_import_nothing_of_the_user(tmp_path):
     path = Scaled(1.0).save_to_path(tmp_path / "piece")
     with pytest.raises(CheckpointError, match="trusted=False"):
         ConnectorV2.from_checkpoint(path, trusted=False)
+
+
+def test_a_checkpoint_without_a_path_is_a_new_folder(trained):
+    for component in (trained, trained.get_module(), trained.rl_module, trained.learner, MeanStdFilter()):
+        one, other = component.save_to_path(), component.save_to_path()
+        assert one != other
+        component.restore_from_path(one)
+        for path in (one, other):
+            shutil.rmtree(Path(path).parent)
+
+
+def test_a_module_with_a_state_acts_with_the_parts_of_a_checkpoint():
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4})
+    algo = config.env_runners(env_to_module_connector=make_filter).build_algo()
+    path = algo.save_to_path()
+    algo.stop()
+    env_to_module = EnvToModulePipeline.from_checkpoint(f"{path}/env_runner/env_to_module_connector")
+    module_to_env = ModuleToEnvPipeline.from_checkpoint(f"{path}/env_runner/module_to_env_connector")
+    module = RLModule.from_checkpoint(f"{path}/learner_group/learner/rl_module/default_policy")
+    shutil.rmtree(Path(path).parent)
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    episode = SingleAgentEpisode(
+        observations=[observation], observation_space=env.observation_space, action_space=env.action_space
+    )
+    while not episode.is_done:
+        common = {"episodes": [episode], "rl_module": module, "explore": False, "shared_data": {}}
+        found = module_to_env(batch=module.forward_inference(env_to_module(**common)), **common)
+        action = found.pop("actions")[0]
+        observation, reward, terminated, truncated, _ = env.step(action)
+        outputs = {name: column[0] for name, column in found.items()}
+        episode.add_env_step(
+            observation, action, reward, terminated=terminated, truncated=truncated, extra_model_outputs=outputs
+        )
+    assert len(episode.get_extra_model_outputs("state_out")) == len(episode) == episode.get_return() > 4

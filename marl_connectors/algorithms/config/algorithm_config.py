@@ -731,6 +731,12 @@ class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         """Returns the value of a setting as it is stored. Settings inside the value are checked too."""
+        if _is_searched(value):
+            raise ConfigError(
+                f"{who}: {name}: expected one value, but got a search space of Ray Tune. Make the config in the "
+                f"function that Ray Tune calls with the values of a trial (docs/cluster.md), or use marl-connectors "
+                f"sweep."
+            )
         kept = checked(type(self), name, value, who)
         if name == "algorithm_config_overrides_per_module":
             return {m: self._checked_overrides(m, overrides, f"{who}: {name}") for m, overrides in kept.items()}
@@ -1063,6 +1069,13 @@ def _check_vectorization(config: AlgorithmConfig) -> None:
             f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
             f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
         )
+
+
+def _is_searched(value: Any) -> bool:
+    """Whether a value, or one in the dict that it is, is a search space of Ray Tune (``tune.grid_search([1])``)."""
+    each = [value, *(value.values() if isinstance(value, Mapping) else ())]
+    is_grid = any(isinstance(one, Mapping) and one.keys() == {"grid_search"} for one in each)
+    return is_grid or any(type(one).__module__.startswith("ray.tune.") for one in each)
 
 
 _SHORT = reprlib.Repr()

@@ -138,7 +138,7 @@ class Needy(Callbacks):
         ({"episode_lookback_horizon": -1}, "episode_lookback_horizon: expected a whole number from 0, got -1"),
         ({"grad_clip": 0.0}, "grad_clip: expected a number above 0 up to infinity, or None, got 0.0"),
         ({"grad_clip_by": "globalnorm"}, "grad_clip_by: .* got 'globalnorm'. Did you mean 'global_norm'"),
-        ({"batch_mode": "complete"}, "batch_mode: .* got 'complete'. Did you mean 'complete_episodes'"),
+        ({"batch_mode": "complete"}, "batch_mode: expected 'truncate_episodes' or 'complete_episodes', got 'complete'"),
         ({"lambda_": -0.1}, "lambda_: expected a number from 0 to 1, got -0.1"),
         ({"clip_param": "wide"}, "clip_param: expected a number from 0 to infinity, got 'wide'"),
         ({"seed": -1}, "seed: expected a whole number from 0, or None, got -1"),
@@ -222,3 +222,25 @@ def test_all_env_runners_together_have_num_envs_sub_environments(runners, expect
     config = PPOConfig().env_runners(num_envs_per_env_runner=3)
     object.__setattr__(config, "num_env_runners", runners)
     assert config.num_envs == expected
+
+
+class SearchSpace:
+    """Like a search space of Ray Tune, which is known by its module."""
+
+    __module__ = "ray.tune.search.sample"
+
+
+@pytest.mark.parametrize("space", [{"grid_search": [1, 2]}, SearchSpace()])
+@pytest.mark.parametrize(
+    ("section", "name", "in_dict"),
+    [
+        ("training", "lr", False),
+        ("environment", "env", False),
+        ("environment", "env_config", True),
+        ("rl_module", "model_config", True),
+        ("evaluation", "evaluation_config", True),
+    ],
+)
+def test_a_search_space_of_ray_tune_is_no_value(space, section, name, in_dict):
+    with pytest.raises(ConfigError, match=rf"{name}: expected one value, but got a search space of Ray Tune"):
+        getattr(PPOConfig(), section)(**{name: {"x": space} if in_dict else space})

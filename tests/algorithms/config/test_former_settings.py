@@ -165,3 +165,61 @@ def test_an_environment_may_be_given_when_an_algorithm_is_built():
         assert algo.config.env == "marl_envs.match_v0"
     with PPOConfig().build("marl_envs.match_v0") as algo:
         assert algo.config.env == "marl_envs.match_v0"
+
+
+RLLIB_ONLY = [
+    "broadcast_offline_eval_runner_states",
+    "create_local_env_runner",
+    "custom_async_evaluation_function",
+    "custom_evaluation_function",
+    "custom_resources_for_main_process",
+    "custom_resources_per_learner",
+    "dataset_num_iters_per_eval_runner",
+    "delay_between_env_runner_restarts_s",
+    "evaluation_unhealthy_workers_timeout_s",
+    "ignore_offline_eval_runner_failures",
+    "in_evaluation",
+    "max_num_offline_eval_runner_restarts",
+    "max_requests_in_flight_per_learner",
+    "num_aggregator_actors_per_learner",
+    "num_cpus_per_offline_eval_runner",
+    "num_offline_eval_runners",
+    "offline_eval_batch_size_per_runner",
+    "offline_eval_runner_class",
+    "offline_evaluation_duration",
+    "offline_evaluation_parallel_to_training",
+    "offline_evaluation_timeout_s",
+    "offline_evaluation_type",
+    "policy_map_cache",
+    "restart_failed_offline_eval_runners",
+    "sample_collector",
+    "simple_optimizer",
+    "torch_compile_learner",
+    "use_env_runner_state_server",
+    "worker_cls",
+    "build_learner_group",
+    "from_dict",
+    "get_default_rl_module_spec",
+    "get_evaluation_config_object",
+    "is_multi_agent",
+    "is_offline",
+    "num_cpus_for_local_worker",
+]
+"""Settings and methods of RLlib's configs for which there is nothing here, although names here have their words."""
+
+
+@pytest.mark.parametrize("name", RLLIB_ONLY)
+def test_no_hint_names_another_thing(name):
+    for refuse in (lambda: getattr(PPOConfig(), name), lambda: PPOConfig().update_from_dict({name: 1})):
+        with pytest.raises(ConfigError) as error:
+            refuse()
+        assert repr(name) in str(error.value) and "Did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["on_evaluate_offline_end", "on_offline_eval_runners_recreated", "on_sub_environments"]
+)
+def test_no_hint_names_another_event(name):
+    with pytest.raises(ConfigError, match=name) as error:
+        PPOConfig().callbacks(**{name: print})
+    assert "Did you mean" not in str(error.value)
