@@ -148,6 +148,7 @@ _ACTS = "Use load_policy(checkpoint), and policy(observation, agent_id) or polic
 _WEIGHTS = "Use .get_module(module_id), and get_state() and set_state(state) of it."
 METHODS: Final[dict[str, str]] = {
     "add_policy": "Use .add_module(module_id, spec).",
+    "cleanup": "Use .stop().",
     "compute_action": _ACTS,
     "compute_actions": _ACTS,
     "compute_single_action": _ACTS,
@@ -163,7 +164,9 @@ METHODS: Final[dict[str, str]] = {
     "save": "Use .save_to_path(path).",
     "save_checkpoint": "Use .save_to_path(path).",
     "set_weights": _WEIGHTS,
+    "step": "Use .train().",
     "training_iteration": "Use .iteration.",
+    "training_step": "Use .train().",
     "workers": "Use .env_runner_group, or .env_runner for the one in this process.",
 }
 """Attributes of RLlib's algorithms that do not exist here, and what to do."""
