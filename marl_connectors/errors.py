@@ -193,8 +193,9 @@ def _have_like_words(one: str, other: str) -> bool:
     """
     if difflib.SequenceMatcher(None, *("".join(filter(str.isalnum, name)) for name in (one, other))).ratio() > _SAME:
         return True
-    words = [re.findall("[a-z]{2,}", name) for name in (one, other)]
-    return all(difflib.get_close_matches(w, those, n=1) for own, those in (words, words[::-1]) for w in own)
+    words = [re.findall("[a-z]+", name) for name in (one, other)]
+    pairs = ((word, those) for own, those in (words, words[::-1]) for word in own if len(word) > 1)
+    return all(difflib.get_close_matches(word, those, n=1) for word, those in pairs)
 
 
 def counted(number: int, noun: str) -> str:

@@ -99,7 +99,8 @@ def check_metric(
 
 def closest_metric(name: str, names: Collection[str]) -> str:
     """Returns a closing sentence that names the closest metric, or some of them."""
-    close = did_you_mean(name, sorted(names))
+    whole = next((each for each in sorted(names) if each.endswith(f"/{name}")), name)
+    close = did_you_mean(whole, sorted(names))
     some = [each for each in sorted(names) if each.count("/") == 1]
     return close if close.startswith("Did you mean") else f"Some results are: {', '.join(some[:12])}."
 
