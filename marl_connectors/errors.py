@@ -191,7 +191,8 @@ def _have_like_words(one: str, other: str) -> bool:
     >>> _have_like_words("num_epochs", "num_epcohs"), _have_like_words("evaluation_duration", "evaluation_type")
     (True, False)
     """
-    if difflib.SequenceMatcher(None, *("".join(filter(str.isalnum, name)) for name in (one, other))).ratio() > _SAME:
+    joined = ["".join(filter(str.isalnum, name)) for name in (one, other)]
+    if difflib.SequenceMatcher(None, joined[0], joined[1]).ratio() > _SAME:
         return True
     words = [re.findall("[a-z]+", name) for name in (one, other)]
     pairs = ((word, those) for own, those in (words, words[::-1]) for word in own if len(word) > 1)
