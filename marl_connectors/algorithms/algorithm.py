@@ -50,6 +50,7 @@ from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
     EpisodeError,
+    MappingError,
     MarlConnectorsWarning,
     ModuleError,
     counted,
@@ -65,7 +66,7 @@ from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
-from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
+from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns, goes_by_agent_alone
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
@@ -1078,15 +1079,17 @@ class Algorithm(RefusesIgnoredMethods):
 
         Raises:
             ModuleError: If a module with that id exists, or the id is reserved.
-            MappingError: If patterns do not fit the agents.
+            MappingError: If patterns do not fit the agents, or name other modules.
             ConfigError: If an override is not a setting of modules or has the wrong type, if a module to be updated
-                does not exist, or if the environment has a single agent.
+                does not exist, if the environment has a single agent, or if the algorithm learns a team (VDN, QMIX,
+                MADDPG, MATD3).
         """
         who = "add_module"
         _check_runners(who, add_to_env_runners, add_to_eval_env_runners)
         self._check_new_id(module_id)
+        self._check_can_change_modules(who)
         optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")).check(module_spec, who, "module_spec")
-        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn)
+        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn, [*self.rl_module, module_id])
         self._check_updated(who, new_should_module_be_updated, [*self.rl_module, module_id])
         with self._removed_on_error(module_id):
             if config_overrides is not None:
@@ -1104,6 +1107,13 @@ class Algorithm(RefusesIgnoredMethods):
         self._modules_changed()
         self._remap(mapping, new_should_module_be_updated)
         return module
+
+    def _check_can_change_modules(self, who: str) -> None:
+        """Checks that the modules, or those of agents, may change during a run; they may unless overridden.
+
+        Raises:
+            ConfigError: If they may not.
+        """
 
     def _check_new_id(self, module_id: ModuleID) -> None:
         if self._setup.single_agent:
@@ -1170,6 +1180,8 @@ class Algorithm(RefusesIgnoredMethods):
 
         Raises:
             ModuleError: If the module does not exist, or is the only one.
+            MappingError: If agents are still mapped to it, as far as the mapping goes by the agents' ids alone.
+            ConfigError: If the algorithm learns a team (VDN, QMIX, MADDPG, MATD3).
         """
         who = "remove_module"
         _check_runners(who, remove_from_learners, remove_from_env_runners and remove_from_eval_env_runners)
@@ -1177,8 +1189,10 @@ class Algorithm(RefusesIgnoredMethods):
             raise ModuleError(f"{who}: there is no module {module_id!r}. {did_you_mean(module_id, self.rl_module)}")
         if len(self.rl_module) == 1:
             raise ModuleError(f"{who}: {module_id!r} is the only module. Add another one first.")
-        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn)
-        self._check_updated(who, new_should_module_be_updated, [m for m in self.rl_module if m != module_id])
+        self._check_can_change_modules(who)
+        others = [m for m in self.rl_module if m != module_id]
+        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn, others)
+        self._check_updated(who, new_should_module_be_updated, others)
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):
@@ -1197,8 +1211,14 @@ class Algorithm(RefusesIgnoredMethods):
         Args:
             policy_mapping_fn: As in ``.multi_agent(...)``. A checkpoint can store functions that can be imported by
                 name, and instances of dataclasses that can be imported by name.
+
+        Raises:
+            MappingError: If patterns do not fit the agents, or name other modules.
+            ConfigError: If the algorithm learns a team (VDN, QMIX, MADDPG, MATD3).
         """
-        self._remap(self._checked_mapping("set_policy_mapping_fn", policy_mapping_fn), None)
+        who = "set_policy_mapping_fn"
+        self._check_can_change_modules(who)
+        self._remap(self._checked_mapping(who, policy_mapping_fn, self.rl_module), None)
 
     def _modules_changed(self) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
@@ -1212,13 +1232,23 @@ class Algorithm(RefusesIgnoredMethods):
         tried.validate()
         self._set(algorithm_config_overrides_per_module=known)
 
-    def _checked_mapping(self, who: str, mapping: str | PolicyMappingFn | None) -> PolicyMappingFn | None:
-        if mapping is None:
-            return None
-        kept = POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
-        check_patterns(kept, self._setup.agent_ids)
-        if self._remote.cluster is not None:
-            check_can_be_sent({"policy_mapping_fn": kept})
+    def _checked_mapping(
+        self, who: str, mapping: str | PolicyMappingFn | None, module_ids: Collection[ModuleID]
+    ) -> PolicyMappingFn | None:
+        """Returns a new mapping, or None for the present one, which may only name these modules."""
+        kept = None if mapping is None else POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
+        if kept is not None:
+            check_patterns(kept, self._setup.agent_ids)
+            if self._remote.cluster is not None:
+                check_can_be_sent({"policy_mapping_fn": kept})
+        present: Any = self.config.policy_mapping_fn if kept is None else kept
+        for agent_id in self._setup.agent_ids if goes_by_agent_alone(present) else ():
+            if present(agent_id, None) not in module_ids:
+                raise MappingError(
+                    f"{who}: agent {agent_id!r} maps to module {present(agent_id, None)!r}, but the modules would be "
+                    f"{', '.join(map(repr, module_ids))}. Map all agents to these, for example by "
+                    f"{'*=' + next(iter(module_ids))!r}."
+                )
         return kept
 
     def _check_updated(self, who: str, wanted: ModulesToUpdate | None, module_ids: Collection[ModuleID]) -> None:

@@ -188,8 +188,9 @@ class Learner(Checkpointable, ABC):
     def postprocess_gradients_for_module(
         self, *, module_id: ModuleID, config: Any, module_gradients: list[Tensor]
     ) -> list[Tensor] | None:
-        """Changes a module's gradients in place, or returns others. Unless overridden, it clips them."""
-        clip_gradients(module_gradients, config.grad_clip, config.grad_clip_by)
+        """Changes a module's gradients in place, or returns others. By default, it clips those of each optimizer."""
+        for own in self.optimizers.by_optimizer(module_id, module_gradients):
+            clip_gradients(own, config.grad_clip, config.grad_clip_by)
 
     def should_module_be_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
         """Whether a module is updated: ``policies_to_train`` names it, and it has trainable parameters.
@@ -462,6 +463,7 @@ class Learner(Checkpointable, ABC):
         if self.ranks is not None:
             loss = self._sum_over_ranks(step, loss, self.ranks)
         assert loss is not None
+        self.optimizers.drop_resting(stepping)
         norms = self.optimizers.norms(stepping)
         self._loss_statistics.log_gradient_norms(ids, norms[: len(ids)] if step.without_rows else norms)
         if step.without_rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -391,6 +391,7 @@ class Optimizers:
         self._with_default: dict[ModuleID, None] = {}
         self._configured: set[ModuleID] = set()
         self._shared: list[Tensor] = []
+        self._optimizer_of: dict[Tensor, Hashable] = {}  # of parameters with a registered optimizer or a rate by name
         self._default = DefaultAdam()
         self._arranged_for: Any = None
         self._stacks: dict[tuple[ModuleID, ...], MemberStack | None] = {}  # both of this update
@@ -471,6 +472,10 @@ class Optimizers:
         default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
         rate_names = {p: name for m in default for name, p in self._named_rates(m)}
         self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of, rate_names)
+        registered = (
+            (p, (name,)) for own in self._registered.values() for name, o in own.items() for p in _parameters(o)
+        )
+        self._optimizer_of = {**rate_names, **dict(registered)}
         self._arranged_for = self._module.buckets
 
     def _named_rates(self, module_id: ModuleID) -> Iterator[tuple[str, Tensor]]:
@@ -633,6 +638,20 @@ class Optimizers:
         """Returns the gradients of a module's unshared parameters, or of the ``SHARED`` ones, to change in place."""
         return [p.grad for p in self._trainable_parameters(module_id) if p.grad is not None]
 
+    def by_optimizer(self, module_id: ModuleID, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Divides what ``gradients_of`` returned, or others in its order, by optimizers: one for each learning rate."""
+        found: dict[Hashable, list[Tensor]] = {}
+        parameters = [p for p in self._trainable_parameters(module_id) if p.grad is not None]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            found.setdefault(self._optimizer_of.get(parameter, OTHERS), []).append(gradient)
+        return list(found.values())
+
+    def drop_resting(self, module_ids: Sequence[ModuleID]) -> None:
+        """Sets the gradients of parameters that rest to 0, so that they do not count in norms."""
+        for parameter in (p for m in module_ids for p in self._trainable_parameters(m)) if self._resting else ():
+            if parameter.grad is not None and self._optimizer_of.get(parameter, OTHERS) in self._resting:
+                parameter.grad.zero_()
+
     def norms(self, module_ids: Sequence[ModuleID]) -> Tensor:
         """Returns the ``[A]`` Euclidean norms of the modules' gradients."""
         stack = self.stack_of(module_ids)
@@ -642,7 +661,7 @@ class Optimizers:
         return torch.stack([global_norm(own) if own else torch.zeros((), device=self._device) for own in several])
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
-        """Clips each module's gradients by its own config; stacked modules in one call."""
+        """Clips the gradients of each module's optimizers by its own config; those of stacked modules in one call."""
         key = tuple(module_ids)
         if key not in self._clipping:
             own = [self._config.get_config_for_module(m) for m in key]
@@ -651,9 +670,10 @@ class Optimizers:
         if not configs:
             return
         stack = self.stack_of(module_ids)
-        if stack is None:
+        if stack is None or self._optimizer_of:
             for module_id, config in zip(module_ids, configs, strict=True):
-                clip_gradients(self.gradients_of(module_id), config.grad_clip, config.grad_clip_by)
+                for own in self.by_optimizer(module_id, self.gradients_of(module_id)):
+                    clip_gradients(own, config.grad_clip, config.grad_clip_by)
             return
         gradients = stack.gradients()
         clip_stacked_gradients(stack, gradients, norms, configs)

@@ -9,9 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from helpers.envs.scripted_envs import small_config
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
 from helpers.modules.recurrent_modules import GRUModule
-from marl_connectors import Algorithm, MAPPOConfig, MultiRLModuleSpec, RLModuleSpec, load_policy
+from marl_connectors import (
+    Algorithm,
+    DQNConfig,
+    MADDPGConfig,
+    MAPPOConfig,
+    MATD3Config,
+    MultiRLModuleSpec,
+    PPOConfig,
+    QMIXConfig,
+    RLModuleSpec,
+    SACConfig,
+    VDNConfig,
+    load_policy,
+)
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MappingError, ModuleError
@@ -121,6 +135,99 @@ def test_a_module_of_its_own_kind_has_its_own_settings():
     with pytest.raises(ConfigError, match="unknown setting 'lrr'"):
         algo.add_module("other", config_overrides={"lrr": 0.5})
     assert "other" not in algo.rl_module
+
+
+OVERRIDES = {
+    PPOConfig: {
+        "gamma": 0.5,
+        "lambda_": 0.3,
+        "lr": 0.02,
+        "clip_param": 0.05,
+        "entropy_coeff": 0.1,
+        "vf_loss_coeff": 2.0,
+        "grad_clip": 0.01,
+        "num_epochs": 3,
+        "minibatch_size": 7,
+    },
+    DQNConfig: {"gamma": 0.5, "tau": 0.3, "lr": 0.02, "double_q": False, "td_error_loss_fn": "mse", "grad_clip": 0.01},
+    SACConfig: {
+        "gamma": 0.5,
+        "tau": 0.3,
+        "actor_lr": 0.02,
+        "critic_lr": 0.04,
+        "alpha_lr": 0.03,
+        "target_entropy": 0.2,
+        "grad_clip": 0.01,
+    },
+}
+"""Settings of a module that have other values than by default."""
+
+
+def config_for_overrides(config_class, policies, mapping, **settings):
+    config = config_class().environment(LifeEnv, env_config={"die": 0.2, "join": 0.2}, disable_env_checking=True)
+    config.multi_agent(policies=policies, policy_mapping_fn=mapping).debugging(seed=3)
+    config.env_runners(num_env_workers=0, num_envs_per_env_runner=2)
+    return config.rl_module(model_config={"fcnet_hiddens": (5,)}, **settings)
+
+
+@pytest.mark.parametrize("seed", [*range(9), *fresh_seeds(60)])
+def test_overrides_of_an_added_module_count_from_its_first_update_as_if_set_from_the_start(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    config_class = [PPOConfig, DQNConfig, SACConfig][seed % 3]
+    chosen = {name: value for name, value in OVERRIDES[config_class].items() if name == "gamma" or rng.random() < 0.4}
+    whole = {"algorithm_config_overrides_per_module": {"new": chosen}}
+    whole = config_for_overrides(config_class, ["main", "new"], "a=main,*=new", **whole).build_algo()
+    grown = config_for_overrides(config_class, ["main"], "*=main").build_algo()
+    grown.add_module("new", config_overrides=chosen, new_agent_to_module_mapping_fn="a=main,*=new")
+    resumed = Algorithm.from_checkpoint(grown.save_to_path(tmp_path / "c"))
+    np.testing.assert_equal(weights(grown), weights(whole))
+    before = weights(whole)
+    for _ in range(2):
+        episodes = whole.env_runner.sample(num_timesteps=40)
+        found = [algo.learner.update(episodes=episodes) for algo in (whole, grown, resumed)]
+        assert set(found[0]) == {"main", "new"}
+        assert found[1] == found[2]
+    np.testing.assert_equal(weights(resumed), weights(grown))
+    for name, value in weights(grown).items():
+        np.testing.assert_allclose(value, weights(whole)[name], rtol=1e-4, atol=1e-6)
+    assert any(not np.array_equal(before[name], weights(whole)[name]) for name in before if name.startswith("new."))
+
+
+@pytest.mark.parametrize("config_class", [QMIXConfig, VDNConfig, MADDPGConfig, MATD3Config])
+def test_the_modules_of_a_team_cannot_change(config_class):
+    algo = config_for_overrides(config_class, ["main", "b"], "b=b,*=main").build_algo()
+    changes = [
+        lambda: algo.add_module("new", new_agent_to_module_mapping_fn="b=new,*=main"),
+        lambda: algo.remove_module("b", new_agent_to_module_mapping_fn="*=main"),
+        lambda: algo.set_policy_mapping_fn("*=main"),
+    ]
+    for change, who in zip(changes, ["add_module", "remove_module", "set_policy_mapping_fn"], strict=True):
+        with pytest.raises(ConfigError, match=f"{who}: {config_class.__name__.removesuffix('Config')} "):
+            change()
+    assert list(algo.rl_module) == ["main", "b"] and algo.config.policy_mapping_fn("b", None) == "b"
+
+
+def test_a_mapping_by_agents_ids_may_only_name_modules_that_are_there():
+    algo = config_for_overrides(PPOConfig, ["main", "b"], "b=b,*=main").build_algo()
+    with pytest.raises(MappingError, match=r"remove_module: agent 'b' maps to module 'b'.* 'main'"):
+        algo.remove_module("b")
+    with pytest.raises(MappingError, match=r"remove_module: agent 'a' maps to module 'main'.* 'b'"):
+        algo.remove_module("main", new_agent_to_module_mapping_fn="b=b,*=main")
+    with pytest.raises(MappingError, match=r"add_module: agent 'c' maps to module 'nwe'.* 'main', 'b', 'new'"):
+        algo.add_module("new", new_agent_to_module_mapping_fn="a=new,b=b,c=nwe")
+    with pytest.raises(MappingError, match=r"set_policy_mapping_fn: agent 'a' maps to module 'a'"):
+        algo.set_policy_mapping_fn("independent")
+    assert list(algo.rl_module) == ["main", "b"]
+    algo.remove_module("b", new_agent_to_module_mapping_fn="*=main")
+    assert set(algo.train()["learners"]) == {"main"}
+
+
+def test_a_function_that_names_a_module_that_was_removed_is_an_error_when_an_agent_asks_for_it():
+    algo = config_for_overrides(PPOConfig, ["main", "b"], lambda agent_id, *_, **__: agent_id.replace("a", "main"))
+    algo = algo.environment(env_config={"agents": ("a", "b")}).build_algo()
+    algo.remove_module("b")
+    with pytest.raises(MappingError, match="agent 'b' maps to module 'b', but there is only 'main'"):
+        algo.train()
 
 
 def test_what_cannot_be_added_leaves_everything_as_it_was():

@@ -37,7 +37,7 @@ def played(seed):
 def test_targets_are_sums_over_the_steps_that_follow(seed):
     rng, buffer, logs = played(seed)
     n_step, gammas = int(rng.integers(1, 5)), {m: float(rng.uniform(0.5, 1)) for m in buffer.module_ids}
-    piece = AddNStepReturnsToTrainBatch(n_step=n_step, gamma=0.3, module_settings=gammas)
+    piece = AddNStepReturnsToTrainBatch(n_step=n_step, gamma=gammas.__getitem__)
     group = ColumnGroup(buffer.sample(40, n_step=n_step).rows(buffer.module_ids))
     piece.on_columns(columns=group)
     observations = group.rows.get(Columns.OBS)

@@ -85,7 +85,7 @@ class TrainingSettings(TypedDict, total=False):
         lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled steps, counted by
             ``count_steps_by``, as in all schedules.
         grad_clip: The bound for gradients; None for no bound.
-        grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+        grad_clip_by: ``"global_norm"`` (of each optimizer of a module), ``"norm"`` (of each tensor) or ``"value"``.
         train_batch_size_per_learner: The number of steps in one update, counted by ``count_steps_by``.
         num_epochs: The number of passes of an update over its batch.
         minibatch_size: The rows of one module in one gradient step; None for all.

@@ -117,12 +117,12 @@ class DQNLearner(OffPolicyLearner):
         super().build()
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the epsilon of all modules to that of ``timestep`` sampled steps."""
+        """Sets the epsilon of all modules to that of ``timestep`` sampled steps; of those not trained, to the last."""
         for module_id, module in self.module.items():
             epsilon = getattr(module.unwrapped(), "epsilon", None)
             if isinstance(epsilon, Tensor):
                 config = self.config.get_config_for_module(module_id)
-                epsilon.data.fill_(value_at(config.epsilon, timestep))
+                epsilon.data.fill_(value_at(config.epsilon, self.time_to_explore(module_id, timestep)))
 
     def stacking_key(self, config: Any) -> Hashable:
         """Returns the settings of the loss."""
@@ -178,8 +178,7 @@ class DQNLearner(OffPolicyLearner):
         errors = found.errors.detach()
         if counted is not None:  # of a sequence, the mean size of its steps' errors
             errors = (errors.abs() * counted).sum(-1) / counted.sum(-1)
-        for module_id, own in zip(module_ids, errors if len(module_ids) > 1 else [errors], strict=True):
-            self._errors[module_id] = own
+        self.log_td_errors(module_ids, errors)
 
     @torch.no_grad()
     def _next_values(self, config: Any, functions: QFunctions, batch: Mapping[str, Any]) -> Tensor:

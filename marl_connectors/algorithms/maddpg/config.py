@@ -55,9 +55,8 @@ class MADDPGConfig(OffPolicyConfig):
 
     Policies see the observations of their own agent; the critics see the observations and actions of all agents, and
     are used in training only. Each module has its own critic, so rewards may differ between agents. Most defaults
-    are those of the paper. ``lr`` is None: policies and critics have learning rates of their own. ``grad_clip`` would
-    clip the gradients of a module's policy and critics together, and so hold back policies whose critics have large
-    errors.
+    are those of the paper. ``lr`` is None: policies and critics have learning rates of their own. ``grad_clip`` bounds
+    the gradients of the policy and of each critic separately.
     """
 
     lr: Annotated[Schedule | None, optional(schedule(min=0))] = None

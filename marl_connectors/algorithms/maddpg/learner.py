@@ -72,25 +72,21 @@ class MADDPGLearner(OffPolicyLearner):
         self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
 
     def explore_as_of(self, timestep: int) -> None:
-        """Sets the standard deviation of the noise of all modules to that of ``timestep`` sampled steps."""
+        """Sets the noise of all modules to that of ``timestep`` sampled steps; of those not trained, to the last."""
         for module_id, module in self.module.items():
-            stddev = value_at(self.config.get_config_for_module(module_id).exploration_stddev, timestep)
+            at = self.time_to_explore(module_id, timestep)
+            stddev = value_at(self.config.get_config_for_module(module_id).exploration_stddev, at)
             parameter: Any = module.unwrapped().log_stddev
             parameter.data.fill_(math.log(max(stddev, _LEAST_STDDEV)))
 
-    @property
-    def _updates_policies(self) -> bool:
-        return self.num_updates % self.config.policy_delay == 0
-
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Decides whether the policies are updated."""
+        """Decides whether the policies are updated, without which the target networks stay as well."""
         super().before_gradient_based_update(timesteps=timesteps)
-        self.optimizers.rest(() if self._updates_policies else (OTHERS,))
+        self._moves_policies = self.num_updates % self.config.policy_delay == 0
+        self.optimizers.rest(() if self._moves_policies else (OTHERS,))
 
-    def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
-        """Moves the target networks of modules whose policies were updated."""
-        if self._updates_policies:
-            super().update_targets(module_ids)
+    def _is_target_update_due(self) -> bool:
+        return self._moves_policies and super()._is_target_update_due()
 
     # The train batch.
 
@@ -202,8 +198,7 @@ class MADDPGLearner(OffPolicyLearner):
         policy_loss = config.actor_feature_reg * fwd_out[POLICY_OUTPUTS].square().mean(-1) - judged
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         errors = (values[0] - targets).detach()
-        for module_id, own in zip(module_ids, errors if len(module_ids) > 1 else [errors], strict=True):
-            self._errors[module_id] = own
+        self.log_td_errors(module_ids, errors)
         of_rows = {
             "policy_loss": policy_loss,
             "target_mean": targets,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,10 @@ from marl_connectors.typing import ModuleID
 class OffPolicyLearner(Learner):
     """A learner whose train batches are steps with n-step returns, and whose modules may have target networks.
 
-    A subclass computes the losses, and puts the errors of all rows into ``_errors`` for a buffer with priorities.
+    A subclass computes the losses, and gives the errors of all rows to ``log_td_errors`` for a buffer with priorities.
 
     Attributes:
-        td_errors: For each module that the newest update has changed, ``[B]`` errors of its rows, in their order.
+        td_errors: For each module whose loss has given errors in the newest update, ``[B]`` errors of its rows.
         last_target_update: The number of steps sampled when the target networks were last updated.
     """
 
@@ -100,13 +101,11 @@ class OffPolicyLearner(Learner):
 
     def pieces_after_columns(self) -> list[ConnectorV2]:
         """Returns the pieces that the learner needs after those that add and change rewards, the last one first."""
-        own = {m: self.config.get_config_for_module(m).gamma for m in self.module}
         known = (*DEFAULT_PIECES, RewardTransform)
         return [
             AddNStepReturnsToTrainBatch(
                 n_step=largest_n_step(self.config.n_step),
-                gamma=self.config.gamma,
-                module_settings=own,
+                gamma=lambda module_id: self.config.get_config_for_module(module_id).gamma,
                 keep_action_masks=self.reads_action_masks,
                 check_observations=any(
                     not isinstance(p, known) and p not in self.algorithm_pieces for p in self.pipeline
@@ -120,6 +119,10 @@ class OffPolicyLearner(Learner):
         Args:
             timestep: The number of steps sampled so far, counted by ``count_steps_by``.
         """
+
+    def time_to_explore(self, module_id: ModuleID, timestep: int) -> float:
+        """Returns the time at which a module's schedule of exploration is evaluated: its end if it is not trained."""
+        return timestep if self.should_module_be_updated(module_id) else math.inf
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
         """Returns the train batch of steps from a replay buffer, or of all steps of episodes.
@@ -159,6 +162,19 @@ class OffPolicyLearner(Learner):
     ) -> Tensor:
         """Returns ``[M]`` losses in one computation."""
         return self._loss(module_ids, self.config.get_config_for_module(module_ids[0]), module, batch, fwd_out)
+
+    def log_td_errors(self, module_ids: Sequence[ModuleID], errors: Tensor) -> None:
+        """Sets the errors of the rows of an update, by which a replay buffer with priorities draws them later.
+
+        A user's loss calls this method as well. Rows of a loss that does not call it keep their priorities, as
+        they were when the rows were added.
+
+        Args:
+            module_ids: One module, or several that are computed together.
+            errors: ``[B]`` errors of all rows (of sequences: of all sequences), or ``[M, B]`` of several modules.
+        """
+        errors = errors.detach()
+        self._errors.update(zip(module_ids, errors if len(module_ids) > 1 else [errors], strict=True))
 
     @abstractmethod
     def _loss(
@@ -214,9 +230,12 @@ class OffPolicyLearner(Learner):
         self.td_errors = {  # without the rows that pad a stack
             m: errors.numpy()[: self._num_rows.get(m)] for m, errors in zip(self._errors, found, strict=True)
         }
-        if self.timestep - self.last_target_update >= self.config.target_network_update_freq:
+        if self._is_target_update_due():
             self.last_target_update = self.timestep
-            self.update_targets(list(self.td_errors))
+            self.update_targets([m for m in self.module if self.should_module_be_updated(m)])
+
+    def _is_target_update_due(self) -> bool:
+        return self.timestep - self.last_target_update >= self.config.target_network_update_freq
 
     def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
         """Moves the target networks of modules towards their networks, each by the ``tau`` of its config."""

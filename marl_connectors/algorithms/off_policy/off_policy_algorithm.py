@@ -10,9 +10,11 @@ from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
+from marl_connectors.algorithms.off_policy.team_replay_training import TeamReplayTraining
 from marl_connectors.algorithms.offline_data import together
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.sample import Sample
+from marl_connectors.errors import ConfigError
 from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
@@ -129,6 +131,14 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
         self.replays = {"": self.replay}
         self._set_up_buffers()
         return learner
+
+    def _check_can_change_modules(self, who: str) -> None:
+        if isinstance(self.replay, TeamReplayTraining):
+            raise ConfigError(
+                f"{who}: {type(self).__name__} learns a team, whose agents and modules are those that it was built "
+                f"with. Build an algorithm with other ones (.multi_agent(policies=..., policy_mapping_fn=...)), and "
+                f"copy what was learned: new.get_module(module_id).set_state(old.get_module(module_id).get_state())."
+            )
 
     @property
     def replay_buffer(self) -> EpisodeReplayBuffer:

@@ -37,7 +37,7 @@ class QMIXConfig(DQNConfig):
     """The settings of QMIX: deep Q-learning of the value of what a team does together.
 
     The team are the agents of all modules that are trained. Its reward is the sum of their rewards, divided by their
-    number.
+    number; ``clip_rewards`` clips this reward of the team.
     """
 
     mixer: Annotated[str, one_of("qmix", "vdn")] = "qmix"

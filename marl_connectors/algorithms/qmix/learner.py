@@ -131,7 +131,9 @@ class QMIXLearner(DQNLearner):
         minibatches = [m for step in found for m in step.minibatches]
         counted = self._sample.counted.reshape(-1)
         segments = {m: self._sample.segments[m] for one in minibatches for m in one.module_ids}
-        return [Step(0, minibatches, {m: int(own.acted @ counted[own.env_steps]) for m, own in segments.items()})]
+        return [
+            Step(0, minibatches, {m: int((own.acted & counted[own.env_steps]).sum()) for m, own in segments.items()})
+        ]
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
         loss = self._team_gradients(step)
@@ -211,7 +213,7 @@ class QMIXLearner(DQNLearner):
         """Logs the loss statistics of the team for each of its modules, and returns the loss."""
         means = torch.stack(errors.terms()).mean(-1, keepdim=True)
         self.log_table(module_ids, TERMS, means.expand(-1, len(module_ids)))
-        self._errors.update(dict.fromkeys(module_ids, errors.errors))
+        self.log_td_errors(module_ids, errors.errors.expand(len(module_ids), -1).squeeze(0))
         return means[0, 0]
 
     def update_targets(self, module_ids: Sequence[ModuleID]) -> None:

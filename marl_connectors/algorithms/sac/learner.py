@@ -72,7 +72,7 @@ class SACLearner(OffPolicyLearner):
         aim = _target_entropy(config, module, batch)
         alpha_loss = module.log_alpha * (judged.entropy.detach() - aim)
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        self._keep_errors(module_ids, errors)
+        self.log_td_errors(module_ids, torch.stack(errors).abs().mean(0))
         of_rows = {
             "policy_loss": policy_loss,
             "alpha_loss": alpha_loss,
@@ -86,13 +86,6 @@ class SACLearner(OffPolicyLearner):
         self.log_table(module_ids, list(of_rows), rows.mean(columns))
         self.log_terms(module_ids, {"alpha_value": alpha.squeeze(-1)})
         return rows.mean(rows.pick(policy_loss + alpha_loss + sum(qf_losses)))
-
-    def _keep_errors(self, module_ids: Sequence[ModuleID], errors: Sequence[Tensor]) -> None:
-        """Keeps the mean absolute errors of both critics, for a buffer with priorities."""
-        sizes = [own.detach().abs() for own in errors]
-        mean = sizes[0] if len(sizes) == 1 else 0.5 * (sizes[0] + sizes[1])
-        for module_id, own in zip(module_ids, mean if len(module_ids) > 1 else [mean], strict=True):
-            self._errors[module_id] = own
 
     def _noise(self, module_ids: Sequence[ModuleID], module: Any, inputs: Tensor) -> Tensor | None:
         """Returns ``[2, ..., n]`` normally distributed numbers, for the steps and the next steps; None if discrete."""

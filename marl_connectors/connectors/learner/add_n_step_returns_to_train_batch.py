@@ -44,8 +44,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         input_action_space=None,
         *,
         n_step: int = 1,
-        gamma: float = 0.99,
-        module_settings: Mapping[ModuleID, float] | None = None,
+        gamma: float | Callable[[ModuleID], float] = 0.99,
         keep_action_masks: bool = False,
         check_observations: bool = True,
     ):
@@ -55,8 +54,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
             n_step: The number of rewards.
-            gamma: The discount per agent step.
-            module_settings: The discounts of modules that have their own.
+            gamma: The discount per agent step; or a function that returns that of a module, called for each batch.
             keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
             check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
                 are. It takes time, and is not needed if no piece before changes them.
@@ -64,7 +62,6 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.n_step = n_step
         self.gamma = gamma
-        self.module_settings = dict(module_settings or {})
         self.keep_action_masks = keep_action_masks
         self.check_observations = check_observations
 
@@ -84,7 +81,7 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
             _check_unchanged(columns)
         gammas = np.empty(len(rows))
         for module_id, begin, end in zip(columns.module_ids, columns.splits, columns.splits[1:], strict=False):
-            gammas[begin:end] = self.module_settings.get(module_id, self.gamma)
+            gammas[begin:end] = self.gamma(module_id) if callable(self.gamma) else self.gamma
         changes = (shared_data or {}).get(REWARD_CHANGES, {}).values()
         total = self._first_rewards(columns, changes).astype(np.float64)
         terminated = np.array(rows.get(Columns.TERMINATEDS), bool)

@@ -35,6 +35,8 @@ def random_dqn(seed, **training):
     config.environment(disable_env_checking=True).training(**(given | training)).debugging(seed=seed)
     config.rl_module(model_config={"fcnet_hiddens": (6,), "max_seq_len": int(rng.integers(3, 7)), **model})
     config.multi_agent(policies=str(rng.choice(["shared", "independent"])))
+    if config.policies == "independent":
+        config.rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}, "c": {"gamma": 0.7}})
     config.reporting(min_sample_timesteps_per_iteration=60)
     return config.env_runners(num_envs_per_env_runner=int(rng.integers(1, 4)), num_env_workers=0)
 
@@ -72,7 +74,7 @@ def values_by_hand(module, segments, rows, state, target):
 
 def by_hand(algo, module_id, segments, config):
     """The loss of a module's sequences and their priorities, written with plain loops."""
-    module, losses, sizes = algo.get_module(module_id), [], []
+    module, losses, sizes, config = algo.get_module(module_id), [], [], config.get_config_for_module(module_id)
     columns = segments.rollout.columns
     for i in range(len(segments)):
         first = max(segments.first[i], segments.start[i] - config.burn_in_len)
