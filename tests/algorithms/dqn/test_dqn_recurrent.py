@@ -34,8 +34,9 @@ def random_dqn(seed, **training):
     config = DQNConfig().environment(LifeEnv, env_config={"die": 0.1, "join": 0.2, "max_steps": 9})
     config.environment(disable_env_checking=True).training(**(given | training)).debugging(seed=seed)
     config.rl_module(model_config={"fcnet_hiddens": (6,), "max_seq_len": int(rng.integers(3, 7)), **model})
-    config.multi_agent(policies=str(rng.choice(["shared", "independent"])))
-    if config.policies == "independent":
+    policies = str(rng.choice(["shared", "independent"]))
+    config.multi_agent(policies=policies)
+    if policies == "independent":
         config.rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.5}, "c": {"gamma": 0.7}})
     config.reporting(min_sample_timesteps_per_iteration=60)
     return config.env_runners(num_envs_per_env_runner=int(rng.integers(1, 4)), num_env_workers=0)
