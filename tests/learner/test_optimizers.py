@@ -71,6 +71,25 @@ def test_their_states_go_into_checkpoints(tmp_path):
     assert all(state["momentum_buffer"].abs().sum() > 0 for state in momentum.values())
 
 
+def test_gradients_of_each_registered_optimizer_are_clipped_alone():
+    algo = build(Two, grad_clip=0.01, num_epochs=1, minibatch_size=None)
+    found, step = [], algo.learner.optimizers.step
+
+    def keep(module_ids, check):
+        found.extend(
+            {name: p.grad.clone() for name, p in algo.learner.module[m].named_parameters()} for m in module_ids
+        )
+        step(module_ids, check)
+
+    algo.learner.optimizers.step = keep
+    algo.train()
+    assert len(found) == 3
+    for gradients in found:
+        for is_of_values in (True, False):
+            own = [g.flatten() for name, g in gradients.items() if name.startswith("vf") == is_of_values]
+            assert torch.cat(own).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_wrong_registrations_say_what_is_wrong():
     class Twice(PPOLearner):
         def configure_optimizers_for_module(self, module_id, config):
