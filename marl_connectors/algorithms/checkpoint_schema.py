@@ -253,6 +253,7 @@ _EPISODE_SUMMARY = _Record(
         **_LIFE_COLUMNS,
         "settled": _map_of(_RETURNS),
         "any_settled_truncated": _BOOL,
+        "advances": _list_of(_row(_ID, _NUMBER)),
     }
 )
 _JOINT_SUMMARY = _Record(

@@ -536,6 +536,8 @@ class EpisodeTracker:
         for event in followed:
             if result.rewarded is None:
                 self._credit_uncredited(event)
+            else:
+                self._end_without_turn(event)
             if event.is_over:
                 self._summaries[event.index].length = event.t
                 self._end_episode(event.index, self._summaries[event.index])
@@ -574,6 +576,15 @@ class EpisodeTracker:
             ended = self._ended.setdefault(event.index, (self.ongoing[event.index], []))
             ended[1].append(agent_episode)  # type: ignore[union-attr]
             self._summaries[event.index].end_life(agent_id, lane.module_id, returns, truncated, steps)
+
+    def _end_without_turn(self, event: Event) -> None:
+        """Records the returns of agents that have ended without ever having had a turn in the episode."""
+        summary, lanes = self._summaries[event.index], self.lanes.by_env[event.index]
+        for agent_id, terminated in event.terminations.items():
+            is_new = agent_id not in lanes and agent_id not in summary.agents
+            if is_new and (terminated or event.truncations.get(agent_id)):
+                module_id = self._modules.of_agent(self.ongoing[event.index], agent_id)  # type: ignore[arg-type]
+                summary.end_life(agent_id, module_id, 0.0, not terminated, 0)
 
     def _observe_last(self, group: LaneGroup, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
         """Records the last observations of agents that leave. If there is none, the previous one is repeated."""

@@ -133,6 +133,8 @@ class EpisodeSummary:
         agents: The ``REMEMBERED_AGENTS`` agents that ended last, the last one at the end.
         settled: Module id to the returns of all other lives that have ended.
         any_settled_truncated: Whether an agent that is no longer in ``agents`` ended by truncation.
+        advances: The rewards of agents that have not ended yet, but belong to none of their actions. They count for
+            the life that ends next.
     """
 
     length: int = 0
@@ -141,11 +143,12 @@ class EpisodeSummary:
     agents: dict[AgentID, EndedAgent] = field(default_factory=dict)
     settled: dict[ModuleID, Returns] = field(default_factory=dict)
     any_settled_truncated: bool = False
+    advances: dict[AgentID, float] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether no agent has ended yet, and no absent agent got a reward."""
-        return not (self.agents or self.settled or self.episode_return or self.together)
+        return not (self.agents or self.settled or self.advances or self.together)
 
     @property
     def is_truncated(self) -> bool:
@@ -162,12 +165,13 @@ class EpisodeSummary:
         Args:
             agent_id: The agent.
             module_id: The module that chose its actions.
-            life_return: The sum of the agent's rewards in this life.
+            life_return: The sum of the rewards of the agent's actions in this life.
             is_truncated: Whether the life was truncated.
             life_steps: The number of agent steps of the life.
         """
         self.take_apart()
         self.episode_return += life_return
+        life_return += self.advances.pop(agent_id, 0.0)
         agents = self.agents
         former = agents.pop(agent_id, None)
         if former is None:
@@ -189,6 +193,8 @@ class EpisodeSummary:
         agent = self.agents.get(agent_id)
         if agent is not None:
             agent.life_return += reward
+        else:
+            self.advances[agent_id] = self.advances.get(agent_id, 0.0) + reward
 
     def _settle(self, agent: EndedAgent) -> None:
         self.settled.setdefault(agent.module_id, Returns()).add(agent.life_return, agent.life_steps)
@@ -245,6 +251,7 @@ class EpisodeSummary:
             "earlier_steps": np.array([agent.earlier_steps for agent in agents], np.int64),
             "settled": {module_id: asdict(returns) for module_id, returns in self.settled.items()},
             "any_settled_truncated": self.any_settled_truncated,
+            "advances": list(self.advances.items()),
         }
 
     @classmethod
@@ -262,6 +269,7 @@ class EpisodeSummary:
             agents=dict(zip(state["agent_ids"], agents, strict=True)),
             settled={module_id: Returns(**returns) for module_id, returns in state["settled"].items()},
             any_settled_truncated=state["any_settled_truncated"],
+            advances=dict(state["advances"]),
         )
 
 

@@ -320,7 +320,8 @@ class StoredEpisodes:
         return {name: column.tolist() for name, column in self.chunks.items()}
 
     @cached_property
-    def _episode_notes(self) -> dict[int, dict[str, Any]]:
+    def episode_notes(self) -> dict[int, dict[str, Any]]:
+        """Number of an episode to what is unusual about it (``MultiAgentEpisode.get_notes``)."""
         return dict(self._state["episode_notes"])
 
     @cached_property
@@ -380,7 +381,7 @@ class StoredEpisodes:
             env_t=facts["env_t"],
             agent_to_module_mapping_fn=module_for,
         )
-        notes = self._episode_notes.get(number, {})
+        notes = self.episode_notes.get(number, {})
         episode.set_notes(notes)
         for place, i in enumerate(self.chunk_numbers(number)):
             own = self._agent_episode(i, next(storages), id_, episode, module_for, prefix)

@@ -23,7 +23,8 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
     Returns:
         ``files``, ``bytes``, ``samples``, ``chunks``, ``env_steps``, ``agent_steps``, ``whole_episodes`` (from the
         beginning to the end), ``lengths`` and ``returns`` of these, ``agents`` and ``damages``. ``agents`` has for each
-        agent the spaces, the agent steps by module, the columns, and the returns in whole episodes.
+        agent the spaces, the agent steps by module, the columns, and the returns in whole episodes. Returns are all
+        that the environment paid, including rewards that belong to no action.
     """
     agents: dict[AgentID, dict[str, Any]] = {}
     returns_of: dict[int, np.ndarray] = {}
@@ -38,8 +39,8 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
         lengths.append(sum(int(r.block.stored.env_steps[r.number]) for r in chain))
         by_agent = _returns_by_agent(chain, returns_of)
         returns.append(sum(by_agent.values()))
-        for agent_id, value in by_agent.items():
-            agents[agent_id]["returns"].append(value)
+        for agent_id in agents.keys() & by_agent.keys():
+            agents[agent_id]["returns"].append(by_agent[agent_id])
     return {
         "files": [str(file) for file in reader.files],
         "bytes": sum(file.stat().st_size for file in reader.files),
@@ -100,6 +101,8 @@ def _returns_by_agent(chain: Sequence[Record], returns_of: dict[int, np.ndarray]
         for i in stored.chunk_numbers(record.number):
             agent_id = stored.agents[stored.chunks["agent"][i]]
             found[agent_id] = found.get(agent_id, 0.0) + float(returns_of[id(record.block)][i])
+        for agent_id, reward in stored.episode_notes.get(record.number, {}).get("unclaimed", ()):
+            found[agent_id] = found.get(agent_id, 0.0) + reward
     return found
 
 

@@ -21,7 +21,7 @@ SCRIPT = [
     Step({"a": 7, "b": 7}, {"c": 0.125, "b": 64}, terminated=("b",)),
     Step({"a": 8}, {"a": 256, "c": 1024, "b": 512}, truncated=("a",)),
 ]
-LIVES = {"a": [318.0], "b": [138.0, 610.0], "c": [1044.375]}
+LIVES = {"a": [318.0], "b": [138.0, 610.0], "c": [0.5 + 1044.375]}
 
 
 class PaysAnyone(LifeEnv):
@@ -108,7 +108,7 @@ def test_what_is_uncredited_depends_on_the_cuts_but_returns_do_not(pieces, uncre
         runner.sample(num_timesteps=n)
     metrics = runner.get_metrics()
     assert metrics["uncredited_reward"] == uncredited
-    assert metrics["episode_return_mean"] == 64 + 0.5 + 318 + 138 + 610 + 1044.375
+    assert metrics["episode_return_mean"] == 64 + 318 + 138 + 610 + (0.5 + 1044.375)
     modules = metrics["module_episode_returns"]
     assert modules["b"] == {"mean": 374.0, "std": 236.0, "min": 138.0, "max": 610.0, "num_episodes": 2}
     assert {m: stats["mean"] * stats["num_episodes"] for m, stats in modules.items()} == {

@@ -15,6 +15,7 @@ from helpers.envs.random_aec import RandomAEC, RecordedTurns, lives_in_turns
 from helpers.envs.scripted_aec import Beat, ScriptedAEC
 from helpers.envs.scripted_envs import BOX, assert_same_lives, lives_of_chunks, small_config
 from marl_connectors import ActionMasking, FlattenObservations
+from marl_connectors.env_runners.run_metrics import summarize
 from marl_connectors.errors import EnvError
 
 WIDE = spaces.Box(-1.0, 1.0, (3,), np.float64)
@@ -123,6 +124,53 @@ def test_no_reward_is_lost_or_doubled(fragment, num_envs):
         assert received[agent] + uncredited[agent] == sum(game.paid[agent] for game in games)
     assert reported == sum(uncredited.values()) != 0
     assert paid
+
+
+@pytest.mark.parametrize("fragment", [1, 4, 40])
+@pytest.mark.parametrize("dead_next", [True, False])
+def test_returns_are_all_that_each_agent_was_paid(fragment, dead_next):
+    make = lambda: RandomAEC(**ANYTHING | {"dead_next": dead_next}, max_steps=8)
+    runner = runner_of(make, num_envs=2)
+    for _ in range(80 // fragment):
+        runner.sample(num_timesteps=2 * fragment)
+    summaries = runner.take_finished()
+    logs = [entry for copy in runner.vector_env.sub_envs for entry in copy.env.env.log[: copy.episode_number]]
+    assert len(logs) == len(summaries) > 4
+    paid, without_a_turn = Counter(), 0
+    for entry in logs:
+        lives, uncredited = lives_in_turns(make(), entry)
+        paid.update(uncredited)
+        for life in lives:
+            paid[life.agent] += sum(life.rewards)
+        without_a_turn += len(set(uncredited) - {life.agent for life in lives})
+    assert without_a_turn
+    found = Counter()
+    for summary in summaries:
+        found.update({agent: total for agent, (_, total, _) in summary.agent_totals.items()})
+    assert found == paid
+    assert sum(summary.episode_return for summary in summaries) == sum(paid.values())
+    modules = summarize(summaries)["module_episode_returns"].values()
+    assert sum(own["mean"] * own["num_episodes"] for own in modules) == pytest.approx(sum(paid.values()))
+
+
+class Folding(ScriptedAEC):
+    """The first player ends each game with its first action, and loses 1 to the other one, who has had no turn."""
+
+    def __init__(self):
+        super().__init__([Beat("a"), Beat("b", {"a": -1, "b": 1}, terminated="ab")])
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+
+def test_a_player_whose_turn_never_came_has_a_return():
+    runner = runner_of(Folding, num_envs=1, policies="shared", pieces=[FlattenObservations])
+    runner.sample(num_episodes=3)
+    metrics = runner.get_metrics()
+    assert metrics["agent_episode_returns_mean"] == {"a": -1.0, "b": 1.0}
+    assert metrics["agent_steps"] == {"a": 1.0, "b": 0.0}
+    (own,) = metrics["module_episode_returns"].values()
+    assert (own["mean"], own["num_episodes"]) == (0.0, 6)
 
 
 # What sample() is asked for.

@@ -70,6 +70,28 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
     assert joint[2].episode_return == pytest.approx(returns[begins[2] :].sum())
 
 
+def test_rewards_before_the_first_action_count_for_the_life_that_ends_next():
+    summary = EpisodeSummary()
+    for agent_id, reward in (("a", 3.0), ("b", -3.0), ("a", 2.0)):
+        summary.credit_absent_agent(agent_id, reward)
+    summary = EpisodeSummary.from_state(summary.get_state())
+    columns = np.array([1.0, 5.0]), np.zeros(2, bool), np.array([2, 2])
+    end_together([summary], [4], [("a", "b")], [("m", "m")], *columns, np.array([0]))
+    assert summary.episode_return == 3 - 3 + 2 + 1 + 5
+    assert summary.agent_totals == {"a": (1, 6.0, 2), "b": (1, 2.0, 2)}
+    assert summarize([summary])["module_episode_returns"]["m"]["mean"] == 4.0
+
+
+def test_rewards_that_cancel_out_are_remembered_agent_by_agent():
+    summary = EpisodeSummary()
+    summary.credit_absent_agent("a", 1.0)
+    summary.credit_absent_agent("b", -1.0)
+    assert not summary.is_empty
+    columns = np.array([0.0, 0.0]), np.zeros(2, bool), np.array([2, 2])
+    end_together([summary], [4], [("a", "b")], [("m", "n")], *columns, np.array([0]))
+    assert summarize([summary])["agent_episode_returns_mean"] == {"a": 1.0, "b": -1.0}
+
+
 def test_agents_that_end_together_after_others_count_like_one_by_one():
     summary = EpisodeSummary()
     summary.end_life("a", "m", 1.0, True, 3)
@@ -77,7 +99,7 @@ def test_agents_that_end_together_after_others_count_like_one_by_one():
     columns = np.array([2.0, 4.0]), np.array([False, True]), np.array([5, 6])
     end_together([summary], [9], [("a", "b")], [("m", "n")], *columns, np.array([0]))
     assert (summary.length, summary.episode_return, summary.is_truncated) == (9, 7.5, True)
-    assert summary.agent_totals == {"a": (2, 3.0, 8), "b": (1, 4.0, 6)}
+    assert summary.agent_totals == {"a": (2, 3.0, 8), "b": (1, 4.5, 6)}
 
 
 def test_late_rewards_come_to_agents_that_ended_together():

@@ -35,3 +35,18 @@ def test_data_without_whole_episodes_have_no_returns(tmp_path):
     found = summarize(EpisodeReader(tmp_path))
     assert found["returns"] is None and found["agents"]["a"]["returns"] is None
     assert found["agents"]["a"]["observation_space"] == "Box(1,) float32"
+
+
+def test_returns_contain_rewards_that_belong_to_no_action(tmp_path):
+    """Agent b ends in the first chunk and is paid 8.0 in the next one; c is paid 16.0 and never acts."""
+    one = MultiAgentEpisode("0-0", agent_module_ids={"a": "m", "b": "n"})
+    one.add_env_reset(observations={"a": 0.0, "b": 0.0})
+    one.add_env_step({"a": 1.0, "b": 1.0}, {"a": 1, "b": 1}, {"a": 1.0, "b": 0.5}, terminateds={"b": True})
+    rest = one.cut()
+    paid = {"a": 2.0, "b": 8.0, "c": 16.0}
+    rest.add_env_step({"a": 2.0}, {"a": 1}, paid, terminateds={"a": True})
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([one, rest])
+    found = summarize(EpisodeReader(tmp_path))
+    assert found["all_returns"] == [1.0 + 0.5 + 2.0 + 8.0 + 16.0]
+    assert found["agents"]["a"]["returns"]["mean"] == 3.0 and found["agents"]["b"]["returns"]["mean"] == 8.5
