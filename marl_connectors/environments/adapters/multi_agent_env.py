@@ -67,7 +67,8 @@ class MultiAgentEnv(gymnasium.Env):
 
         Returns:
             Observations, rewards, terminateds, truncateds and infos by agent. Only agents that act next or have ended
-            need an observation. ``terminateds["__all__"]`` or ``truncateds["__all__"]`` ends the episode for all.
+            need an observation. ``terminateds["__all__"]`` or ``truncateds["__all__"]`` ends the episode for all. If
+            neither dict has this key, the episode is over once all of its agents have ended.
         """
         raise NotImplementedError(f"{type(self).__name__}: override step.")
 
@@ -184,7 +185,8 @@ class MultiAgentEnvAdapter(EnvAdapter):
 
     A step contains an agent when it observes again or ends, with all of its rewards since its last observation, as with
     ``TurnBasedEnv``. Several agents can act in one step. Infos of other keys than agents, such as ``__common__``, are
-    left out. Agents are in the order in which they joined.
+    left out. Agents are in the order in which they joined. Where ``"__all__"`` is in neither dict of flags, the episode
+    is over once all of its agents have ended.
 
     Attributes:
         env: The environment.
@@ -193,7 +195,7 @@ class MultiAgentEnvAdapter(EnvAdapter):
         acting: The agents that act next.
     """
 
-    __slots__ = ("_live", "_owed", "_reset_options", "_turn", "acting")
+    __slots__ = ("_live", "_owed", "_paid", "_reset_options", "_seen", "_turn", "acting")
 
     def __init__(self, env: Any, reset_options: Mapping[str, Any] | None = None):
         """Wraps an environment, which need not have been reset.
@@ -206,7 +208,9 @@ class MultiAgentEnvAdapter(EnvAdapter):
         self._reset_options = reset_options
         self.acting: list[AgentID] = []
         self._live: dict[AgentID, None] = {}
-        self._owed: dict[AgentID, Any] = {}
+        self._owed: dict[AgentID, float] = {}
+        self._seen: set[AgentID] = set()  # the agents that have observed or ended
+        self._paid: set[AgentID] = set()  # the agents that were rewarded
         self._turn = 0
 
     @property
@@ -245,7 +249,7 @@ class MultiAgentEnvAdapter(EnvAdapter):
         self._turn, self._owed = 0, {}
         checks.raise_first(self.where, [checks.reset_violation(given)])
         observations, infos = given
-        self._live = dict.fromkeys(observations)
+        self._live, self._seen, self._paid = dict.fromkeys(observations), set(observations), set()
         self.agents, self.acting = list(observations), list(observations)
         return dict(observations), _of_agents(infos, self._live)
 
@@ -260,18 +264,22 @@ class MultiAgentEnvAdapter(EnvAdapter):
             have ended.
 
         Raises:
-            EnvError: If the environment returns anything but five dicts.
+            EnvError: If the environment returns anything but five dicts, or a reward that is not a number.
         """
         given = self.env.step(actions)
         self._turn += 1
         checks.raise_first(self.where, [checks.result_violation(given)])
         observed, rewards, terminateds, truncateds, infos = given
         for agent, reward in rewards.items():
-            self._owed[agent] = self._owed[agent] + reward if agent in self._owed else reward
+            if type(reward) is not float:
+                checks.raise_first(self.where, [checks.reward_violation(agent, reward)])
+            self._owed[agent] = self._owed.get(agent, 0.0) + float(reward)  # narrow number types overflow
+            if reward:
+                self._paid.add(agent)
         terminations, truncations, is_over = self._ends(observed, terminateds, truncateds)
         members = list(terminations)
         shown = [a for a in members if a in observed or terminations[a] or truncations[a]]
-        self._live = {a: None for a in members if not (terminations[a] or truncations[a])}
+        self._live = dict.fromkeys(_alive(terminations, truncations))
         self.acting = [a for a in self._live if a in observed]
         self.agents = [] if is_over else list(self._live) or self.possible_agents
         gone = [a for a in self._owed if a not in self._live and a not in shown]
@@ -288,7 +296,8 @@ class MultiAgentEnvAdapter(EnvAdapter):
     ) -> tuple[dict[AgentID, bool], dict[AgentID, bool], bool]:
         """Returns both flags of all live and joining agents, and whether the episode is over.
 
-        ``__all__`` ends the agents that have not ended by themselves.
+        ``__all__`` ends the agents that have not ended by themselves. Where it is missing, the episode is over once all
+        of its agents have ended. Possible agents that were rewarded but never observed end with the episode.
         """
         flags: list[dict[AgentID, bool]] = []
         for word, given in (("termination", terminateds), ("truncation", truncateds)):
@@ -296,6 +305,7 @@ class MultiAgentEnvAdapter(EnvAdapter):
                 checks.raise_first(self.where, [checks.flag_violation(agent, word, flag)])
             flags.append({agent: bool(flag) for agent, flag in given.items()})
         terminated, truncated = flags
+        is_said = _ALL in terminated or _ALL in truncated
         of_all = terminated.pop(_ALL, False), truncated.pop(_ALL, False)
         # An agent that has ended may be flagged, or even observed, again. Only without a flag does it come back.
         joined = [a for a in observed if a not in self._live and not (terminated.get(a) or truncated.get(a))]
@@ -303,7 +313,18 @@ class MultiAgentEnvAdapter(EnvAdapter):
         for agent in [*self._live, *joined]:
             own = terminated.get(agent, False), truncated.get(agent, False)
             terminations[agent], truncations[agent] = own if any(own) else of_all
-        return terminations, truncations, any(of_all)
+        self._seen.update(terminations)
+        is_over = any(of_all) or (not is_said and bool(terminations) and not _alive(terminations, truncations))
+        if is_over:
+            of_all = of_all if any(of_all) else (True, False)
+            never_saw = [a for a in self.possible_agents if a in self._paid and a not in self._seen]
+            terminations |= dict.fromkeys(never_saw, of_all[0])
+            truncations |= dict.fromkeys(never_saw, of_all[1])
+        return terminations, truncations, is_over
+
+
+def _alive(terminations: Mapping[AgentID, bool], truncations: Mapping[AgentID, bool]) -> list[AgentID]:
+    return [agent for agent in terminations if not (terminations[agent] or truncations[agent])]
 
 
 def _of_agents(infos: Any, agents: Any) -> dict[AgentID, Any]:

@@ -142,7 +142,7 @@ class TurnBasedEnv(EnvAdapter):
         if self._reset_rewards:
             rewards = data[1]
             for agent, reward in self._reset_rewards.items():
-                rewards[agent] = reward + rewards[agent] if agent in rewards else reward
+                rewards[agent] = float(reward) + float(rewards.get(agent, 0.0))
             self._reset_rewards = {}
         if self.agent_selection is None and self.agents:  # an agent that ended here comes back: the episode continues
             data[2]["__all__"] = data[3]["__all__"] = False

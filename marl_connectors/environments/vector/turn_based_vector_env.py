@@ -20,12 +20,15 @@ class TurnBasedVectorEnv(VectorEnv):
     """Sub-environments in which agents wait. Their ``agents`` are those that act next, which may be none."""
 
     turn_based = True
+    max_idle_steps = 10_000
+    """The number of successive steps of a sub-environment in which no agent can act, after which it is an error."""
 
     def __init__(self, envs: Sequence[AgentsWait], **settings: Any):
         """Creates the sub-environments' records; see VectorEnv."""
         super().__init__(envs, **settings)
         self.one_at_a_time = isinstance(envs[0], TurnBasedEnv)
         self._reset_rewards: dict[int, dict[AgentID, float]] = {}
+        self._idle_steps: dict[int, int] = {}
         self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -37,7 +40,7 @@ class TurnBasedVectorEnv(VectorEnv):
                 raise
             raise self._named(sub_env, error) from error
         sub_env.agents = list(observations)
-        self._known[sub_env.index] = set(observations)
+        self._known[sub_env.index], self._idle_steps[sub_env.index] = set(observations), 0
         given = sub_env.env.take_reset_rewards().items()
         self._reset_rewards[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in given}
         if self._data_check is not None:
@@ -73,19 +76,22 @@ class TurnBasedVectorEnv(VectorEnv):
         finite_rewards = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
         infos = copied_infos(sub_env, terminations, infos) if any(infos.values()) else {}
         sub_env.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        is_over = not sub_env.env.agents
+        self._check_idle(sub_env, is_idle=not (sub_env.agents or is_over))
         if self._data_check is not None:
             self._data_check.check(sub_env, observations, observations, {})
         if self._states is not None:
             self._states.note(sub_env)
         result.rewarded += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
         result.rewards += finite_rewards
-        known, is_over = self._known[sub_env.index], not sub_env.env.agents
+        known = self._known[sub_env.index]
         uncredited = self._reset_rewards.pop(sub_env.index, None) or {}
         if is_over or uncredited or len(terminations) > len(sub_env.agents) or not known.issuperset(sub_env.agents):
             ended = [agent for agent in terminations if agent not in sub_env.agents]
             known.difference_update(ended)
             known.update(sub_env.agents)
-            last = {agent: observations[agent] for agent in ended if agent in observations}
+            # The reset may write to the same arrays that this step returned.
+            last = {agent: copying.deepcopy(observations[agent]) for agent in ended if agent in observations}
             own = {agent: infos[agent] for agent in ended if agent in infos}
             event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
             event.state = sub_env.state
@@ -94,6 +100,17 @@ class TurnBasedVectorEnv(VectorEnv):
             self._end(sub_env, result)
         else:
             add_observed(result, sub_env, observations, infos)
+
+    def _check_idle(self, sub_env: SubEnvironment, is_idle: bool) -> None:
+        """Raises an EnvError if no agent can act in this step, nor could in many before it."""
+        idle = self._idle_steps[sub_env.index] = is_idle * (self._idle_steps[sub_env.index] + 1)
+        if idle >= self.max_idle_steps:
+            env = type(sub_env.env.env).__name__
+            raise EnvError(
+                f"{self._who(sub_env)}: no agent of {env} could act in the last {idle:,} steps, although the episode "
+                f"continues. Return the observation of an agent that acts next, or end the episode, in RLlib's API "
+                f'with terminateds["__all__"] = True.'
+            )
 
     def _named(self, sub_env: SubEnvironment, error: Exception) -> EnvError:
         return EnvError(f"{self._who(sub_env)}: {str(error).removeprefix(f'{sub_env.env.where}: ')}")

@@ -46,6 +46,7 @@ from marl_connectors.environments.vector.sub_environment import (
     EnvCall,
     InvalidDataCheck,
     SubEnvironment,
+    copied,
     copied_infos,
     not_repeatable,
     uncredited_rewards,
@@ -351,7 +352,7 @@ class VectorEnv:
         before, now = sub_env.agents, sub_env.env.agents
         form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
         raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
-        result.rewards.extend([reward.get(agent, 0.0) for agent in before])
+        result.rewards.extend([copied(reward.get(agent, 0.0)) for agent in before])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         alive = [agent for agent in before if agent not in ended]
         raise_first(sub_env, [left_without_flag(alive, now)])
@@ -373,7 +374,8 @@ class VectorEnv:
         elif is_over or sub_env.agents != before or uncredited:
             last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
             own = {agent: info for agent, info in infos.items() if agent in ended}
-            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            flags = dict(terminations), dict(truncations)  # a reset may clear the environment's own dicts
+            event = Event(sub_env.index, sub_env.t, last, *flags, own, uncredited, is_over)
             event.state = sub_env.state
             result.events.append(event)
         if not is_over:

@@ -10,6 +10,9 @@ from marl_connectors import PPOConfig, check_env, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.env.multi_agent_env import MultiAgentEnv, make_multi_agent
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
+from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
 
@@ -215,6 +218,167 @@ def test_an_episode_without_live_agents_continues_until_all_is_flagged():
     (episode,) = algo.env_runner.sample(num_episodes=1)
     assert len(episode) == 3 and episode.get_return() == 6.0
     assert episode.agent_episodes["y"].get_rewards().tolist() == [5.0]
+    algo.stop()
+
+
+class OneBuffer(MultiAgentEnv):
+    """Each agent's observation is one and the same dict in all steps. Agent ``y`` ends a step before ``x``."""
+
+    observation_space = gym.spaces.Dict(
+        {"clock": gym.spaces.Box(0, 9, (1,), np.float32), "action_mask": gym.spaces.Box(0, 1, (2,), np.int8)}
+    )
+    action_space = gym.spaces.Discrete(2)
+    possible_agents = ["x", "y"]
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.given = {
+            a: {"clock": np.zeros(1, np.float32), "action_mask": np.ones(2, np.int8)} for a in self.possible_agents
+        }
+
+    def observed(self, *agents):
+        for own in self.given.values():
+            own["clock"][:], own["action_mask"][:] = self.t, (1, self.t == 0)
+        return {a: self.given[a] for a in agents}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observed("x", "y"), {}
+
+    def step(self, action_dict):
+        self.t += 1
+        agents = [a for a in self.possible_agents if a in action_dict]
+        return self.observed(*agents), {}, {"y": self.t == 2}, {"__all__": self.t == 3}, {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_last_observations_are_kept_although_the_reset_writes_to_the_same_arrays(workers):
+    known = dict.fromkeys(OneBuffer.possible_agents, (OneBuffer.observation_space, OneBuffer.action_space))
+    maker = EnvFactory(OneBuffer, {}, agent_spaces=known)
+    vector = make_vector_env(maker, num_envs=2, seed=0, num_workers=workers)
+    vector.reset_all()
+    seen = {"x": [], "y": []}
+    for _ in range(3):
+        agents = vector.sub_envs[0].agents
+        result = vector.step([0] * 2 * len(agents))
+        for event in result.events:
+            for agent, own in event.observations.items():
+                seen[agent].append((own["clock"].tolist(), own["action_mask"].tolist()))
+    vector.close()
+    assert seen == {"x": [([3.0], [1, 0])] * 2, "y": [([2.0], [1, 0])] * 2}
+
+
+def test_the_last_observation_of_an_episode_is_the_one_of_its_last_step():
+    algo = config_of(OneBuffer).build_algo()
+    (episode,) = algo.env_runner.sample(num_episodes=1)
+    clocks = {a: own.get_observations()["clock"][:, 0].tolist() for a, own in episode.agent_episodes.items()}
+    assert clocks == {"x": [0, 1, 2, 3], "y": [0, 1, 2]}
+    algo.stop()
+
+
+@pytest.mark.parametrize(
+    ("paid", "total"), [(np.uint8(200), 600.0), (np.int8(100), 300.0), (np.float16(6e4), 180000.0)]
+)
+def test_rewards_of_a_waiting_agent_are_added_without_overflow(paid, total):
+    waits = (seen(y=1), {"x": paid}, {}, {}, {})
+    _, (_, rewards, *_) = stepped(waits, waits, (seen(x=1, y=1), {"x": paid}, {}, {}, {}))
+    assert rewards["x"] == total
+
+
+def test_a_reward_array_that_is_used_again_counts_as_it_was():
+    paid = np.array(5.0)
+    env = MultiAgentEnvAdapter(
+        Scripted({"script": [(seen(y=1), {"x": paid}, {}, {}, {}), (seen(x=1), {}, {}, {}, {})]})
+    )
+    env.reset(seed=0)
+    env.step({"x": 0})
+    paid[...] = -1.0
+    assert env.step({"y": 0})[1] == {"x": 5.0}
+
+
+def test_a_reward_that_is_no_number_names_the_agent_and_the_step():
+    env = MultiAgentEnvAdapter(Scripted({"script": [(seen(y=1), {"x": None}, {}, {}, {})]}))
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=r"Scripted, step 1: the reward of agent 'x' is None"):
+        env.step({"x": 0})
+
+
+class NoKeyForAll(MultiAgentEnv):
+    """Two agents that end after two and three steps; nothing says that all have ended.
+
+    Args:
+        config: ``flags``, what else the dicts of flags hold.
+    """
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    possible_agents = ["x", "y"]
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.flags = (config or {}).get("flags", {})
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return seen(x=0, y=0), {}
+
+    def step(self, action_dict):
+        self.t += 1
+        terminateds = {a: self.t >= {"x": 2, "y": 3}[a] for a in action_dict}
+        return (
+            seen(**dict.fromkeys(action_dict, 1)),
+            dict.fromkeys(action_dict, 1),
+            {**terminateds, **self.flags},
+            {},
+            {},
+        )
+
+
+def test_an_episode_without_a_flag_of_all_is_over_when_all_of_its_agents_have_ended(tmp_path):
+    algo = config_of(NoKeyForAll).build_algo()
+    assert [len(e) for e in algo.env_runner.sample(num_episodes=3)] == [3, 3, 3]
+    assert algo.evaluate(num_episodes=2)["episode_return_mean"] == 5.0
+    assert algo.random_play(num_episodes=2)["episode_len_mean"] == 3.0
+    assert algo.record(tmp_path / "data", num_episodes=2)["episode_return_mean"] == 5.0
+    assert algo.train()["env_runners"]["episode_return_mean"] == 5.0
+    algo.stop()
+
+
+def test_an_episode_in_which_nobody_can_act_any_more_is_an_error(monkeypatch):
+    monkeypatch.setattr(TurnBasedVectorEnv, "max_idle_steps", 60)
+    algo = config_of(NoKeyForAll, flags={"__all__": False}).build_algo()
+    with pytest.raises(EnvError, match=r"step 62.*no agent of NoKeyForAll could act in the last 60 steps"):
+        algo.env_runner.sample(num_episodes=1)
+    algo.stop()
+
+
+def test_a_pause_in_which_nobody_can_act_is_none(monkeypatch):
+    monkeypatch.setattr(TurnBasedVectorEnv, "max_idle_steps", 3)
+    nothing = ({}, {}, {}, {}, {})
+    vector = TurnBasedVectorEnv(
+        [MultiAgentEnvAdapter(Scripted({"script": [nothing, nothing, (seen(x=1), {}, {}, {}, {}), nothing, nothing]}))],
+        seed=0,
+    )
+    vector.reset_all()
+    for _ in range(5):
+        vector.step([0] * len(vector.sub_envs[0].agents))
+    assert vector.sub_envs[0].t == 5
+
+
+def test_an_agent_that_is_paid_but_never_observes_ends_with_the_episode():
+    _, (observations, _, terminations, truncations, _) = stepped(
+        (seen(x=1), {"y": -1.0, "ghost": 1.0}, {}, {}, {}),
+        (seen(x=2), {"x": 2.0}, {}, {"__all__": True}, {}),
+    )
+    assert list(observations) == ["x"]
+    assert terminations == {"x": False, "y": False} and truncations == {"x": True, "y": True}
+    algo = config_of(
+        Scripted, script=((seen(x=2), {"x": 2.0, "y": -2.0}, {"x": True}, {"__all__": True}, {}),)
+    ).build_algo()
+    algo.env_runner.sample(num_episodes=2)
+    metrics = algo.env_runner.get_metrics()
+    assert metrics["agent_episode_returns_mean"] == {"x": 2.0, "y": -2.0}
+    assert [own["mean"] for own in metrics["module_episode_returns"].values()] == [0.0]
     algo.stop()
 
 

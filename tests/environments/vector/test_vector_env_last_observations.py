@@ -73,3 +73,35 @@ def test_of_an_episode_that_ends_with_a_reward_of_an_absent_agent():
     assert ({agent: own.tolist() for agent, own in last.observations.items()}, last.is_over) == ({"b": [2]}, True)
     assert last.uncredited == {"a": 5.0}
     assert np.array(result.observations).tolist() == [[-1], [-1]]
+
+
+class OneDict(OneArray):
+    """Rewards and flags are always the same objects too, which a reset clears."""
+
+    def __init__(self, ends):
+        super().__init__(ends)
+        self.rewards = {agent: np.zeros(()) for agent in ends}
+        self.flags = {}
+
+    def reset(self, seed=None, options=None):
+        self.flags.clear()
+        for reward in self.rewards.values():
+            reward[...] = -1.0
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        obs, _, flags, truncations, infos = super().step(actions)
+        self.flags.update(flags)
+        for reward in self.rewards.values():
+            reward[...] = self.t
+        return obs, self.rewards, self.flags, truncations, infos
+
+
+def test_rewards_and_flags_are_kept_too():
+    vector = VectorEnv([OneDict({"a": 1, "b": 2})], seed=0)
+    vector.reset_all()
+    assert [float(reward) for reward in vector.step([0, 0]).rewards] == [1.0, 1.0]
+    result = vector.step([0])
+    (last,) = result.events  # agent "a", which is paid although it has ended, makes it one
+    assert last.is_over and last.terminations["b"]
+    assert [float(reward) for reward in result.rewards] == [2.0]
