@@ -176,15 +176,35 @@ def _parse_pair(pair: str, spec: str) -> tuple[str, ModuleID]:
     return pattern, module_id
 
 
-def check_patterns(mapping: PolicyMappingFn, agent_ids: Iterable[AgentID]) -> None:
-    """Checks patterns against the existing agents. Other mapping functions are not checked.
+def check_independence(mapping: PolicyMappingFn, agent_ids: Iterable[AgentID]) -> None:
+    """Checks that ``IndependentPolicies`` give each agent a module of its own. Other mapping functions are not checked.
 
     Raises:
-        MappingError: If a pattern matches no agent, or an agent no pattern.
+        MappingError: If two agents have ids with the same text, such as ``0`` and ``"0"``.
     """
+    if not isinstance(mapping, IndependentPolicies):
+        return
+    named: dict[ModuleID, AgentID] = {}
+    for agent_id in agent_ids:
+        other = named.setdefault(mapping(agent_id), agent_id)
+        if other != agent_id:
+            raise MappingError(
+                f"IndependentPolicies: agents {other!r} ({type(other).__name__}) and {agent_id!r} "
+                f"({type(agent_id).__name__}) would share the module {str(agent_id)!r}, because their ids have the "
+                f"same text. Rename one of them, or use a mapping function of your own."
+            )
+
+
+def check_mapping(mapping: PolicyMappingFn, agent_ids: Iterable[AgentID]) -> None:
+    """Checks a ready-made mapping function against the existing agents. Other functions are not checked.
+
+    Raises:
+        MappingError: If a pattern matches no agent, an agent no pattern, or if ``check_independence`` finds a fault.
+    """
+    agents = list(agent_ids)
+    check_independence(mapping, agents)
     if not isinstance(mapping, PatternPolicies):
         return
-    agents = list(agent_ids)
     for pattern, module_id in mapping.patterns:
         if not any(fnmatchcase(str(agent_id), pattern) for agent_id in agents):
             raise MappingError(

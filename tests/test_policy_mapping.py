@@ -5,10 +5,12 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors.errors import CheckpointError, ConfigError, MappingError
 from marl_connectors.names import Names, import_function
 from marl_connectors.policy_mapping import (
@@ -16,7 +18,7 @@ from marl_connectors.policy_mapping import (
     OneAgainst,
     PatternPolicies,
     SharedPolicy,
-    check_patterns,
+    check_mapping,
     mapping_from_json,
     mapping_to_json,
     policy_mapping,
@@ -144,17 +146,17 @@ def test_a_pattern_that_matches_no_agent_is_named_with_the_agents():
     with pytest.raises(
         MappingError, match=r"'agent\*' \(for module 'green'\) matches no agent.*adversary_0, adversary_1"
     ):
-        check_patterns(TEAMS, ["adversary_0", "adversary_1"])
+        check_mapping(TEAMS, ["adversary_0", "adversary_1"])
 
 
 def test_an_agent_without_a_pattern_is_found_before_training():
     with pytest.raises(MappingError, match="'prey_0' matches none"):
-        check_patterns(TEAMS, ["adversary_0", "agent_0", "prey_0"])
+        check_mapping(TEAMS, ["adversary_0", "agent_0", "prey_0"])
 
 
 def test_patterns_that_fit_and_other_mappings_pass():
-    check_patterns(TEAMS, ["adversary_0", "agent_0"])
-    check_patterns(by_parity, ["no digits"])
+    check_mapping(TEAMS, ["adversary_0", "agent_0"])
+    check_mapping(by_parity, ["no digits"])
 
 
 def test_a_function_is_found_by_its_name(user_module):
@@ -234,3 +236,26 @@ def test_the_mapping_against_an_opponent_names_only_functions_that_are_trusted()
     assert mapping_from_json(data).mapping is by_parity
     with pytest.raises(CheckpointError):
         mapping_from_json(data, Names(trusted=False))
+
+
+@pytest.mark.parametrize("ids", [(0, "0"), ("1.5", 1.5), (np.int64(3), "3"), (b"a", "b'a'"), (("a", 1), "('a', 1)")])
+def test_agents_whose_ids_have_the_same_text_cannot_be_independent(ids):
+    with pytest.raises(MappingError, match=r"agents .* and .* would share the module") as caught:
+        check_mapping(IndependentPolicies(), ["other", *ids])
+    assert all(f"{agent!r} ({type(agent).__name__})" in str(caught.value) for agent in ids)
+    check_mapping(SharedPolicy(), ids)
+
+
+def test_an_algorithm_with_such_agents_is_not_built():
+    config = small_config(lambda: LifeEnv(agents=(0, "0"))).multi_agent(policies="independent")
+    with pytest.raises(MappingError, match=r"agents 0 \(int\) and '0' \(str\)"):
+        config.build_algo()
+
+
+def test_a_late_agent_does_not_share_the_module_of_another():
+    """The environment does not say who may join: agent "0" is not known when the modules are built."""
+    script = [Step({0: 0, "b": 0}), Step({0: 1, "b": 1}), Step({0: 2, "b": 2, "0": 2})]
+    config = small_config(lambda: ScriptEnv([script], possible_agents=[0, "b"]), disable_env_checking=True)
+    algo = config.multi_agent(policies=["0", "b"], policy_mapping_fn="independent").build_algo()
+    with pytest.raises(MappingError, match=r"agents 0 \(int\) and '0' \(str\)"):
+        algo.env_runner.sample(num_timesteps=6)

@@ -35,7 +35,7 @@ from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.offline_data import OfflineData, together
 from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_sent
-from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, with_recorder
+from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, rendered, with_recorder
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import new_folder, run_folders_of, save_state
@@ -45,7 +45,7 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
-from marl_connectors.environments.vector.env_failures import close_env, errors_named
+from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -66,7 +66,7 @@ from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
-from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns, goes_by_agent_alone
+from marl_connectors.policy_mapping import PolicyMappingFn, check_mapping, goes_by_agent_alone
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
@@ -955,6 +955,9 @@ class Algorithm(RefusesIgnoredMethods):
 
         Returns:
             Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
+
+        Raises:
+            EnvError: If ``render()`` raises, or returns a frame of another shape or type.
         """
         if not self._renders_frames():
             return []
@@ -965,8 +968,7 @@ class Algorithm(RefusesIgnoredMethods):
         with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
-                with errors_named(f"{self._setup.name}: render()"):
-                    frame = env.render()
+                frame = rendered(env, self._setup.name)
                 if frame is None:
                     return []
                 frames.append(frame)
@@ -995,6 +997,9 @@ class Algorithm(RefusesIgnoredMethods):
 
         Returns:
             One RenderedEpisode each; ``[]`` if the environment cannot render frames.
+
+        Raises:
+            EnvError: If ``render()`` raises, or returns a frame of another shape or type.
         """
         num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
         max_frames = integer(min=2).check(max_frames, type(self).__name__, "max_frames")
@@ -1005,8 +1010,7 @@ class Algorithm(RefusesIgnoredMethods):
         end = math.inf
 
         def render() -> Any:
-            with errors_named(f"{self._setup.name}: render()"):
-                return runner.vector_env.sub_envs[0].env.render()
+            return rendered(runner.vector_env.sub_envs[0].env, self._setup.name)
 
         def is_enough(num_done: int) -> bool:
             return recorder.is_blank or recorder.num_steps >= max_steps or time.monotonic() >= end
@@ -1238,7 +1242,7 @@ class Algorithm(RefusesIgnoredMethods):
         """Returns a new mapping, or None for the present one, which may only name these modules."""
         kept = None if mapping is None else POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
         if kept is not None:
-            check_patterns(kept, self._setup.agent_ids)
+            check_mapping(kept, self._setup.agent_ids)
             if self._remote.cluster is not None:
                 check_can_be_sent({"policy_mapping_fn": kept})
         present: Any = self.config.policy_mapping_fn if kept is None else kept

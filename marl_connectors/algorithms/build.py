@@ -46,7 +46,7 @@ from marl_connectors.environments.vector.worker_vector_env import make_vector_en
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.learner.learner import Learner
-from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
+from marl_connectors.policy_mapping import SharedPolicy, check_mapping, goes_by_agent_alone
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec, naming_module
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -213,6 +213,7 @@ def _specs_of_config(
         spec = multi.completed(spec_of(config, module_id) or RLModuleSpec())
         specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, agent_ids)
     _check_uses(specs, agents, config.policies_to_train)
+    _check_minibatches(config, agents)
     if isinstance(multi.rl_module_specs, RLModuleSpec):
         return specs
     for module_id, spec in multi.rl_module_specs.items():
@@ -251,6 +252,28 @@ def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None
     return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
 
 
+def _check_minibatches(config: AlgorithmConfig, agents: Mapping[ModuleID, Sequence[AgentID]]) -> None:
+    """Checks that a minibatch that was asked for is no larger than the rows of its module in a train batch.
+
+    The default of an algorithm's config is no request: of smaller batches, one minibatch has all rows.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    goes_by_agent = goes_by_agent_alone(config.policy_mapping_fn)
+    everyone = [agent_id for agent_ids in agents.values() for agent_id in agent_ids]
+    for module_id, agent_ids in agents.items():
+        own = config.get_config_for_module(module_id)
+        each = len(agent_ids if goes_by_agent else everyone) if config.count_steps_by == "env_steps" else 1
+        rows, size = config.total_train_batch_size * max(each, 1), own.minibatch_size
+        if size is not None and size > rows and size != type(own).minibatch_size:
+            raise ConfigError(
+                f"minibatch_size={size} of module {module_id!r} is more than the {rows} rows that it may have in a "
+                f"train batch (train_batch_size_per_learner={config.train_batch_size_per_learner}). Set it to at most "
+                f"{rows}, to None for the whole batch, or enlarge the batch."
+            )
+
+
 def agents_by_module(config: AlgorithmConfig, setup: EnvSpec) -> dict[ModuleID, list[AgentID]]:
     """Maps each module to those of the environment's possible agents that a first episode maps to it."""
     if setup.single_agent:
@@ -266,8 +289,7 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSpec) -> dict[ModuleID, 
             f"policies: names {', '.join(map(repr, config.policies))}, but no mapping function chooses among them. "
             f"Also set policy_mapping_fn=lambda agent_id, episode, **kwargs: ..."
         )
-    if isinstance(mapping, PatternPolicies):
-        check_patterns(mapping, setup.agent_ids)
+    check_mapping(mapping, setup.agent_ids)
     episode = MultiAgentEpisode.from_agent_episodes(
         "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
     )

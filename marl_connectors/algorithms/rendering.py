@@ -6,8 +6,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.environments.vector.env_failures import errors_named
+from marl_connectors.errors import EnvError
 from marl_connectors.typing import ModuleID
+
+
+def rendered(env: Any, name: str) -> np.ndarray | None:
+    """Renders an environment in its present state.
+
+    Args:
+        env: The environment, made with the render mode ``rgb_array``.
+        name: Its name in messages.
+
+    Returns:
+        ``[height, width, 3]`` uint8, which the environment cannot change any more; None if it returned None.
+
+    Raises:
+        EnvError: If ``render()`` raises, or returns anything else.
+    """
+    with errors_named(f"{name}: render()"):
+        frame = env.render()
+        return None if frame is None else checked_frame(frame, f"{name}: render")
+
+
+def checked_frame(frame: Any, who: str) -> np.ndarray:
+    """Returns a copy of a frame.
+
+    Raises:
+        EnvError: If it is not ``[height, width, 3]`` uint8.
+    """
+    pixels = np.array(frame)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+        raise EnvError(
+            f"{who}: expected pictures of [height, width, 3] uint8, but got {list(pixels.shape)} {pixels.dtype}. "
+            f"Return such an array from render() in the mode rgb_array."
+        )
+    return pixels
 
 
 @dataclass(frozen=True, slots=True)

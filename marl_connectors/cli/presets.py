@@ -94,6 +94,9 @@ def new_settings(given: Mapping[str, Any]) -> RunSettings:
     total = own[BATCH_SIZE] * max(1, base.num_learners)
     batch_size = batch_size_per_learner(total, values["num_learners"])
     values["training"] = {**own, BATCH_SIZE: batch_size, **training}
+    size, asked = own.get("minibatch_size"), training.get(BATCH_SIZE)
+    if values["config"] is None and "minibatch_size" not in training and size and type(asked) is int and asked > 0:
+        values["training"]["minibatch_size"] = min(size, asked * max(1, values["num_learners"]))
     return RunSettings(**values)
 
 

@@ -17,7 +17,7 @@ from marl_connectors.environments.making.factory import agent_ids, env_name, mak
 from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.json_data import brief
-from marl_connectors.policy_mapping import OneAgainst, PatternPolicies, PolicyMappingFn, check_patterns
+from marl_connectors.policy_mapping import OneAgainst, PatternPolicies, PolicyMappingFn, check_mapping
 from marl_connectors.spaces import describe
 from marl_connectors.validators import (
     Unfit,
@@ -196,7 +196,7 @@ class RunSettings:
             return
         env = make_env(config.env, config.env_config, wrappers=config.wrappers)
         agents = agent_ids(env)
-        check_patterns(mapping, agents)
+        check_mapping(mapping, agents)
         if self.eval_opponent is not None:
             self._check_opponent(env, agents)
         close_env(env, env_name(config.env))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_connectors.algorithms.fitting.figures import number
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
+from marl_connectors.algorithms.rendering import checked_frame
+from marl_connectors.errors import ConfigError, MarlConnectorsError, describe_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -253,13 +254,7 @@ def _film(clips: Sequence[Sequence[Image]], multiple: int = 1) -> tuple[list[Ima
 def _picture(frame: Any) -> Image:
     from PIL import Image
 
-    pixels = np.asarray(frame)
-    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
-        raise EnvError(
-            f"render: expected pictures of [height, width, 3] uint8, but got {list(pixels.shape)} {pixels.dtype}. "
-            f"Return such an array from render() in the mode rgb_array."
-        )
-    return Image.fromarray(pixels)
+    return Image.fromarray(checked_frame(frame, "render"))
 
 
 def _scaled(picture: Image, width: int) -> Image:

@@ -12,7 +12,7 @@ from marl_connectors.connectors.common.agent_to_module_mapping import unknown_mo
 from marl_connectors.env_runners.lane_group import Lane
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError, describe_error
-from marl_connectors.policy_mapping import goes_by_agent_alone
+from marl_connectors.policy_mapping import IndependentPolicies, check_independence, goes_by_agent_alone
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
@@ -45,6 +45,7 @@ class AgentModules:
         self._action_spaces = action_spaces
         self._observation_spaces = observation_spaces
         self._fitting: set[tuple[int, ModuleID]] = set()
+        self._owners: dict[ModuleID, AgentID] = {}  # of IndependentPolicies
         self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID], frozenset[ModuleID]] | None = None
 
     def set_mapping(self, mapping: Callable[..., ModuleID]) -> None:
@@ -85,11 +86,13 @@ class AgentModules:
         """Returns the module of an agent.
 
         Raises:
-            MappingError: If the function fails, or there is no such module.
+            MappingError: If the function fails, there is no such module, or it is another agent's alone.
         """
         module_id = ask_mapping(episode, agent_id)
         if module_id not in self._rl_module:
             raise unknown_module(agent_id, module_id, self._rl_module)
+        if isinstance(self.mapping, IndependentPolicies):
+            check_independence(self.mapping, [self._owners.setdefault(module_id, agent_id), agent_id])
         return module_id
 
     def check_fit(self, lane: Lane, module_id: ModuleID) -> None:

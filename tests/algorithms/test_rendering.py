@@ -11,6 +11,7 @@ import pytest
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import PPOConfig
 from marl_connectors.algorithms.rendering import FrameRecorder
+from marl_connectors.errors import EnvError
 
 
 class Clock(gymnasium.Env):
@@ -97,3 +98,39 @@ def test_an_environment_without_pictures_has_no_rendered_episodes():
 
     assert algorithm(Blank).render_episodes(2) == []
     assert small_config(lambda: LifeEnv()).build_algo().render_episodes() == []
+
+
+class Painter(Clock):
+    """Renders ``frame``, a fresh object or one and the same."""
+
+    frame = np.zeros((2, 3, 3), np.uint8)
+
+    def render(self):
+        if isinstance(self.frame, np.ndarray):
+            self.frame[...] = self.t
+        return self.frame
+
+
+def test_frames_stay_as_they_were_though_the_environment_paints_into_one_array():
+    algo = algorithm(Painter)
+    assert [frame[0, 0, 0] for frame in algo.render_episode(max_frames=4)] == [1, 2, 3, 4]
+    assert steps_shown(algo.render_episodes()[0]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        np.zeros((2, 3), np.uint8),
+        np.zeros((2, 3, 4), np.uint8),
+        np.zeros((2, 3, 3)),
+        [np.zeros((2, 3, 3), np.uint8)],
+        "text",
+        [[1], [1, 2]],
+    ],
+)
+def test_frames_of_other_forms_name_the_environment(frame, monkeypatch):
+    monkeypatch.setattr(Painter, "frame", frame)
+    algo = algorithm(Painter)
+    for render in (algo.render_episode, algo.render_episodes):
+        with pytest.raises(EnvError, match="Painter: render"):
+            render()

@@ -88,7 +88,7 @@ class TrainingSettings(TypedDict, total=False):
         grad_clip_by: ``"global_norm"`` (of each optimizer of a module), ``"norm"`` (of each tensor) or ``"value"``.
         train_batch_size_per_learner: The number of steps in one update, counted by ``count_steps_by``.
         num_epochs: The number of passes of an update over its batch.
-        minibatch_size: The rows of one module in one gradient step; None for all.
+        minibatch_size: The rows of one module in one gradient step, at most those of a train batch; None for all.
         shuffle_batch_per_epoch: Whether the rows are shuffled for each epoch.
         learner_class: A learner class that replaces the algorithm's own, as in ``learners``.
         learner_connector: As in ``learners``.
