@@ -50,7 +50,7 @@ def main(iterations: int = 30) -> tuple[dict[str, float], Counter]:
         .multi_agent(policies={"scout", "team"}, policy_mapping_fn=scout_of_the_episode)
         .env_runners(num_envs_per_env_runner=8)
         .rl_module(
-            model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False},
+            model_config={"fcnet_hiddens": [64, 64]},
             # The scout has half as many rows of experience, so it may learn in larger steps.
             algorithm_config_overrides_per_module={"scout": {"lr": 1.5e-3}},
         )

@@ -87,7 +87,7 @@ def main(iterations: int = 24, games: int = 64) -> tuple[list[str], np.ndarray, 
         .environment(last_stone_v0.env, env_config={"stones": 20})
         .multi_agent(policies=LEARNERS, policy_mapping_fn=League(()), policies_to_train=LEARNERS)
         .env_runners(num_envs_per_env_runner=16, env_to_module_connector=lambda env: ActionMasking())
-        .rl_module(model_config={"fcnet_hiddens": [64], "vf_share_layers": False})
+        .rl_module(model_config={"fcnet_hiddens": [64]})
         .training(
             train_batch_size_per_learner=2000,
             minibatch_size=250,

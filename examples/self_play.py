@@ -88,7 +88,7 @@ def main(iterations: int = 40, games: int = 200) -> tuple[float, float, int]:
             policies_to_train=["main"],
         )
         .env_runners(num_envs_per_env_runner=16, env_to_module_connector=lambda env: ActionMasking())
-        .rl_module(model_config={"fcnet_hiddens": [64], "vf_share_layers": False})
+        .rl_module(model_config={"fcnet_hiddens": [64]})
         .training(
             train_batch_size_per_learner=2000,
             minibatch_size=250,

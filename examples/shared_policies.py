@@ -21,7 +21,7 @@ def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[float, float]:
         .environment("mpe2.simple_spread_v3", env_config={"N": 3, "max_cycles": 25})
         .multi_agent(policies="shared")  # this line decides who shares a policy; see independent_policies.py
         .env_runners(num_envs_per_env_runner=8)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
         .training(
             train_batch_size_per_learner=2000,  # env steps: 80 episodes, so 6,000 agent steps
             minibatch_size=500,

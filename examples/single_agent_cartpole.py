@@ -24,7 +24,7 @@ def main(iterations: int = 45, eval_episodes: int = 10) -> tuple[float, float]:
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=8)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
         .training(
             train_batch_size_per_learner=1024,
             minibatch_size=128,

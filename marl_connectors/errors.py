@@ -33,6 +33,8 @@ _CLOSE = 0.6
 """The likeness from which on a name may be what the user has meant."""
 _SAME = 0.95
 """The likeness above which it is, whatever its words are, because an underscore is missing, for example."""
+_MOST_NAMES = 24
+"""The greatest number of names that a message lists."""
 
 
 class MarlConnectorsError(Exception):
@@ -159,12 +161,17 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     ("Did you mean 'gamma'?", "Did you mean 'relu'?")
     >>> did_you_mean("zzz", ["gamma", "lr"])
     'Known: gamma, lr.'
+    >>> did_you_mean("piece of mine", [*"abcdefghijklmnopqrstuvwxyz", "Mine"])
+    'The closest of 27: Mine, o, m, f, e.'
     """
     names = [str(k) for k in known]
     close, _ = _closest(str(name), names)
     if close:
         return f"Did you mean {close!r}?"
-    return f"Known: {', '.join(names)}." if names else "There are none."
+    if len(names) <= _MOST_NAMES:
+        return f"Known: {', '.join(names)}." if names else "There are none."
+    closest = sorted(names, key=lambda each: difflib.SequenceMatcher(None, each.lower(), str(name).lower()).ratio())
+    return f"The closest of {len(names)}: {', '.join(closest[:-6:-1])}."
 
 
 def likeness(name: str, known: Iterable[str]) -> float:

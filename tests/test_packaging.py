@@ -127,7 +127,7 @@ def test_the_installed_metadata_is_that_of_setup_cfg(options):
     assert options["metadata"]["version"] == "attr: marl_connectors.__version__"
     assert installed.metadata["Requires-Python"] == ">=3.10"
     scripts = {e.name: e.value for e in installed.entry_points if e.group == "console_scripts"}
-    assert scripts == {"marl-connectors": "marl_connectors.cli.main:main"}
+    assert scripts == {"marl-connectors": "marl_connectors.__main__:main"}
 
 
 @pytest.mark.parametrize("package", ["marl_connectors", "marl_envs"])

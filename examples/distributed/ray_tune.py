@@ -31,7 +31,7 @@ def make_config(settings: dict[str, Any]) -> PPOConfig:
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=settings["num_env_runners"], num_envs_per_env_runner=8)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
         .training(
             lr=settings["lr"],
             entropy_coeff=settings["entropy_coeff"],

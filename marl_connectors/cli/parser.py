@@ -124,7 +124,8 @@ _BUILDING = (
     _option("--num-envs", "sub-environments of all env runners together (default 8)", "N", count),
     _repeatable(
         "--set",
-        "a setting of the config, such as lr, training.lr, or evaluation.evaluation_interval; repeatable",
+        "a setting of the config, such as lr or training.lr; repeatable. Defaults are those of docs/command_line.md, "
+        "not all of them those of the config's class",
         "KEY=VALUE",
         key_value,
     ),

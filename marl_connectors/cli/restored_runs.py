@@ -60,8 +60,18 @@ def checkpoint_named(path: str, who: str) -> Path:
         raise ConfigError(f"{expected} is a sweep, whose trials are runs. Choose one: {_best_trial(Path(path))}")
     if not is_checkpoint(path) and Path(path).name not in (BEST, LATEST) and (run := _run_around(Path(path))):
         raise ConfigError(f"{expected} is a part of the run {run}. Use the run: {run}")
+    if not is_checkpoint(path) and (runs := _runs_in(Path(path))):
+        shown = ", ".join(map(str, runs[:8])) + (f", ... ({len(runs)})" if len(runs) > 8 else "")
+        raise ConfigError(f"{expected} has several runs. Choose one: {shown}")
     with run_folder.reading(Path(path)):
         return find_checkpoint(path)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Returns the runs that are directly in a folder, which is none itself."""
+    if (path / run_folder.CONFIG).is_file():
+        return []
+    return sorted(each.parent for each in path.glob(f"*/{run_folder.CONFIG}"))
 
 
 def check_is_run(path: Path, who: str) -> None:

@@ -235,7 +235,10 @@ def layer_sizes(text: str) -> list[int]:
     >>> layer_sizes("64,64")
     [64, 64]
     """
-    return [count(part.strip()) for part in text.split(",")]
+    try:
+        return [count(part.strip()) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}. Write widths with commas between, such as 64,64") from error
 
 
 def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

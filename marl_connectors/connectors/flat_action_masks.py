@@ -147,6 +147,24 @@ def _arrays(masks: Any) -> list[np.ndarray]:
     return [np.asarray(masks)]
 
 
+def leaves_a_choice(space: Space | None, masks: np.ndarray) -> np.ndarray:
+    """Returns ``[B]`` bool: whether a mask leaves more than one action.
+
+    Args:
+        space: The action space. None stands for a Discrete space of any size.
+        masks: ``[B, n]`` bool, in which every choice has a value.
+    """
+    return (
+        masks.sum(1) > len(values_per_choice(space) or [1]) if _has_only_choices(space) else np.ones(len(masks), bool)
+    )
+
+
+def _has_only_choices(space: Space | None) -> bool:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return all(_has_only_choices(part) for _, part in parts_of(space))
+    return space is None or values_per_choice(space) is not None
+
+
 def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.ndarray:
     """Allows all values of choices that allow none, since an agent with such a mask does not act.
 

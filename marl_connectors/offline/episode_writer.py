@@ -19,7 +19,7 @@ from marl_connectors.validators import integer, one_of, optional
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DEFAULT_FILE_SIZE: Final = 128 * 2**20
+DEFAULT_FILE_SIZE: Final = 64 * 2**20
 POSITION: Final = (
     "num_samples",
     "num_episodes",

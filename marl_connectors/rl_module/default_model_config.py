@@ -142,7 +142,7 @@ class DefaultModelConfig(ChecksFields):
     head_fcnet_bias_initializer: Initializer = None
     head_fcnet_bias_initializer_kwargs: InitializerKwargs = None
     head_fcnet_use_layernorm: Switch = False
-    vf_share_layers: Switch = True
+    vf_share_layers: Switch = False
     action_distribution: Annotated[str, one_of("gaussian", "squashed_gaussian", "beta")] = "gaussian"
     free_log_std: Switch = False
     log_std_clip_param: Annotated[float, number(min=0, max=math.inf)] = 20.0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import marl_connectors
+from marl_connectors.cli import standard_streams
 from marl_connectors.cli.main import main
 
 
@@ -165,3 +166,54 @@ def test_closed_streams_and_a_deleted_folder_cause_no_traceback(tmp_path):
     assert done.stderr == (
         "marl-connectors: error: the current folder is not there any more. Go to another one, and repeat this.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "CartPole-v1", "--hidden", "64x64"], ["64x64", "64,64"]),
+        (["train", "CartPole-v1", "--algo", "bc"], ["BCConfig", "--set input_=FOLDER"]),
+        (["train", "CartPole-v1", "--env-to-module", "NoPiece"], ["no piece 'NoPiece'", "The closest of"]),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_write(words, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert all(each in said for each in expected) and len(said) < 400
+
+
+def test_a_folder_of_runs_is_answered_with_the_runs(tmp_path, capsys):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert f"has several runs. Choose one: {tmp_path / 'a'}, {tmp_path / 'b'}" in capsys.readouterr().err
+
+
+def test_output_of_a_locale_without_utf8_shows_all_characters_in_some_way(monkeypatch):
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdout", plain)
+    standard_streams.prepare()
+    print("1 \xb1 2")
+    plain.flush()
+    assert plain.buffer.getvalue() == b"1 \\xb1 2\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "marl_connectors.cli.parser":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from marl_connectors.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_ends_with_its_status_and_nothing_else(tmp_path):
+    done = run("-c", INTERRUPTED, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

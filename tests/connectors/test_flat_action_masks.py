@@ -10,6 +10,7 @@ from marl_connectors.connectors.flat_action_masks import (
     draw,
     flat_masks,
     free_where_nothing_is_left,
+    leaves_a_choice,
     mask_of,
     mask_of_one_row,
     wanted_mask,
@@ -138,3 +139,14 @@ def test_the_mask_of_an_observation_takes_precedence_over_that_of_its_info():
     assert mask_of({"observation": 0.5}, told).tolist() == mask_of(np.zeros(2), told).tolist() == [0, 1]
     assert mask_of(seen, None).tolist() == [1, 0]
     assert mask_of(seen, told, "legal") is None
+
+
+def test_a_mask_leaves_a_choice_unless_each_part_of_the_action_has_one_value():
+    discrete, several = np.array([[0, 1, 0], [1, 0, 1]], bool), np.array([[0, 1, 1, 0, 0], [0, 1, 1, 0, 1]], bool)
+    assert leaves_a_choice(spaces.Discrete(3), discrete).tolist() == [False, True]
+    assert leaves_a_choice(SEVERAL, several).tolist() == [False, True]
+    both = spaces.Dict({"go": spaces.Discrete(3), "at": spaces.Tuple([SEVERAL])})
+    assert leaves_a_choice(both, np.hstack([several, discrete])).tolist() == [False, True]
+    with_a_box = spaces.Tuple([spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,))])
+    assert leaves_a_choice(with_a_box, discrete).tolist() == [True, True]
+    assert leaves_a_choice(None, discrete).tolist() == [False, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +144,36 @@ def test_advantages_are_standardised_for_each_module_over_its_own_real_rows():
 def test_rows_that_do_not_count_are_scaled_but_not_in_the_mean():
     found = standardized(np.array([1.0, 100.0, 3.0]), np.array([True, False, True]))  # mean 2, deviation 1
     assert found.tolist() == [-1.0, 98.0, 1.0]
+
+
+FORCED, FREE = {"action_mask": np.array([0, 1], np.int8)}, {"action_mask": np.array([1, 1], np.int8)}
+MASKED = [
+    dataclasses.replace(step, infos={"a": FREE, "b": FORCED if t == 1 else FREE, "c": FREE if t == 1 else FORCED})
+    for t, step in enumerate(SCRIPT)
+]
+
+
+def test_steps_with_one_legal_action_are_not_in_the_standardisation():
+    algo = algo_of(standardize=True, script=MASKED)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    # b chooses with the advantages 7/4 and 4: mean 23/8, deviation 9/8. c chooses once, which is its mean.
+    assert columns["b"]["advantages"] == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
+    assert columns["c"]["advantages"] == [0.0, 0.0, 0.0]
+    assert columns["a"]["advantages"] == pytest.approx([1.0, -1.0], abs=1e-6)
+    assert columns["b"]["value_targets"] == [3.75, 7.0, 12.0], "values are learned from all steps"
+
+
+def test_advantages_that_are_not_standardised_are_those_of_all_steps():
+    algo = algo_of(script=MASKED)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["b"]["advantages"] == columns["c"]["advantages"] == WHOLE
+
+
+def test_agents_that_never_choose_have_no_advantages():
+    forced = [dataclasses.replace(step, infos=dict.fromkeys("abc", FORCED)) for step in SCRIPT]
+    algo = algo_of("shared", standardize=True, script=forced)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["default_policy"]["advantages"] == [0.0] * 8
 
 
 def test_one_row_alone_has_an_advantage_of_zero():

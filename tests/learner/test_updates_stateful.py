@@ -14,6 +14,7 @@ from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.trees import leaves
 
 GAMMA, LAMBDA = 0.9, 0.8
+SHARED = {"fcnet_hiddens": (4,), "vf_share_layers": True}
 
 
 class Lives(LifeEnv):
@@ -30,8 +31,8 @@ def lives_config(max_seq_len=3, module_classes=None, overrides=None, **training)
     specs = module_classes or {
         "gru": RLModuleSpec(module_class=GRUModule, model_config=model),
         "lstm": RLModuleSpec(module_class=LSTMModule, model_config={**model, "seed": 1}),
-        "d": RLModuleSpec(module_class=DefaultPPORLModule, model_config={"fcnet_hiddens": (4,)}),
-        "e": RLModuleSpec(module_class=DefaultPPORLModule, model_config={"fcnet_hiddens": (4,)}),
+        "d": RLModuleSpec(module_class=DefaultPPORLModule, model_config=SHARED),
+        "e": RLModuleSpec(module_class=DefaultPPORLModule, model_config=SHARED),
     }
     life = {"agents": list("abcde"), "die": 0.1, "join": 0.4, "max_steps": 9}
     config = small_config(Lives, env_config=life)

@@ -340,7 +340,8 @@ def test_a_deep_copy_computes_with_parameters_of_its_own():
 
 
 def test_running_leaves_modules_in_their_buckets():
-    multi = multi_of(default(use_lstm=True, lstm_cell_size=4), default(use_lstm=True, lstm_cell_size=4))
+    recurrent = {"use_lstm": True, "lstm_cell_size": 4, "vf_share_layers": True}
+    multi = multi_of(default(**recurrent), default(**recurrent))
     (bucket,) = multi.buckets
     state = {"state_in": {"h": torch.zeros(2, 4), "c": torch.zeros(2, 4)}}
     multi["a"].forward_inference({"obs": torch.zeros(2, 1, 3), **state})

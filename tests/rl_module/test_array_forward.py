@@ -89,7 +89,7 @@ def test_rows_beyond_a_block_are_computed_block_by_block(monkeypatch, use_gru):
     modules, counts = MultiRLModule(), {"a": 40, "b": 20}
     box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     for module_id in counts:
-        config = {"fcnet_hiddens": [5], "use_gru": use_gru, "gru_cell_size": 4}
+        config = {"fcnet_hiddens": [5], "use_gru": use_gru, "gru_cell_size": 4, "vf_share_layers": True}
         modules.add_module(module_id, DefaultPPORLModule(box, spaces.Discrete(4), model_config=config))
     forward = bind_forward(modules, tuple(counts), [0, 40, 60])
     observations = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)

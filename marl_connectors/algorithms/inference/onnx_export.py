@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ class _Group(NamedTuple):
     module_id: ModuleID
     agent_ids: list[AgentID]
     spaces: tuple[Space, Space]
+
+
+LOWEST_OPSET: Final = 13
+"""The first version of ONNX's operators in which a program of the smallest default module can be written."""
 
 
 def export_onnx(policy: Any, path: str | Path, *, explore: bool, opset: int | None, check: bool) -> Path:
@@ -110,10 +114,10 @@ def check_opset(opset: int | None) -> None:
         ConfigError: If the installed packages do not know it.
     """
     highest = import_package("onnx").defs.onnx_opset_version()
-    if opset is not None and not 1 <= opset <= highest:
+    if opset is not None and not LOWEST_OPSET <= opset <= highest:
         raise ConfigError(
-            f"export_onnx: expected an opset from 1 to {highest}, which is the highest that the installed onnx knows, "
-            f"but got {opset}. Leave it out for torch's own."
+            f"export_onnx: expected an opset from {LOWEST_OPSET} to {highest}, which is the highest "
+            f"that the installed onnx knows, but got {opset}. Leave it out for torch's own."
         )
 
 

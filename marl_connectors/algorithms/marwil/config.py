@@ -89,7 +89,8 @@ class MARWILConfig(AlgorithmConfig):
         if self.input_ is None:
             raise ConfigError(
                 f"{type(self).__name__}: expected recorded episodes to learn from, but input_ is not set. Set "
-                f".offline_data(input_=FOLDER). algo.record(FOLDER) and .offline_data(output=FOLDER) make such folders."
+                f".offline_data(input_=FOLDER), on the command line --set input_=FOLDER. "
+                f"algo.record(FOLDER), .offline_data(output=FOLDER) and marl-connectors record make such folders."
             )
 
     def build(self, env: Any = None) -> Algorithm:

@@ -12,6 +12,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.flat_action_masks import leaves_a_choice
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import unpadded
@@ -38,7 +39,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
     Reads ``obs``, ``rewards`` and the episodes' ends; calls each module's ``compute_values`` (ValueFunctionAPI). The
     value after the last action of a terminated episode is 0. After a truncated episode, or a chunk that was cut, it is
     the value of the last observation. Advantages are standardised (mean 0, standard deviation 1) for each module, over
-    its real rows. If several learners update the modules together, these are the rows of all learners.
+    its real rows. If several learners update the modules together, these are the rows of all learners. Rows whose
+    action mask leaves a single action do not count in mean and deviation, and have an advantage of 0 then.
 
     Steps for which a user's piece has set ``loss_mask`` to False count in the advantages of other steps, but not in the
     mean or in the loss, and their rows are dropped too. In the sequences of a stateful module these rows stay, and so
@@ -129,7 +131,9 @@ class GeneralAdvantageEstimation(ConnectorV2):
         device = columns[Columns.REWARDS].device
         wanted = [compute_values(rl_module, columns), columns[Columns.REWARDS]]
         wanted += [columns.pop(Columns.LOSS_MASK)] if Columns.LOSS_MASK in columns else []
+        wanted += [columns[Columns.ACTION_MASK]] if Columns.ACTION_MASK in columns else []
         values, rewards, *masks = (tensor.numpy() for tensor in all_on_host(wanted))
+        legal = masks.pop() if Columns.ACTION_MASK in columns else None
         values = self._in_units_of_returns(values, columns)
         gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
@@ -145,15 +149,17 @@ class GeneralAdvantageEstimation(ConnectorV2):
         # A stateful module must step through the masked steps of its sequences, so they stay.
         real = np.flatnonzero(counted if columns.sequences is None else acted)
         counted = counted[real]
+        free = None if legal is None else leaves_a_choice(rows.action_space, legal[real])
         splits = np.searchsorted(real, columns.splits)
         advantages = advantages[real]
-        estimates = _Estimates(columns, advantages, advantages + values[real], counted, splits)
+        estimates = _Estimates(columns, advantages, advantages + values[real], counted, free, splits)
         if shared_data is not None and RANKS in shared_data and self.needs_all_rows:
             shared_data.setdefault(_ESTIMATES, []).append(estimates)
         else:
             if self.standardize:
-                for begin, end in itertools.pairwise(splits):
-                    advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
+                for _, part in estimates.parts():
+                    advantages[part] = standardized(advantages[part], estimates.chosen[part])
+                estimates.clear_forced()
             self._normalize_targets([estimates], [self._moments_of(estimates)])
         both = (advantages.astype(np.float32), estimates.targets.astype(np.float32))
         index, *found = all_moved([real, *both, *([] if counted.all() else [counted])], device)
@@ -174,7 +180,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         own_advantages = {}
         if self.standardize:
             own_advantages = {
-                m: Moments.of(one.advantages[part][one.counted[part]]) for one in waiting for m, part in one.parts()
+                m: Moments.of(one.advantages[part][one.chosen[part]]) for one in waiting for m, part in one.parts()
             }
         gathered = shared_data[RANKS].gather((own_advantages, own_targets))
         of_all = [advantages for advantages, _ in gathered]
@@ -182,6 +188,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             for module_id, part in one.parts():
                 moments = _merged(of_all, module_id)
                 one.advantages[part] = (one.advantages[part] - moments.mean) / max(np.sqrt(moments.variance), 1e-4)
+            one.clear_forced()
         self._normalize_targets(waiting, [targets for _, targets in gathered])
         for one in waiting:
             both = [one.advantages.astype(np.float32), one.targets.astype(np.float32)]
@@ -265,7 +272,8 @@ class _Estimates(NamedTuple):
         columns: The group.
         advantages: ``[B]`` float64.
         targets: ``[B]`` float64, in the units of returns.
-        counted: ``[B]`` bool, whether a row counts in the moments.
+        counted: ``[B]`` bool, whether a row counts in the moments of targets.
+        free: ``[B]`` bool, whether the action mask leaves more than one action; None without masks.
         splits: Module ``i`` of the group has rows ``splits[i]:splits[i + 1]``.
     """
 
@@ -273,7 +281,18 @@ class _Estimates(NamedTuple):
     advantages: np.ndarray
     targets: np.ndarray
     counted: np.ndarray
+    free: np.ndarray | None
     splits: np.ndarray
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """``[B]`` bool, whether a row counts in the moments of advantages."""
+        return self.counted if self.free is None else self.counted & self.free
+
+    def clear_forced(self) -> None:
+        """Sets the advantages of actions without an alternative to 0."""
+        if self.free is not None:
+            self.advantages[~self.free] = 0.0
 
     def parts(self) -> list[tuple[ModuleID, slice]]:
         """Returns each module with the slice of its rows."""

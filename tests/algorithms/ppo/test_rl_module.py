@@ -32,13 +32,13 @@ ACTIONS = {
     "nested": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Box(0.0, 1.0, (2,)), spaces.MultiBinary(2)]),
 }
 SETTINGS = {
-    "shared": {},
-    "separate": {"vf_share_layers": False, "head_fcnet_hiddens": [4]},
+    "shared": {"vf_share_layers": True},
+    "separate": {"head_fcnet_hiddens": [4]},
     "norms": {"fcnet_use_layernorm": True, "head_fcnet_hiddens": [4], "head_fcnet_use_layernorm": True},
     "free": {"free_log_std": True},
-    "lstm": {"use_lstm": True, "lstm_cell_size": 5},
-    "gru": {"use_gru": True, "gru_cell_size": 5},
-    "lstms": {"use_lstm": True, "lstm_cell_size": 5, "vf_share_layers": False},
+    "lstm": {"use_lstm": True, "lstm_cell_size": 5, "vf_share_layers": True},
+    "gru": {"use_gru": True, "gru_cell_size": 5, "vf_share_layers": True},
+    "lstms": {"use_lstm": True, "lstm_cell_size": 5},
 }
 CASES = [
     *[(obs, "nested", {}) for obs in OBSERVATIONS],
@@ -137,7 +137,7 @@ def test_acting_computes_what_training_does_with_vectors_in_float64(obs, act, se
     torch.testing.assert_close(exact.compute_values(doubles).float(), values, rtol=1e-5, atol=1e-5)
     again = exact.compute_values(doubles, embeddings=trained.get(Columns.EMBEDDINGS))
     torch.testing.assert_close(again.float(), values, rtol=1e-5, atol=1e-5)
-    assert (Columns.EMBEDDINGS in trained) is settings.get("vf_share_layers", True)
+    assert (Columns.EMBEDDINGS in trained) is settings.get("vf_share_layers", False)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS["lstm"], SETTINGS["gru"], SETTINGS["lstms"]])

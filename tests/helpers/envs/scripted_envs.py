@@ -276,7 +276,7 @@ def small_config(env, algorithm: type[PPOConfig] = PPOConfig, **environment) -> 
     return (
         algorithm()
         .environment(env, **environment)
-        .rl_module(model_config={"fcnet_hiddens": (4,)})
+        .rl_module(model_config={"fcnet_hiddens": (4,), "vf_share_layers": True})
         .env_runners(rollout_fragment_length=5, num_env_workers=0)
         .training(train_batch_size_per_learner=10, minibatch_size=5, num_epochs=1, lr=0.01)
         .debugging(seed=0)

@@ -40,7 +40,7 @@ def build(
     config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
     config.multi_agent(policies=policies)
     if model_config is None:
-        model_config = {"fcnet_hiddens": (4,)} if module_class is DefaultPPORLModule else {}
+        model_config = {"fcnet_hiddens": (4,), "vf_share_layers": True} if module_class is DefaultPPORLModule else {}
     spec = RLModuleSpec(module_class, model_config=model_config)
     config.rl_module(rl_module_spec=spec, algorithm_config_overrides_per_module=overrides or {})
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)

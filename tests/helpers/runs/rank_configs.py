@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from helpers.envs.masked_envs import RandomMasks
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.modules.shared_layers import Heads, LayersBeside, Sharing, sharing_config
 from helpers.modules.stackable_modules import StackableGRU
@@ -110,6 +111,18 @@ def make_life(env_config: dict[str, Any]) -> LifeEnv:
 
 def masked_config() -> PPOConfig:
     return life_config().learners(learner_connector=make_masks)
+
+
+def forced_config() -> PPOConfig:
+    """Action masks, some of which leave a single action."""
+    config = small_config(RandomMasks, env_config={"case": 1, "places": ["observation"], "alike": True})
+    config.environment(env=make_random_masks, env_config={"case": 1, "places": ["observation"], "alike": True})
+    config.env_runners(num_envs_per_env_runner=6, rollout_fragment_length=5)
+    return config.training(train_batch_size_per_learner=60, minibatch_size=12, num_epochs=2, lr=1e-3)
+
+
+def make_random_masks(env_config: dict[str, Any]) -> RandomMasks:
+    return RandomMasks(**env_config)
 
 
 def counting_config() -> PPOConfig:
@@ -238,6 +251,7 @@ def batch_norm_config() -> PPOConfig:
 
 CASES: dict[str, Callable[[], PPOConfig]] = {
     "masked rows": masked_config,
+    "single legal actions": forced_config,
     "a piece on items": items_config,
     "normalised rewards": normalized_config,
     "modules that ranks lack": mapped_config,
