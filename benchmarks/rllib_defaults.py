@@ -111,7 +111,7 @@ def differences(rllib: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, 
         theirs = rllib[config]
         for name in sorted(ours.keys() & theirs.keys()):
             if theirs[name] not in (ours[name], _MISSING):
-                found.setdefault((name, *(repr(values[name]) for values in (theirs, ours))), []).append(config)
+                found.setdefault((name, repr(theirs[name]), repr(ours[name])), []).append(config)
     return found
 
 
