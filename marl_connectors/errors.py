@@ -162,7 +162,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     >>> did_you_mean("zzz", ["gamma", "lr"])
     'Known: gamma, lr.'
     >>> did_you_mean("piece of mine", [*"abcdefghijklmnopqrstuvwxyz", "Mine"])
-    'The closest of 27: Mine, o, m, f, e.'
+    'The closest of 27: Mine, p, o, n, m.'
     """
     names = [str(k) for k in known]
     close, _ = _closest(str(name), names)
