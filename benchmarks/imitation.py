@@ -137,8 +137,8 @@ TASKS = {
 
 
 def evaluated(task: Task, algo: Any) -> float:
-    """Returns the mean return of the policy without exploration."""
-    return mean_return(algo.evaluate(num_episodes=task.num_episodes, seed=1000))
+    """Returns the mean return of the policy with most likely actions."""
+    return mean_return(algo.evaluate(num_episodes=task.num_episodes, explore=False, seed=1000))
 
 
 def mean_return(results: dict[str, Any]) -> float:

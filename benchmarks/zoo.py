@@ -27,9 +27,9 @@ POINTS = 60
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
 _OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
-_OWN_OPTIONS |= {"baseline_seconds", "video"}
-_WITH_DEFAULTS = {"wrappers", "eval_explore"}
-"""Further options of runs with the defaults, which presets set."""
+_OWN_OPTIONS |= {"baseline_seconds", "video", "eval_explore"}
+_WITH_DEFAULTS = {"wrappers"}
+"""A further option of runs with the defaults, which presets set."""
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:

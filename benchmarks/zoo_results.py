@@ -73,8 +73,7 @@ def command(task: ZooTask, seeds: str, *, defaults: bool) -> list[str]:
         for name in ("policies", "eval_opponent"):
             if name in task.settings:
                 own += [f"--{name.replace('_', '-')}", task.settings[name]]
-        if task.settings.get("eval_explore"):
-            own.append("--eval-explore")
+    own.append("--eval-explore" if task.settings.get("eval_explore") else "--no-eval-explore")
     episodes = task.settings.get("eval_episodes", EPISODES)
     measuring = ["--eval-episodes", str(episodes), "--baseline-seconds", "60", "--no-video"]
     return ["train", *task.words, *own, "--seeds", seeds, *measuring]

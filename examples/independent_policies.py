@@ -47,7 +47,7 @@ def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[dict[str, floa
             steps = result["num_agent_steps_sampled_lifetime"]
             print(f"{steps:>8,} agent steps, return: {_text(_means(result['env_runners']))}")
 
-    trained = _means(algo.evaluate(num_episodes=eval_episodes))
+    trained = _means(algo.evaluate(num_episodes=eval_episodes, explore=False))
     at_random = _means(algo.random_play(num_episodes=eval_episodes))
     algo.stop()
     print(f"Without exploration: {_text(trained)}. Random play: {_text(at_random)}.")

@@ -92,7 +92,7 @@ def train(config: PPOConfig, iterations: int) -> float:
     algo = config.build()
     for _ in range(iterations):
         algo.train()
-    mean = algo.evaluate(num_episodes=50, seed=1)["module_episode_returns"]["listener"]["mean"]
+    mean = algo.evaluate(num_episodes=50, explore=False, seed=1)["module_episode_returns"]["listener"]["mean"]
     algo.stop()
     return mean
 

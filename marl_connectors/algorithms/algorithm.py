@@ -666,8 +666,10 @@ class Algorithm(RefusesIgnoredMethods):
 
         Args:
             num_episodes: The number of episodes; ``evaluation_duration`` if None.
-            explore: Whether actions are sampled. If None, ``evaluation_config`` decides, and its default is False.
-            seed: The seed of these episodes. If None, every evaluation has another seed, derived from the run's.
+            explore: Whether actions are sampled. If None, ``evaluation_config`` decides. If it does not say, the
+                policies act as they were trained: PPO, MAPPO, BC, MARWIL and SAC draw their actions, and DQN, VDN,
+                QMIX, MADDPG and MATD3 take the best ones.
+            seed: The seed of these episodes. If None, each such evaluation has another seed, derived from the run's.
             policy_mapping_fn: Chooses the module of each agent. If None, the function of ``evaluation_config`` or else
                 of training is used.
             max_seconds: The time after which playing stops, although episodes are unfinished; None for no limit. The
@@ -706,8 +708,9 @@ class Algorithm(RefusesIgnoredMethods):
         if explore is not None:
             config.explore = explore
         number = config.evaluation_duration if num_episodes is None else num_episodes
-        seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
-        self._num_evaluations += 1
+        if seed is None:
+            seed = derived_seed(self.seed, "evaluation", self._num_evaluations)
+            self._num_evaluations += 1
         return self._begin_play(config, number, seed, watch)
 
     @contextmanager

@@ -165,8 +165,8 @@ def configured(config: Any, values: Mapping[str, Any]) -> Any:
     config.update_from_dict({name: values[name] for name in _SAME if name in values})
     _set_model(config, values)
     set_by_name(config, values.get("training", {}))
-    if values.get("eval_explore", explores_in_evaluations(config)) != explores_in_evaluations(config):
-        config.evaluation(evaluation_config={**(config.evaluation_config or {}), "explore": values["eval_explore"]})
+    if (explore := values.get("eval_explore")) not in (None, explores_in_evaluations(config)):
+        config.evaluation(evaluation_config={**(config.evaluation_config or {}), "explore": explore})
     if values.get("anneal_lr"):
         from marl_connectors.algorithms.config.sections import sections
 
@@ -176,9 +176,9 @@ def configured(config: Any, values: Mapping[str, Any]) -> Any:
     return config
 
 
-def explores_in_evaluations(config: Any) -> bool:
-    """Whether actions are sampled in evaluations."""
-    return bool((config.evaluation_config or {}).get("explore", False))
+def explores_in_evaluations(config: Any) -> bool | None:
+    """Whether actions are sampled in evaluations; None if the policies act as they were trained."""
+    return (config.evaluation_config or {}).get("explore")
 
 
 _SAME: Final = ("num_env_workers", "num_learners", "num_gpus_per_learner", "ray_address", "seed")

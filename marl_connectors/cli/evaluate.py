@@ -23,6 +23,7 @@ from marl_connectors.algorithms.fitting.figures import (
 )
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
+from marl_connectors.cli.both_ways import measured_baseline
 from marl_connectors.cli.restored_runs import (
     check_python_config,
     checkpoint_named,
@@ -65,17 +66,17 @@ def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace, gate: Inter
     After a stop signal, the rest is left out.
     """
     wanted, limit = args.episodes, float(args.baseline_seconds)
-    explore = bool(args.explore or algo.config.get_evaluation_config().explore)
+    explore = algo.config.get_evaluation_config().explore if args.explore is None else args.explore
     how: dict[str, Any] = {"num_episodes": wanted, "is_enough": gate.is_requested}
     with gate.iteration(), PlayProgress(wanted, what="episodes") as watch:
         results = algo.evaluate(explore=explore, seed=args.seed, on_progress=watch, **how)
     was_stopped, at_random, failed = gate.is_requested(), None, None
     if not was_stopped:
         with gate.iteration(), PlayProgress(wanted, what="episodes of random play") as watch:
-            at_random = algo.random_play(max_seconds=limit, on_progress=watch, **how)
+            at_random = measured_baseline(algo.random_play, max_seconds=limit, on_progress=watch, **how)
     if args.video is not None and not gate.is_requested():
         with gate.iteration(), announced(RECORDING):
-            failed = record_video(algo, Path(args.video), seed=args.seed)
+            failed = record_video(algo, Path(args.video), seed=args.seed, explore=explore)
     return {
         "checkpoint": str(checkpoint),
         "episodes": wanted,

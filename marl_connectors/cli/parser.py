@@ -100,7 +100,9 @@ _SEED_OF_PLAY = _SEED.but("seed of the environment and the actions (default 0)")
 _THREADS = _option("--threads", "threads of torch (default 1, which is fastest for small networks)", "N", count)
 _EPISODES = _option("--episodes", "number of episodes (default 20)", "N", count)
 _JSON = _flag("--json", "print JSON instead of a table")
-_EXPLORE = _flag("--explore", "draw the actions, as in training, instead of taking the most likely")
+_EXPLORE = _either("--explore", "draw the actions, or take the most likely (default: as the run's evaluations)").but(
+    default=None
+)
 _UNTRUSTED = _flag(
     "--untrusted",
     "import none of the modules that the checkpoint names, only this library's and known environments",
@@ -224,7 +226,11 @@ _NEW_RUN = (
         "WHO",
         opponent,
     ),
-    _either("--eval-explore", "draw the actions of evaluations and videos, as in training, instead of the most likely"),
+    _either(
+        "--eval-explore",
+        "draw the actions of evaluations and videos, or take the most likely (default: draw them if the algorithm "
+        "learns distributions, as PPO, MAPPO, BC, MARWIL and SAC do)",
+    ),
     _either("--anneal-lr", "let the learning rate fall linearly to 0 over --steps"),
     *_PLACES,
     *_OUTPUT,
@@ -344,7 +350,7 @@ COMMANDS: Final = (
             _option(
                 "--module", "the module for all agents (default: the module that each agent had in training)", "ID"
             ),
-            _EXPLORE.but("draw actions from random numbers, which are an input"),
+            _flag("--explore", "draw actions from random numbers, which are an input, as PPO does in evaluations"),
             _option("--opset", "version of ONNX's operators (default: that of torch)", "N", count),
             _flag("--no-check", "do not compare the programs with the policies", "check", value=False),
             _UNTRUSTED,
@@ -365,7 +371,7 @@ COMMANDS: Final = (
             _option("--num-envs", "with random: sub-environments (default 8)", "N", count),
             _EPISODES.but("number of episodes (default 100)", default=100),
             _option("--out", "folder of the files, which must not hold recorded episodes", "FOLDER", required=True),
-            *(_SEED_OF_PLAY.but(default=0), _EXPLORE.but(default=False)),
+            *(_SEED_OF_PLAY.but(default=0), _EXPLORE),
             _flag("--drop-infos", "leave out values of infos that no file can hold").but(default=False),
             *(_JSON.but(default=False), _UNTRUSTED.but(default=True)),
         ),

@@ -16,6 +16,7 @@ from marl_connectors.cli.config_settings import (
     settings_of,
 )
 from marl_connectors.cli.known_algorithms import ALGORITHMS, are_alike
+from marl_connectors.cli.run_folder import DRAWN, MOST_LIKELY, WAYS
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.errors import ConfigError
@@ -187,9 +188,15 @@ def expectation(task: ZooTask) -> str:
         else ""
     )
     return (
-        f"expected return {expected_return(task)}{share} after {settings_of_task(task).steps:,} agent steps, "
+        f"expected return {expected_return(task)}{share} {manner(task)} after {settings_of_task(task).steps:,} agent "
+        f"steps, "
         f"about {duration(task.expected.minutes)}"
     )
+
+
+def manner(task: ZooTask) -> str:
+    """Returns how the policies acted when the task's expected results were measured, in words."""
+    return f"with {WAYS[DRAWN if settings_of_task(task).eval_explore else MOST_LIKELY]}"
 
 
 def expected_return(task: ZooTask) -> str:

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         with announced(BUILDING):
             algo = _algorithm(given)
         try:
+            explores = algo.config.get_evaluation_config().explore if given["explore"] is None else given["explore"]
             results = _recorded(algo, given, gate)
         except KeyboardInterrupt as stop:
             print(f"\nStopped at once. {_what_is_kept(given)}", flush=True)
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         found |= {"results": results, "stopped": gate.is_requested()}
         print(json.dumps(jsonable(found), indent=2))
     else:
-        print(_as_text(given, results), flush=True)
+        print(_as_text(given, results, explores), flush=True)
     return 0 if gate.requested is None else exit_status(gate.requested)
 
 
@@ -67,7 +68,7 @@ def _recorded(algo: Any, given: dict[str, Any], gate: InterruptGate) -> dict[str
         return algo.record(
             given["out"],
             num_episodes=wanted,
-            explore=given["explore"] or None,
+            explore=given["explore"],
             at_random=given["source"] == RANDOM,
             seed=given["seed"],
             unstorable_infos="drop" if given["drop_infos"] else "error",
@@ -85,8 +86,8 @@ def _check(given: dict[str, Any]) -> None:
     if given["source"] == RANDOM:
         if "env" not in given:
             raise ConfigError("record random: name the environment: --env ENV")
-        if given["explore"]:
-            raise ConfigError("record random: all actions are random, so leave --explore out")
+        if given["explore"] is not None:
+            raise ConfigError("record random: all actions are random, so leave --explore and --no-explore out")
         return
     for name in _OF_ENV:
         if name in given:
@@ -119,12 +120,12 @@ def _what_is_kept(given: dict[str, Any]) -> str:
     return "\n".join([*lines, f"  {suggestions.record_rest(given, number)}"] if number < wanted else lines)
 
 
-def _as_text(given: dict[str, Any], results: dict[str, Any]) -> str:
+def _as_text(given: dict[str, Any], results: dict[str, Any], explores: bool) -> str:
     number, source = results["num_episodes"], given["source"]
     is_whole = number == given["episodes"]
     if number == 0:
         return f"\nStopped. {_what_is_kept(given)}"
-    manner = "drawn" if given["explore"] else "the most likely ones"
+    manner = "drawn" if explores else "the most likely ones"
     who = "at random" if source == RANDOM else f"with the policies of {source}, actions are {manner}"
     rows = [[module_id, spread(mean_and_std)] for module_id, mean_and_std in module_returns(results).items()]
     return "\n".join(

@@ -71,6 +71,9 @@ SEEDS = "seeds.json"
 """The file in the folder of runs of several seeds with their options and results."""
 SWEEP = "sweep.json"
 """The file in the folder of a sweep with its options and results."""
+DRAWN, MOST_LIKELY = "drawn_actions", "most_likely_actions"
+WAYS = {DRAWN: "drawn actions", MOST_LIKELY: "most likely actions"}
+"""The ways of acting in which policies are measured, by their keys in ``final.json``, in words."""
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -407,7 +410,9 @@ def read_final(path: Path) -> dict[str, Any] | None:
     if not (path / FINAL).exists():
         return None
     data = _read_json(path, FINAL)
-    if wrong := wrong_results(data, "the results"):
+    if wrong := wrong_results(data, "the results") or next(
+        (wrong for way in WAYS if (wrong := wrong_results(data.get(way, {}), way))), ""
+    ):
         raise CheckpointError(f"{path / FINAL} is damaged: {wrong}. Delete it, and resume the run.")
     return data
 

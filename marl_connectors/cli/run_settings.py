@@ -55,7 +55,8 @@ class RunSettings:
         eval_opponent: ``"random"`` if one agent acts with its module in evaluations, a different one in each episode,
             and all others act at random; ``"random:PATTERN,PATTERN"`` if the agents of one team do, whose ids match
             its pattern; None if evaluations are played as in training.
-        eval_explore: Whether evaluations and videos draw the actions as in training; False for the most likely ones.
+        eval_explore: Whether evaluations and videos draw the actions; False for the most likely ones; None for what
+            ``AlgorithmConfig.draws_actions`` says.
         steps: The agent steps at which the run ends.
         seed: The seed of all random streams.
         num_envs: The number of sub-environments of all env runners together.
@@ -99,7 +100,7 @@ class RunSettings:
     mapping: str | None = None
     modules: list[str] | None = None
     eval_opponent: str | None = None
-    eval_explore: bool = False
+    eval_explore: bool | None = None
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
@@ -180,8 +181,6 @@ class RunSettings:
             config = config_class(self.algo)()
             config.multi_agent(count_steps_by="agent_steps").rl_module(model_config=DefaultModelConfig())
             values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            if not self.eval_explore:
-                del values["eval_explore"]  # unless evaluation_config says otherwise
         return configured(config, values)
 
     def build_algorithm(self) -> Any:
@@ -388,7 +387,7 @@ EXPECTED: Mapping[str, Validator] = {
     "env_to_module": _TEXTS,
     "learner_connector": _TEXTS,
     "anneal_lr": _FLAG,
-    "eval_explore": _FLAG,
+    "eval_explore": _in_words("true, false or null", optional(_FLAG)),
     "checkpoint_every": _COUNT,
     "eval_episodes": _COUNT,
     "baseline_seconds": _COUNT,

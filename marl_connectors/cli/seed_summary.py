@@ -17,7 +17,7 @@ from marl_connectors.algorithms.fitting.figures import agent_steps, module_retur
 from marl_connectors.algorithms.fitting.run_files import read_metrics
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.pictures import draw_seed_curves
-from marl_connectors.cli.run_folder import SEEDS
+from marl_connectors.cli.run_folder import SEEDS, WAYS
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
@@ -141,9 +141,13 @@ class SeedResult:
         status: ``"finished"``, ``"unfinished"`` or ``"missing"``.
         agent_steps: The agent steps of the run.
         returns: Module id to an agent's mean return after training; empty before the run is finished.
+        drawn_actions: The same with drawn actions, if ``returns`` are those of the most likely ones.
+        most_likely_actions: The same with the most likely actions, if ``returns`` are those of drawn ones.
         at_start: The same of the untrained modules.
         random_play: The same of random actions.
         success: The mean success after training; None if the results have none.
+        success_drawn_actions: The same with drawn actions, as for ``drawn_actions``.
+        success_most_likely_actions: The same with the most likely actions, as for ``most_likely_actions``.
         success_at_start: The same of the untrained modules.
         success_random_play: The same of random actions.
         error: The error that has stopped the run; ``""`` if there was none.
@@ -155,9 +159,13 @@ class SeedResult:
     status: str = MISSING
     agent_steps: int = 0
     returns: Mapping[str, float] = field(default_factory=dict)
+    drawn_actions: Mapping[str, float] = field(default_factory=dict)
+    most_likely_actions: Mapping[str, float] = field(default_factory=dict)
     at_start: Mapping[str, float] = field(default_factory=dict)
     random_play: Mapping[str, float] = field(default_factory=dict)
     success: float | None = None
+    success_drawn_actions: float | None = None
+    success_most_likely_actions: float | None = None
     success_at_start: float | None = None
     success_random_play: float | None = None
     error: str = ""
@@ -187,6 +195,10 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
     rows, _ = read_metrics(run / run_folder.METRICS)
     done = agent_steps(rows[-1]) if rows else 0
     final = run_folder.read_final(run)
+    other_ways: dict[str, Any] = {}
+    for way, measured in (final or {}).items():
+        if way in WAYS:
+            other_ways |= {way: _means(measured), f"success_{way}": _success(measured)}
     baselines = run_folder.read_baselines(run) if rows else {}
     curve: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
@@ -202,6 +214,7 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
         at_start=_means(baselines.get("at_start", {})),
         random_play=_means(baselines.get("random_play", {})),
         success=_success(final or {}),
+        **other_ways,
         success_at_start=_success(baselines.get("at_start", {})),
         success_random_play=_success(baselines.get("random_play", {})),
         error=error,
@@ -257,7 +270,8 @@ def summary_table(results: Sequence[SeedResult]) -> str:
     if any(summary[name].interquartile_mean is not None for name in shown):
         rows.append(["interquartile mean", *(_figure(name, summary[name].interquartile_mean) for name in shown)])
         rows.append(["its 95 % interval", *(_interval(name, summary[name].interquartile_interval) for name in shown)])
-    for label, key in (("untrained", "at_start"), ("random play", "random_play")):
+    other_ways = [(label, way) for way, label in WAYS.items() if any(getattr(result, way) for result in results)]
+    for label, key in (*other_ways, ("untrained", "at_start"), ("random play", "random_play")):
         rows.append([label, *(_baseline(results, name, key) for name in shown)])
     text = table(["seed", *(name.removeprefix("return/") for name in shown)], rows)
     hidden = len(summary) - len(shown)

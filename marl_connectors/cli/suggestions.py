@@ -102,7 +102,7 @@ def record_rest(given: Mapping[str, Any], number: int) -> str:
         words += ["--env-config", f"{key}={literal_text(value)}"]
     for wrapper in given.get("wrappers", ()):
         words += ["--wrap", wrapper]
-    words += ["--explore"] * given["explore"] + ["--drop-infos"] * given["drop_infos"] + _untrusted(given["trusted"])
+    words += _explore(given["explore"]) + ["--drop-infos"] * given["drop_infos"] + _untrusted(given["trusted"])
     rest = ("--episodes", given["episodes"] - number, "--seed", given["seed"] + 1, "--out", _free(Path(given["out"])))
     return command(*words, *rest)
 
@@ -155,7 +155,7 @@ def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
         yield "--modules", ",".join(settings.modules)
     if settings.eval_opponent != base.eval_opponent:
         yield "--eval-opponent", settings.eval_opponent or "none"
-    if settings.eval_explore != base.eval_explore:
+    if settings.eval_explore not in (None, base.eval_explore):
         yield ("--eval-explore" if settings.eval_explore else "--no-eval-explore",)
     usual = base.algo if not is_own else new_settings({"env": settings.env, "preset": settings.preset is not None}).algo
     if settings.algo != usual:
@@ -206,6 +206,10 @@ def _network_and_pieces(settings: RunSettings, base: RunSettings) -> Iterator[tu
             yield f"--{name.replace('_', '-')}", *(getattr(settings, name) or ["none"])
     if settings.anneal_lr != base.anneal_lr:
         yield ("--anneal-lr" if settings.anneal_lr else "--no-anneal-lr",)
+
+
+def _explore(explore: bool | None) -> list[str]:
+    return [] if explore is None else ["--explore" if explore else "--no-explore"]
 
 
 def _untrusted(trusted: bool) -> list[str]:

@@ -35,6 +35,7 @@ from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.trackers import TRACKERS, Tracker, leaves, new_run_id
 from marl_connectors.cli import run_folder, suggestions
+from marl_connectors.cli.both_ways import about_both_ways, both_ways, evaluate_both_ways, intervals, measured_baseline
 from marl_connectors.cli.config_files import check_video_every, option_of, resolved
 from marl_connectors.cli.config_settings import (
     absolute_spec,
@@ -52,7 +53,7 @@ from marl_connectors.cli.restored_runs import (
     naming_a_lost_config,
     with_config,
 )
-from marl_connectors.cli.run_folder import RunFolder
+from marl_connectors.cli.run_folder import WAYS, RunFolder
 from marl_connectors.cli.run_settings import (
     RunSettings,
     settings_from_json,
@@ -236,9 +237,9 @@ class _Training:
             with PlayProgress(wanted) as watch:
                 how: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": watch}
                 if name == "random_play":
-                    found[name] = self.algo.random_play(**how)
+                    found[name] = measured_baseline(self.algo.random_play, **how)
                 else:
-                    found[name] = self.algo.evaluate(seed=settings.seed, **how)
+                    found[name] = measured_baseline(self.algo.evaluate, seed=settings.seed, **how)
             _say(fewer_episodes(what, found[name], wanted))
         _say(self._why_no_success(found["random_play"]))
         return jsonable(found)
@@ -334,12 +335,11 @@ class _Training:
         """
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
-        with InterruptGate(stops=WITH_ENDED_EPISODES) as gate, gate.iteration(), PlayProgress(wanted) as watch:
-            results = self.algo.evaluate(
-                num_episodes=wanted, seed=self.settings.seed, on_progress=watch, is_enough=gate.is_requested
-            )
+        with InterruptGate(stops=WITH_ENDED_EPISODES) as gate, gate.iteration():
+            how: dict[str, Any] = {"seed": self.settings.seed, "is_enough": gate.is_requested}
+            results = evaluate_both_ways(self.algo, num_episodes=wanted, **how)
         self._print_results(results)
-        is_whole = results["num_episodes"] >= wanted
+        is_whole = all(each["num_episodes"] >= wanted for each in both_ways(results).values())
         if is_whole:
             folder.write_final(jsonable(results))
         if gate.requested is not None:
@@ -371,17 +371,22 @@ class _Training:
         at_start, random_play = (
             module_returns(run_folder.from_json(self.baselines[key])) for key in ("at_start", "random_play")
         )
-        rows = [
-            [module_id, spread(at_start.get(module_id)), spread(mean), spread(random_play.get(module_id))]
-            for module_id, mean in module_returns(results).items()
-        ]
+        (way, _), *others = both_ways(results).items()
+        columns = {"at start": at_start, "now": module_returns(results)}
+        columns |= {WAYS[other]: module_returns(measured) for other, measured in others}
+        columns |= {"random play": random_play}
+        rows = [[module_id, *(spread(own.get(module_id)) for own in columns.values())] for module_id in columns["now"]]
         wanted, played = self.settings.eval_episodes, results["num_episodes"]
-        print(f"\nReturn of an agent per episode, mean ± standard deviation of {played} episodes:")
-        print(table(["module", "at start", "now", "random play"], rows))
+        manner = f", with {WAYS[way]}" if others else ""
+        print(f"\nReturn of an agent per episode{manner}, mean ± standard deviation of {played} episodes:")
+        print(table(["module", *columns], rows))
         if (measured := success_name(self.algo.config)) is not None and math.isfinite(success_of(results)):
             before, by_chance = (percent(success_of(self.baselines[key])) for key in ("at_start", "random_play"))
             now_done = percent(success_of(results))
+            now_done += "".join(f" ({percent(success_of(own))} with {WAYS[other]})" for other, own in others)
             print(f"\nSuccess ({measured}): {before} at start, {now_done} now, {by_chance} in random play.")
+        if others:
+            _say(about_both_ways(*(intervals(both_ways(results)[each]) for each in WAYS)))
         for name, what in BASELINES.items():
             _say(fewer_episodes(what, self.baselines[name], wanted))
         _say(fewer_episodes("the trained policies", results, wanted, was_stopped=True))

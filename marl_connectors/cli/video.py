@@ -53,18 +53,20 @@ class Clip:
     frames: Sequence[np.ndarray]
 
 
-def record_clips(algo: Any, labels: Sequence[str], *, seed: int) -> list[Clip]:
+def record_clips(algo: Any, labels: Sequence[str], *, seed: int, explore: bool | None = None) -> list[Clip]:
     """Plays an episode for each label. Episodes of other policies with the same seed begin in the same states.
 
     Args:
         algo: An ``Algorithm``. Its ``render_episodes`` is called.
         labels: The beginning of the caption of each episode.
         seed: The seed of the environment and the actions.
+        explore: Whether actions are drawn; None as in evaluations.
 
     Returns:
         The clips; ``[]`` if the environment cannot be rendered.
     """
-    episodes = algo.render_episodes(len(labels), max_frames=MAX_FRAMES, max_seconds=MAX_SECONDS, seed=seed)
+    limits = {"max_frames": MAX_FRAMES, "max_seconds": MAX_SECONDS}
+    episodes = algo.render_episodes(len(labels), seed=seed, explore=explore, **limits)
     return [
         Clip(f"{label}: {_outcome(episode)}", episode.frames)
         for label, episode in zip(labels, episodes, strict=False)  # there are no episodes without pictures
@@ -90,13 +92,16 @@ def record_untrained(algo: Any, *, seed: int) -> bytes:
         return b""
 
 
-def record_video(algo: Any, path: Path, *, seed: int, label: str = "", untrained: Path | None = None) -> str:
+def record_video(
+    algo: Any, path: Path, *, seed: int, explore: bool | None = None, label: str = "", untrained: Path | None = None
+) -> str:
     """Plays episodes and writes them as a video, if the environment can be rendered.
 
     Args:
         algo: An ``Algorithm``.
         path: The file to write. Its name ends in ``.mp4`` for an MP4; any other file is a GIF.
         seed: As for ``record_clips``.
+        explore: As for ``record_clips``.
         label: The beginning of all captions, such as ``"after training, "``.
         untrained: A file with what ``record_untrained`` returned, for the beginning of the video. It may be missing.
 
@@ -105,7 +110,7 @@ def record_video(algo: Any, path: Path, *, seed: int, label: str = "", untrained
     """
     try:
         labels = [f"{label}episode {index}" for index in range(1, TRAINED_EPISODES + 1)]
-        clips = record_clips(algo, labels, seed=seed)
+        clips = record_clips(algo, labels, seed=seed, explore=explore)
         if not clips:
             return _NO_PICTURES
         if untrained is not None and untrained.exists():

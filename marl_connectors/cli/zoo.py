@@ -9,12 +9,17 @@ import textwrap
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent, table
-from marl_connectors.cli.presets import decimals, duration, expected_return, settings_of_task
+from marl_connectors.cli.presets import decimals, duration, expected_return, manner, settings_of_task
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.packages import install_command
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.zoo import ZooTask, find_task, tasks
+
+_ABOUT = (
+    "Returns are those of an agent per episode with most likely actions, but with drawn actions where a task sets "
+    "eval_explore; times are those on two CPU cores."
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +63,7 @@ def _list() -> str:
         )
     train, show = command(PROGRAM, "train", "TASK"), command(PROGRAM, "zoo", "TASK")
     how = f"Train one with: {train}. Show one with all of its settings: {show}."
-    return f"{table(header, rows)}\n\nReturns are those of an agent per episode, times those on two CPU cores. {how}"
+    return f"{table(header, rows)}\n\n{_ABOUT} {how}"
 
 
 def _page(task: ZooTask) -> str:
@@ -67,7 +72,7 @@ def _page(task: ZooTask) -> str:
     rows = [
         ("environment", task.env),
         ("to install", install_command(*task.needs.split()) if task.needs else "nothing more"),
-        ("expected return", f"{expected_return(task)} ({seeds})"),
+        ("expected return", f"{expected_return(task)} {manner(task)} ({seeds})"),
         ("success", f"{_percent(expected.success)} {task.success.name}" if task.success is not None else "–"),
         ("random play", _number(task, expected.random_return)),
         ("best published", _number(task, expected.published) + (f" ({expected.source})" if expected.source else "")),

@@ -13,7 +13,8 @@ from marl_connectors.callbacks import Success
 class Expected:
     """The results to expect from a task's settings.
 
-    A return is the mean return of an agent per episode, of episodes without exploration, in the environment's units.
+    A return is the mean return of an agent per episode, in the environment's units: with most likely actions, but with
+    drawn actions where the task sets ``eval_explore``.
     The figures are those of the files in ``benchmarks/results/zoo``.
 
     Attributes:

@@ -8,7 +8,22 @@ import numpy as np
 import pytest
 
 from helpers.envs.scripted_envs import small_config
-from marl_connectors import Algorithm, Columns, RLModule
+from marl_connectors import (
+    Algorithm,
+    BCConfig,
+    Columns,
+    DQNConfig,
+    MADDPGConfig,
+    MAPPOConfig,
+    MARWILConfig,
+    MATD3Config,
+    MixedConfig,
+    PPOConfig,
+    QMIXConfig,
+    RLModule,
+    SACConfig,
+    VDNConfig,
+)
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.errors import ConfigError, MappingError
@@ -78,13 +93,39 @@ def test_exploration_copies_and_callbacks_may_be_others_too():
     algo = config.env_runners(num_envs_per_env_runner=3).build_algo()
     NotesActions.seen.clear()
     algo.evaluate(num_episodes=2)
-    algo.evaluate(num_episodes=1, explore=True)
-    assert NotesActions.seen == [({0}, 2), ({0}, 2), ({1}, 1)]
-    exploring = config.copy().evaluation(evaluation_config={**settings, "explore": True}).build_algo()
-    NotesActions.seen.clear()
-    exploring.evaluate(num_episodes=2)
-    exploring.evaluate(num_episodes=1, explore=False)
+    algo.evaluate(num_episodes=1, explore=False)
     assert NotesActions.seen == [({1}, 2), ({1}, 2), ({0}, 1)]
+    greedy = config.copy().evaluation(evaluation_config={**settings, "explore": False}).build_algo()
+    NotesActions.seen.clear()
+    greedy.evaluate(num_episodes=2)
+    greedy.evaluate(num_episodes=1, explore=True)
+    assert NotesActions.seen == [({0}, 2), ({0}, 2), ({1}, 1)]
+
+
+DRAWS = [PPOConfig, MAPPOConfig, BCConfig, MARWILConfig, SACConfig]
+TAKES_THE_BEST = [DQNConfig, VDNConfig, QMIXConfig, MADDPGConfig, MATD3Config]
+
+
+@pytest.mark.parametrize("config_class", [*DRAWS, *TAKES_THE_BEST])
+def test_policies_act_in_evaluations_as_they_were_trained_unless_the_user_decides(config_class):
+    def explores(config):
+        return config.get_evaluation_config().explore
+
+    assert explores(config_class()) == (config_class in DRAWS)
+    assert not explores(config_class().env_runners(explore=False))
+    for wanted in (True, False):
+        assert explores(config_class().evaluation(evaluation_config={"explore": wanted})) == wanted
+
+
+def test_a_mixed_run_draws_if_one_of_its_algorithms_learns_distributions():
+    for algorithms, draws in (({"a": DQNConfig()}, False), ({"a": DQNConfig(), "b": PPOConfig()}, True)):
+        assert MixedConfig().algorithms(algorithms).get_evaluation_config().explore == draws
+
+
+def test_an_evaluation_with_a_seed_of_its_own_leaves_the_seeds_of_others_alone():
+    one, other = (config_of().build_algo() for _ in range(2))
+    one.evaluate(num_episodes=1, seed=5)
+    assert one.evaluate(num_episodes=3) == other.evaluate(num_episodes=3)
 
 
 def test_what_is_wrong_in_the_settings_of_evaluations_is_named():

@@ -20,6 +20,7 @@ STEPS = 100
 
 class FakeConfig:
     num_envs_per_env_runner = 8
+    draws_actions = False
 
     def __init__(self, env):
         self.env = env
@@ -108,7 +109,7 @@ class FakeAlgorithm:
     def random_play(self, *, num_episodes, max_seconds=None, on_progress=None, is_enough=None):
         return self.results(-7.0) | {"num_episodes": num_episodes}
 
-    def render_episodes(self, num_episodes=1, *, max_frames, max_seconds, seed):
+    def render_episodes(self, num_episodes=1, *, max_frames, max_seconds, seed, explore=None):
         returns = dict.fromkeys(self.modules, float(self.iteration))
         return [RenderedEpisode(self.frames[:max_frames], 2, returns)] * (num_episodes if self.frames else 0)
 

@@ -513,7 +513,7 @@ class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
         evaluation_parallel_to_training: bool = UNSET,
         offline_evaluation_interval: int | None = UNSET,
     ) -> None:
-        """Sets when and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
+        """Sets when and how ``train()`` also evaluates. The policies act as they were trained (``draws_actions``).
 
         Args:
             evaluation_interval: The number of iterations from one evaluation to the next; None for no evaluations.
@@ -855,8 +855,16 @@ class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
         return ""
 
     def get_evaluation_config(self) -> Self:
-        """Returns the config of evaluations. They do not explore unless ``evaluation_config`` asks for it."""
-        return self.copy().update_from_dict({"explore": False, **(self.evaluation_config or {})})
+        """Returns the config of evaluations. The policies act as ``draws_actions`` or ``evaluation_config`` says."""
+        return self.copy().update_from_dict({"explore": self.draws_actions, **(self.evaluation_config or {})})
+
+    @property
+    def draws_actions(self) -> bool:
+        """Whether the trained policies act by drawing actions: they learn distributions, and training draws from them.
+
+        False for algorithms that learn values or deterministic policies. They draw only to explore.
+        """
+        return self.explore
 
     def get_default_rl_module_class(self) -> Any:
         """Returns the module class that is used if the user names none."""

@@ -64,6 +64,11 @@ class DQNConfig(OffPolicyConfig):
     fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"dueling"}
     _algo_class = "marl_connectors.algorithms.dqn.dqn:DQN"
 
+    @property
+    def draws_actions(self) -> bool:
+        """False: the policies take the actions of the highest values."""
+        return False
+
     @section_of(DQNTrainingSettings)
     def training(self, **settings: Unpack[DQNTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``DQNTrainingSettings`` list the settings."""

@@ -78,6 +78,11 @@ class MADDPGConfig(OffPolicyConfig):
     fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"twin_q"}
     _algo_class = "marl_connectors.algorithms.maddpg.maddpg:MADDPG"
 
+    @property
+    def draws_actions(self) -> bool:
+        """False: the policies are deterministic."""
+        return False
+
     @section_of(MADDPGTrainingSettings)
     def training(self, **settings: Unpack[MADDPGTrainingSettings]) -> None:
         """Sets how the modules learn. ``TrainingSettings`` and ``MADDPGTrainingSettings`` list the settings."""

@@ -117,6 +117,11 @@ class MixedConfig(AlgorithmConfig):
         """
         return self._complete(self.algorithm_of(module_id)).get_config_for_module(module_id)
 
+    @property
+    def draws_actions(self) -> bool:
+        """Whether any algorithm learns distributions. The policies of the others then explore as in training."""
+        return self.explore and any(config.draws_actions for config in self.algorithm_configs.values())
+
     def replay_class(self, pattern: str) -> Any:
         """Returns the ReplayTraining of an algorithm; None if it learns from each sample once."""
         return getattr(self.algorithm_configs[pattern].algo_class, "replay_class", None)
