@@ -36,7 +36,6 @@ REASONS = {
     "action_mask_key": "masks are found in observations and infos, and applied without a module of their own",
     "actor_lr": "the learning rate of Haarnoja et al. (2018) for all networks",
     "fcnet_activation": "the networks of Haarnoja et al. (2018)",
-    "evaluation_explore": "evaluations play the most likely actions; `evaluation_config={'explore': True}` draws them",
     "input_": "a sampler is what there is without recorded episodes",
     "input_read_episodes": "recordings hold whole episodes, and nothing else",
     "min_sample_timesteps_per_iteration": "iterations are as long as DQN's, since each writes results",
@@ -76,7 +75,6 @@ def of_ours() -> dict[str, dict[str, Any]]:
     import marl_connectors
     from marl_connectors.algorithms.dqn.rl_module import DQNModelConfig
     from marl_connectors.algorithms.sac.rl_module import SACModelConfig
-    from marl_connectors.cli.config_settings import explores_in_evaluations
     from marl_connectors.validators import declared
 
     models = {"DQNConfig": DQNModelConfig, "SACConfig": SACModelConfig}
@@ -85,7 +83,7 @@ def of_ours() -> dict[str, dict[str, Any]]:
         config = getattr(marl_connectors, name)()
         values = {setting: getattr(config, setting) for setting in declared(type(config))}
         model = dataclasses.asdict(models.get(name, marl_connectors.DefaultModelConfig)())
-        found[name] = _kept({**model, **values, "evaluation_explore": explores_in_evaluations(config)})
+        found[name] = _kept({**model, **values, "evaluation_explore": config.get_evaluation_config().explore})
     return found
 
 
