@@ -39,6 +39,38 @@ def chunks_of(episodes: Iterable[Any]) -> Iterator[SingleAgentEpisode | AgentChu
             yield from episode.agent_views.chunks(episode)
 
 
+def num_steps_of(chunk: SingleAgentEpisode | AgentChunk) -> int:
+    """Returns the number of steps of an agent's episode, or of a chunk of it, without the lookback."""
+    return chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
+
+
+def late_reward(chunk: Any) -> float:
+    """Returns what arrived in a chunk for the agent's last step in the chunk before. Views of rollouts have none."""
+    return getattr(chunk, "uncredited_reward", 0.0)
+
+
+def lives_on(chunk: SingleAgentEpisode | AgentChunk, whole: Any) -> bool:
+    """Whether an agent is there at its last observation: it acts on it, could act, or was stopped with all others.
+
+    An agent that was terminated, or stopped before the whole episode was, is not there. Vectors of all agents' data ask
+    this of every agent but the one that they are made for.
+
+    Args:
+        chunk: The agent's episode, or a chunk of it.
+        whole: The MultiAgentEpisode, or the chunk of it, that it belongs to; itself if it belongs to none.
+    """
+    if not chunk.is_done:
+        return True
+    if chunk.is_terminated or not whole.is_done:
+        return False
+    last: Any = (
+        chunk.rollout.columns[Columns.T][chunk.last_row * chunk.rollout.num_lanes + chunk.lane]  # type: ignore[index]
+        if isinstance(chunk, AgentChunk)
+        else chunk.storage.newest_t
+    )
+    return not isinstance(whole, MultiAgentEpisode) or last == whole.env_t
+
+
 def rows_of_episodes(
     episodes: Sequence[SingleAgentEpisode | AgentChunk],
     module_ids: Sequence[ModuleID],

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.episodes.packing import chunks_of, late_reward, num_steps_of
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
@@ -128,8 +127,9 @@ class EpisodeReplayBuffer:
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
             module_id = chunk.module_id or DEFAULT_MODULE_ID
-            num_steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
-            if num_steps and (is_wanted is None or is_wanted(module_id)):
+            tells = chunk.is_done or late_reward(chunk) != 0
+            is_known = module_id in by_module or module_id in self._rings
+            if (num_steps_of(chunk) or (tells and is_known)) and (is_wanted is None or is_wanted(module_id)):
                 by_module[module_id].append(chunk)
         for module_id, chunks in by_module.items():
             ring = self._rings.get(module_id)

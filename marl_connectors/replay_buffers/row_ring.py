@@ -30,7 +30,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.multi_agent_episode import agent_episode_id
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -43,6 +43,8 @@ from marl_connectors.typing import ModuleID, Tree
 Chunk = SingleAgentEpisode | AgentChunk
 ACTED, TERMINATED, TRUNCATED = 1, 2, 4
 """Bits of a row's flags: a step was taken there; the episode ended after it."""
+_NO_EPISODE = -1
+"""The number of no episode."""
 _ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 
 
@@ -154,17 +156,22 @@ class RowRing:
         """Adds the steps of agents' episodes, or of chunks of them; the oldest steps give way.
 
         Args:
-            chunks: They have at least one step each. Chunks of one episode come in their order.
+            chunks: Chunks of one episode come in their order. One without steps may tell how the episode has ended, or
+                bring a reward for the step before.
 
         Raises:
             EpisodeError: If the columns do not fit those of the episodes before.
         """
-        rows = rows_of_episodes(chunks, [self.module_id])
-        columns = self._columns_of(rows)
-        if self.action_space is None:
-            self.observation_space, self.action_space = rows.observation_space, rows.action_space
-            self.actions_from_0 = rows.parts[0].rollout.actions_from_0
-        self.insert(rows.chunks, columns, np.array(rows.counts, np.int64))
+        steps = np.array([num_steps_of(chunk) for chunk in chunks], np.int64)
+        with_steps = [chunk for chunk, number in zip(chunks, steps.tolist(), strict=True) if number]
+        columns: dict[str, Tree] = {}
+        if with_steps:
+            rows = rows_of_episodes(with_steps, [self.module_id])
+            columns = self._columns_of(rows)
+            if self.action_space is None:
+                self.observation_space, self.action_space = rows.observation_space, rows.action_space
+                self.actions_from_0 = rows.parts[0].rollout.actions_from_0
+        self.insert(chunks, columns, steps + (steps > 0))
 
     def insert(self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
         """Adds the rows of chunks, and returns where they are.
@@ -172,7 +179,8 @@ class RowRing:
         Args:
             chunks: Chunks as in ``add``, or objects with the same attributes.
             columns: The columns of their rows, ``[B, ...]``, one chunk after another.
-            counts: The number of rows of each chunk: one for each step, and one for the last observation.
+            counts: The number of rows of each chunk: one for each step, and one for the last observation. A chunk that
+                has no step has no row; its last observation is that of the chunk before.
         """
         bounds = self._bounds_of_inserts(chunks, counts)
         if len(bounds) == 2:
@@ -213,7 +221,7 @@ class RowRing:
             counts: As for ``insert``.
             later: The agents of whom chunks are added afterwards.
         """
-        continued = {_actor(chunk) for chunk in chunks if not chunk.is_done}
+        continued = {_actor(chunk) for chunk, n in zip(chunks, counts, strict=True) if n and not chunk.is_done}
         with_end = any(chunk.is_done for chunk in chunks)
         if len(self._open.keys() | continued) + with_end > self.num_lanes:
             self._let_go({*later, *map(_actor, chunks)})
@@ -223,8 +231,9 @@ class RowRing:
             for name, values in columns.items():
                 self.columns[name] = tree_map(lambda leaf: self._zeros((size, *leaf.shape[1:]), leaf.dtype), values)
         places = self._places(chunks, counts)
-        self._write(columns, counts, places, _end_flags(chunks))
-        self.num_steps_added += int(counts.sum()) - len(counts)
+        self._write(columns, counts, places, end_flags(chunks))
+        self._complete_last_steps(chunks, counts, places)
+        self.num_steps_added += int(counts.sum() - (counts > 0).sum())
         return places
 
     @property
@@ -280,9 +289,14 @@ class RowRing:
             else:
                 if known is not None:  # the rest of its episode never came, or a part is missing
                     heapq.heappush(self._free, (written[known.lane], known.lane))
+                if not count:  # it tells of a step that is not here
+                    for own, value in ((lanes, 0), (starts, 0), (numbers, _NO_EPISODE)):
+                        own.append(value)
+                    continue
                 start, lane = heapq.heappop(self._free)
                 number = self.num_episodes_added % 2**31
                 self.num_episodes_added += 1
+            count = max(count, 1)
             written[lane] = start + count
             if chunk.is_done:
                 heapq.heappush(self._free, (written[lane], lane))
@@ -300,8 +314,9 @@ class RowRing:
         lanes, numbers = places.lanes.repeat(counts), places.numbers.repeat(counts)
         rows = (places.starts - ends + counts).repeat(counts) + np.arange(len(lanes))
         flags = np.full(len(rows), ACTED, np.uint8)
-        flags[ends - 1] = 0
-        flags[ends - 2] |= end_flags
+        with_steps = counts > 0
+        flags[ends[with_steps] - 1] = 0
+        flags[ends[with_steps] - 2] |= end_flags[with_steps]
         is_kept = rows >= self.written[lanes] - self.num_rows
         if not is_kept.all():  # a lane gets more rows than it keeps
             rows, lanes, flags, numbers = rows[is_kept], lanes[is_kept], flags[is_kept], numbers[is_kept]
@@ -317,6 +332,27 @@ class RowRing:
         for name, values in columns.items():
             put(self.columns[name], positions, values)
         self._after_write(positions)
+
+    def _complete_last_steps(self, chunks: Sequence[Any], counts: np.ndarray, places: Places) -> None:
+        """Adds to last steps in chunks before, as far as they are kept, what chunks tell of them.
+
+        These are rewards that came late and, in chunks without steps, how the episode has ended.
+
+        Args:
+            chunks: As for ``insert``.
+            counts: As for ``insert``.
+            places: Where the chunks are.
+        """
+        ends, late = end_flags(chunks) * (counts == 0), np.array([late_reward(chunk) for chunk in chunks])
+        told = np.flatnonzero((ends > 0) | (late != 0))
+        rows, lanes = places.starts[told] - 1, places.lanes[told]
+        positions = self.positions(lanes, rows)
+        is_kept = rows >= self.written[lanes] - self.num_rows
+        is_kept &= self.numbers[positions] == places.numbers[told]
+        positions, told = positions[is_kept], told[is_kept]
+        np.bitwise_or.at(self.flags, positions, ends[told])
+        if late[told].any():
+            np.add.at(self.columns[Columns.REWARDS], positions, late[told])  # type: ignore[arg-type]
 
     def _after_write(self, positions: np.ndarray) -> None:
         """Called when rows have got other data; does nothing unless overridden."""
@@ -501,7 +537,7 @@ def _actor(chunk: Chunk) -> str:
     return _episode_id(chunk) if number is None else str(agent_episode_id(str(number), chunk.agent_id, 0))
 
 
-def _end_flags(chunks: Sequence[Chunk]) -> np.ndarray:
+def end_flags(chunks: Sequence[Chunk]) -> np.ndarray:
     """Returns ``[E]`` uint8, the flags of each chunk's last step besides ``ACTED``."""
     return np.array([TERMINATED * c.is_terminated + TRUNCATED * c.is_truncated for c in chunks], np.uint8)
 

@@ -106,7 +106,7 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
                     f"{type(self).__name__}: expected MultiAgentEpisodes, but got a {type(episode).__name__}. Use an "
                     f"EpisodeReplayBuffer for single agents."
                 )
-            if episode.env_t > episode.env_t_started:
+            if episode.env_t > episode.env_t_started or episode.is_done:
                 chunks.append(episode)
         if chunks:
             self._ring_of_all.add(chunks)

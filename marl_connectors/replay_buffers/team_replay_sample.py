@@ -105,7 +105,7 @@ class TeamSegments(Segments):
         self.sequence_length = width - window.lookback
         self.rollout = _rollout(ring, module_id, window, flags, rewards)
         self._sources = window.sources
-        items, agents, steps = np.nonzero((flags & (ACTED | ALIVE)).transpose(0, 2, 1))
+        items, agents, steps = np.nonzero((flags & ALIVE).transpose(0, 2, 1))
         acted = (flags[items, steps, agents] & ACTED) > 0
         places = (items * lanes + agents) * (width + 1) + steps
         follows = np.zeros(len(items), bool)  # whether a row continues the one before
@@ -192,6 +192,10 @@ class EnvStepSample(ReplaySample):
     @abstractmethod
     def items_of(self, module_id: ModuleID) -> np.ndarray:
         """Returns the item of each row of a module that has an error of its own in the loss."""
+
+    def there(self, module_id: ModuleID) -> np.ndarray:
+        """Returns ``[N, W, K]`` bool, whether a module's agents are there at the env steps, as ``lives_on`` says it."""
+        return (self.flags[module_id] & ALIVE) > 0
 
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the buffer has a column of a module's agents."""

@@ -21,14 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of, late_reward, lives_on, num_steps_of, packed, rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import EpisodeError, did_you_mean
-from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED, Places, RowRing, spaces_to_json
+from marl_connectors.replay_buffers.row_ring import ACTED, Places, RowRing, end_flags, spaces_to_json
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
 
@@ -38,8 +36,6 @@ AGENT_FLAGS = "agent_flags"
 """The column of the agents' flags, ``[size, K]`` uint8 of each module."""
 ENVIRONMENT = "environment"
 """Stands for a module in the column of the environment's states, ``[size, 1, ...]``: all agents have the same."""
-
-_ANY, _NEVER = -1, -2
 
 
 class EnvChunk(NamedTuple):
@@ -74,14 +70,15 @@ class AgentChunks(NamedTuple):
         chunks: The chunks.
         slots: ``[C]`` the place of each chunk's agent among the agents of its module.
         episodes: ``[C]`` the index of its episode.
-        alive_at: ``[C]`` the env step at which the agent is alive in its last observation: any for an agent that has
-            not ended, the last one for an agent that was stopped with the whole episode.
+        lives_on: ``[C]`` whether the agent is there at its last observation.
+        has_steps: Whether each of the chunks has steps, or none has.
     """
 
     chunks: list[Any]
     slots: list[int]
     episodes: list[int]
-    alive_at: list[int]
+    lives_on: list[bool]
+    has_steps: bool
 
 
 class TeamRing(RowRing):
@@ -120,37 +117,41 @@ class TeamRing(RowRing):
         """Adds the env steps of MultiAgentEpisodes, or of chunks of them; the oldest env steps give way.
 
         Args:
-            chunks: They have at least one env step each. Chunks of one episode come in their order.
+            chunks: Chunks of one episode come in their order. One without env steps may tell how the episode has ended.
 
         Raises:
             EpisodeError: If they have other agents, or if the columns do not fit those of the episodes before.
         """
-        own = {m: self._checked_columns(m, part) for m, part in self._by_module(chunks).items()}
+        by_module = sorted(self._by_module(chunks).items())
+        own = [(m, part, *self._checked_columns(m, part)) for (_, m), part in by_module]
         heads = [EnvChunk(e.id_, e.env_t_started, e.is_terminated, e.is_truncated) for e in chunks]
-        counts = np.array([e.env_t - e.env_t_started + 1 for e in chunks], np.int64)
+        steps = np.array([e.env_t - e.env_t_started for e in chunks], np.int64)
+        counts = steps + (steps > 0)
         started = np.array([e.env_t_started for e in chunks], np.int64)
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         times = (np.repeat(started, counts) + number).astype(np.int32)
         places = self.insert(heads, {Columns.T: times}, counts)
         self._forget_agents(places, counts)
-        for module_id, (part, rows, columns) in own.items():
+        for module_id, part, rows, columns in own:
             self._put(module_id, part, rows, columns, places, started)
+            self._complete_agents(module_id, part, rows, places, started)
 
-    def _by_module(self, chunks: Iterable[MultiAgentEpisode]) -> dict[ModuleID, AgentChunks]:
-        """Returns the agents' chunks that have rows, by module."""
-        found: dict[ModuleID, AgentChunks] = {}
+    def _by_module(self, chunks: Iterable[MultiAgentEpisode]) -> dict[tuple[int, ModuleID], AgentChunks]:
+        """Returns the agents' chunks by module and, in the order in which they are written, by what they hold.
+
+        Chunks without steps that tell of an end are first, then those with steps, then observations that wait for an
+        action. So of two lives of an agent, the later one comes last.
+        """
+        found: dict[tuple[int, ModuleID], AgentChunks] = {}
         for i, episode in enumerate(chunks):
-            is_over = episode.is_terminated or episode.is_truncated
             for chunk in chunks_of([episode]):
                 module_id, slot = self._place_of(chunk)
-                if not isinstance(chunk, AgentChunk) and not len(chunk) and type(chunk.storage) is not LaneStorage:
-                    continue  # the types of its empty columns are not known
-                own = found.setdefault(module_id, AgentChunks([], [], [], []))
+                order = 1 if num_steps_of(chunk) else 0 if chunk.is_done else 2
+                own = found.setdefault((order, module_id), AgentChunks([], [], [], [], has_steps=order == 1))
                 own.chunks.append(chunk)
                 own.slots.append(slot)
                 own.episodes.append(i)
-                is_stopped = is_over and not chunk.is_terminated
-                own.alive_at.append(_ANY if not chunk.is_done else episode.env_t if is_stopped else _NEVER)
+                own.lives_on.append(lives_on(chunk, episode))
         return found
 
     def _place_of(self, chunk: Any) -> tuple[ModuleID, int]:
@@ -168,12 +169,20 @@ class TeamRing(RowRing):
             )
         return place
 
-    def _checked_columns(self, module_id: ModuleID, own: AgentChunks) -> tuple[AgentChunks, Rows, dict[str, Tree]]:
+    def _checked_columns(self, module_id: ModuleID, own: AgentChunks) -> tuple[Rows, dict[str, Tree]]:
         """Returns the rows of one module's agents, and their columns.
+
+        Those without steps have an observation, and maybe what was known with it. No types are learned from them.
 
         Raises:
             EpisodeError: If the columns do not fit those before.
         """
+        if not own.has_steps:
+            rows = rows_of_episodes(packed(own.chunks), [module_id])
+            names = (Columns.OBS, Columns.ACTION_MASK, Columns.ENV_STATE)
+            return rows, {
+                n: rows.get(n) for n in names if rows.has(n) and (n == Columns.OBS or n in self.extra_columns)
+            }
         rows = rows_of_episodes(own.chunks, [module_id])
         names = [Columns.OBS, Columns.ACTIONS, Columns.REWARDS, *(n for n in self.extra_columns if rows.has(n))]
         columns = {name: rows.get(name) for name in names}
@@ -189,7 +198,7 @@ class TeamRing(RowRing):
         if module_id not in self.spaces:
             self.spaces[module_id] = rows.observation_space, rows.action_space
             self.actions_from_0 = rows.parts[0].rollout.actions_from_0
-        return own, rows, columns
+        return rows, columns
 
     def _forget_agents(self, places: Places, counts: np.ndarray) -> None:
         """Sets the flags of all agents to 0 in the rows of new chunks."""
@@ -223,7 +232,7 @@ class TeamRing(RowRing):
         offset = rows.get(Columns.T) - started[episodes]
         at, lanes = places.starts[episodes] + offset, places.lanes[episodes]
         positions = self.positions(lanes, at)
-        flags = _flags_of(own, np.array(rows.counts), rows.get(Columns.T))
+        flags = _flags_of(own, np.array(rows.counts))
         is_kept = (at >= 0) & (at >= self.written[lanes] - self.num_rows)
         is_kept &= self.numbers[positions] == places.numbers[episodes]
         fresh = np.flatnonzero(is_kept)  # of two lives in one row, the later one comes last
@@ -232,11 +241,41 @@ class TeamRing(RowRing):
         for name, values in {**columns, AGENT_FLAGS: flags}.items():
             known: Any = self.columns.setdefault(name, {})
             key = _key(name, module_id)
+            if key not in known and not own.has_steps:
+                continue
             number = 1 if key == ENVIRONMENT else len(self.agents[module_id])
             if key not in known:
                 shape = self.num_rows * self.num_lanes, number
                 known[key] = tree_map(lambda leaf, s=shape: self._zeros((*s, *leaf.shape[1:]), leaf.dtype), values)
             put(known[key], at_environment if key == ENVIRONMENT else at_agents, take(values, fresh))
+
+    def _complete_agents(
+        self, module_id: ModuleID, own: AgentChunks, rows: Rows, places: Places, started: np.ndarray
+    ) -> None:
+        """Adds to the last steps of agents, in chunks before, what chunks tell of them; see ``_complete_last_steps``.
+
+        The arguments are those of ``_put``.
+        """
+        known: Any = self.columns.get(AGENT_FLAGS, {})
+        if module_id not in known:
+            return
+        flags, rewards = known[module_id], self.columns[Columns.REWARDS][module_id]  # type: ignore[index]
+        counts = np.array(rows.counts)
+        first = rows.get(Columns.T)[counts.cumsum() - counts]
+        ends = end_flags(own.chunks) * (not own.has_steps)
+        for chunk, slot, e, t, end in zip(own.chunks, own.slots, own.episodes, first, ends, strict=True):
+            late, has_moved = late_reward(chunk), t > started[e]
+            if not (has_moved or (chunk.t_started and (end or late))):
+                continue
+            stop, kept = int(places.starts[e] + t - started[e]), int(self.written[places.lanes[e]]) - self.num_rows
+            positions = self.positions(places.lanes[e], np.arange(max(stop - int(t), kept, 0), max(stop, 0)))
+            positions = positions[self.numbers[positions] == places.numbers[e]]
+            if has_moved:  # an observation that it waited with until another one came is no row any more
+                flags[positions[flags[positions, slot] == ALIVE], slot] = 0
+            if chunk.t_started:
+                at = positions[(flags[positions, slot] & ACTED) > 0][-1:]
+                flags[at, slot] |= end
+                rewards[at, slot] += late
 
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the rows of a module's agents have a column."""
@@ -259,13 +298,11 @@ def _key(name: str, module_id: ModuleID) -> str:
     return ENVIRONMENT if name == Columns.ENV_STATE else module_id
 
 
-def _flags_of(own: AgentChunks, counts: np.ndarray, times: np.ndarray) -> np.ndarray:
+def _flags_of(own: AgentChunks, counts: np.ndarray) -> np.ndarray:
     """Returns ``[B]`` uint8, the flags of all rows of some agents' chunks."""
     flags = np.full(counts.sum(), ACTED | ALIVE, np.uint8)
     ends = np.cumsum(counts) - 1
-    alive_at = np.array(own.alive_at)
-    flags[ends] = np.where((alive_at == _ANY) | (alive_at == times[ends]), ALIVE, 0)
-    ended = [TERMINATED * chunk.is_terminated + TRUNCATED * chunk.is_truncated for chunk in own.chunks]
-    acted = np.flatnonzero(counts > 1)
-    flags[ends[acted] - 1] |= np.array(ended, np.uint8)[acted]
+    flags[ends] = np.where(own.lives_on, ALIVE, 0)
+    if own.has_steps:
+        flags[ends - 1] |= end_flags(own.chunks)
     return flags

@@ -59,8 +59,11 @@ def test_joint_observations_are_what_all_agents_saw_at_that_step(fixed):
             entry = algo.env_runner.vector_env.sub_envs[copy].env.log[number]
             seen = [entry["obs"], *(step[1] for step in entry["steps"])]
             alive = [entry["agents"], *(step[-1] for step in entry["steps"])]
+            if not alive[-1]:  # at the end, those are there whom it stopped
+                alive[-1] = [a for a, is_stopped in entry["steps"][-1][4].items() if is_stopped]
             for i, (t, row) in enumerate(zip(episode.storage.column(Columns.T), rows, strict=True)):
-                there = seen[t] if episode.is_done and i == len(rows) - 1 else alive[t]
+                is_last = episode.is_done and i == len(rows) - 1
+                there = {*alive[t], episode.agent_id} if is_last else alive[t]
                 np.testing.assert_array_equal(row, vector({a: seen[t][a] for a in there}, episode.agent_id))
                 checked += 1
     assert checked > 200
@@ -71,20 +74,21 @@ def test_agents_that_wait_for_their_turn_count_with_what_they_saw_last():
     checked = others = 0
     for _ in range(6):
         episodes = algo.env_runner.sample(num_timesteps=24)
-        parts = [part for episode in episodes for part in episode.all_agent_episodes()]
+        parts = [(part, whole) for whole in episodes for part in whole.all_agent_episodes()]
         for episode, rows in joint_rows(algo, episodes):
             before = episode.storage.lookback
             own = episode.storage.column(Columns.OBS)[before:]
             for i, (t, row) in enumerate(zip(episode.storage.column(Columns.T)[before:], rows, strict=True)):
-                seen, is_end = {}, episode.is_done and i == len(rows) - 1
-                for part in parts:
+                seen = {}
+                for part, whole in parts:
                     held = part.storage
                     times = [*held.rollout.read(Columns.T, positions(held))]
                     values = held.rollout.read(Columns.OBS, positions(held))
                     if part.multi_agent_episode_id != episode.multi_agent_episode_id or times[0] > t:
                         continue
                     newest = max(i for i, time in enumerate(times) if time <= t)
-                    if part.is_done and newest == len(times) - 1 and not (is_end and times[newest] == t):
+                    is_stopped = whole.is_done and part.is_truncated and times[newest] == whole.env_t
+                    if part.is_done and newest == len(times) - 1 and not is_stopped:
                         continue
                     if times[newest] >= seen.get(part.agent_id, (-1, None))[0]:
                         seen[part.agent_id] = times[newest], values[newest]
@@ -174,10 +178,10 @@ def test_unknown_agents_and_odd_observations_are_named():
     algo = config.multi_agent(policies="independent").build_algo()
     (episode,) = algo.env_runner.sample(num_episodes=1)[:1]
     with pytest.raises(ConnectorError, match=r"agent 'b' is not among .*possible_agents"):
-        JointObservations({"a": BOX}).of_episodes(episode.all_agent_episodes())
+        JointObservations({"a": BOX}).of_episodes([episode])
     other = JointObservations({"a": BOX, "b": spaces.Box(-1, 1, (3,))})
     with pytest.raises(ConnectorError, match=r"observations of agent 'b' .*Box\(3,\)|of agent 'b'"):
-        other.of_episodes(episode.all_agent_episodes())
+        other.of_episodes([episode])
     assert joint.size == 2 + 2 + 2 + 2
 
 

@@ -15,7 +15,6 @@ from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplaySample
 from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED
-from marl_connectors.replay_buffers.team_ring import ALIVE
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
@@ -80,7 +79,7 @@ class JointInputs:
             for slot, agent_id in enumerate(agent_ids):
                 place, flags = self.place(agent_id), sample.flags[module_id][:, :, slot]
                 acted = (flags & ACTED) > 0
-                there = (acted | ((flags & ALIVE) > 0)) & sample.window.same
+                there = sample.there(module_id)[:, :, slot]
                 is_next = acted[:, :-1] & ((flags[:, :-1] & TERMINATED) == 0) & sample.window.same[:, 1:]
                 left[:, 1:, place] = is_next & ~there[:, 1:]
                 flat = _flat(self._observations[place], observations, slot, shape)

@@ -14,7 +14,7 @@ from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.episodes.bootstrap_view import original
-from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of, lives_on, rows_of_episodes
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -79,8 +79,7 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         """Returns the joint observations of the episodes, which are prepared once for all groups of a batch."""
         shared = {} if shared_data is None else shared_data
         if "joint_observations" not in shared:
-            own = [chunk if isinstance(chunk, AgentChunk) else original(chunk) for chunk in chunks_of(episodes)]
-            shared["joint_observations"] = self.joint.of_episodes(own)
+            shared["joint_observations"] = self.joint.of_episodes(episodes)
         return shared["joint_observations"]
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
@@ -95,7 +94,7 @@ class _AgentObservations(NamedTuple):
 
     Attributes:
         when: ``[N]`` episode and env step as one number, ascending.
-        until: ``[N]`` when the agent had left; this is the time of its last observation if it ended with that.
+        until: ``[N]`` when the agent had left; this is the time of its last observation unless it ``lives_on`` there.
         observations: ``[N, size]`` float32.
     """
 
@@ -109,9 +108,9 @@ class JointObservations:
 
     A vector holds three parts. The first has each agent's newest observation at that env step, in order: flattened,
     integers of 8 bits scaled to [0, 1], zeros if the agent is absent. The second has 1 for each agent that is present
-    and 0 for each that is absent. The third is the one-hot number of the agent whose step it is. An agent that ended in
-    an env step is present only for agents that ended in the same one, since their last observations are bootstrapped
-    from if they were truncated.
+    and 0 for each that is absent. The third is the one-hot number of the agent whose step it is. An agent that has
+    ended is absent from its last observation on, except in the vector of that observation itself, which is bootstrapped
+    from if the agent was truncated. At a time limit, agents that are stopped with the whole episode are all present.
 
     Attributes:
         size: The number of numbers in a vector.
@@ -131,13 +130,13 @@ class JointObservations:
         self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_spaces)}
         self.size = sum(flattener.size for flattener in self._flatteners.values()) + 2 * len(self._slots)
 
-    def of_episodes(self, episodes: Iterable[SingleAgentEpisode | AgentChunk]) -> EpisodeJointObservations:
+    def of_episodes(self, episodes: Iterable[Any]) -> EpisodeJointObservations:
         """Prepares the joint observations of some episodes.
 
         Args:
-            episodes: All agent episodes of some MultiAgentEpisodes, or of chunks of them.
+            episodes: MultiAgentEpisodes, or chunks of them.
         """
-        return EpisodeJointObservations(self, list(episodes))
+        return EpisodeJointObservations(self, episodes)
 
     def slot(self, episode: SingleAgentEpisode | AgentChunk) -> int:
         """Returns the number of an episode's agent.
@@ -181,25 +180,27 @@ class JointObservations:
 class EpisodeJointObservations:
     """The joint observations of some episodes."""
 
-    def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode | AgentChunk]):
+    def __init__(self, joint: JointObservations, episodes: Iterable[Any]):
         self._joint = joint
         self._numbers: dict[str | None, int] = {}
-        by_agent: dict[AgentID, list[SingleAgentEpisode | AgentChunk]] = {}
-        for episode in episodes:
-            joint.slot(episode)
-            self._numbers.setdefault(episode.multi_agent_episode_id, len(self._numbers))
-            by_agent.setdefault(episode.agent_id, []).append(episode)
+        by_agent: dict[AgentID, list[tuple[SingleAgentEpisode | AgentChunk, bool]]] = {}
+        for whole in episodes:
+            for chunk in chunks_of([whole]):
+                joint.slot(chunk)
+                self._numbers.setdefault(chunk.multi_agent_episode_id, len(self._numbers))
+                own = chunk if isinstance(chunk, AgentChunk) else original(chunk)
+                by_agent.setdefault(chunk.agent_id, []).append((own, lives_on(own, whole)))
         rows = {agent_id: _rows_of(own) for agent_id, own in by_agent.items()}
-        self._span = 1 + max((int(own.get(Columns.T).max()) for own in rows.values()), default=0)
-        self._by_agent = {agent_id: self._observations(agent_id, own) for agent_id, own in rows.items()}
+        self._span = 1 + max((int(own.get(Columns.T).max()) for own, _ in rows.values()), default=0)
+        self._by_agent = {agent_id: self._observations(agent_id, *own) for agent_id, own in rows.items()}
 
-    def _observations(self, agent_id: AgentID, rows: Rows) -> _AgentObservations:
+    def _observations(self, agent_id: AgentID, rows: Rows, is_there: list[bool]) -> _AgentObservations:
         """Returns the observations of an agent, sorted by time."""
         when = self._when(rows)
         gone = [chunk.is_done for chunk in rows.chunks]
         last = np.cumsum(rows.counts) - 1
         until = (when // self._span + 1) * self._span  # the end of the multi-agent episode
-        until[last] = np.where(gone, when[last], until[last])
+        until[last] = np.where(gone, when[last] + is_there, until[last])
         order = np.argsort(when, kind="stable")
         return _AgentObservations(when[order], until[order], self._joint.flat(agent_id, rows)[order])
 
@@ -211,8 +212,6 @@ class EpisodeJointObservations:
     def at(self, rows: Rows) -> np.ndarray:
         """Returns ``[B, size]`` float32 joint observations at rows of these episodes."""
         when, num_agents = self._when(rows), len(self._joint)
-        ended = np.zeros(len(rows), bool)
-        ended[np.cumsum(rows.counts) - 1] = [chunk.is_done for chunk in rows.chunks]
         own = np.repeat([self._joint.slot(chunk) for chunk in rows.chunks], rows.counts)
         out = np.zeros((len(rows), self._joint.size), np.float32)
         begin, presence = 0, self._joint.size - 2 * num_agents
@@ -221,10 +220,10 @@ class EpisodeJointObservations:
             if found is not None:
                 newest = np.searchsorted(found.when, when, side="right") - 1
                 present = (newest >= 0) & (when // self._span == found.when[newest] // self._span)
-                present &= (when < found.until[newest]) | (ended & (when == found.when[newest]))
+                present &= when < found.until[newest]
                 out[:, begin : begin + size] = np.where(present[:, None], found.observations[newest], 0.0)
                 out[:, presence + slot] = present
-            mine = np.flatnonzero(own == slot)  # an agent that came back has a newer observation at this env step
+            mine = np.flatnonzero(own == slot)  # even if the agent has ended, or came back at this env step
             if len(mine):
                 out[mine, begin : begin + size] = self._joint.flat(agent_id, rows.at(mine))
                 out[mine, presence + slot] = out[mine, presence + num_agents + slot] = 1.0
@@ -232,7 +231,16 @@ class EpisodeJointObservations:
         return out
 
 
-def _rows_of(episodes: list[SingleAgentEpisode | AgentChunk]) -> Rows:
-    """Returns all rows of the episodes, also the lookback: an agent may have been waiting since then."""
-    modules = list(dict.fromkeys(episode.module_id or DEFAULT_MODULE_ID for episode in episodes))
-    return rows_of_episodes(episodes, modules, with_lookback=True)
+def _rows_of(found: list[tuple[SingleAgentEpisode | AgentChunk, bool]]) -> tuple[Rows, list[bool]]:
+    """Returns all rows of an agent's chunks, also the lookback: it may have been waiting since then.
+
+    Args:
+        found: The chunks, and whether the agent lives on at the end of each.
+
+    Returns:
+        The rows, and the second part of ``found`` in their order.
+    """
+    modules = list(dict.fromkeys(chunk.module_id or DEFAULT_MODULE_ID for chunk, _ in found))
+    found = sorted(found, key=lambda own: modules.index(own[0].module_id or DEFAULT_MODULE_ID))
+    rows = rows_of_episodes([chunk for chunk, _ in found], modules, with_lookback=True)
+    return rows, [is_there for _, is_there in found]

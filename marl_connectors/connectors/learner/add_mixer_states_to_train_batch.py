@@ -96,7 +96,7 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
                 parts.append(np.zeros((*shape, number * flattener.size), np.float32))
                 presence.append(np.zeros((*shape, number), np.float32))
                 continue
-            is_there = sample.flags[module_id] > 0
+            is_there = sample.there(module_id)
             rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), sample.observations(module_id))
             flat = np.asarray(flattener(rows)).reshape(*shape, number, flattener.size)
             parts.append(np.where(is_there[..., None], flat, 0).reshape(*shape, -1))
