@@ -47,6 +47,9 @@ def condensed(folder: Path, task: ZooTask) -> TaskRuns:
     others = set(options) - _OWN_OPTIONS - (_WITH_DEFAULTS if defaults else set())
     if others:
         raise SystemExit(f"{folder}: these runs have other settings, because of the options {sorted(others)}")
+    draws = bool(task.settings.get("eval_explore"))
+    if options.get("eval_explore") != draws:
+        raise SystemExit(f"{folder}: these runs were not measured with --{'' if draws else 'no-'}eval-explore")
     config = run_folder.read_config(folder / seed_folder(seeds[0]))
     words = command(task, _spelled(seeds), defaults=defaults)
     return TaskRuns(

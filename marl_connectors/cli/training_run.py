@@ -382,9 +382,9 @@ class _Training:
         print(table(["module", *columns], rows))
         if (measured := success_name(self.algo.config)) is not None and math.isfinite(success_of(results)):
             before, by_chance = (percent(success_of(self.baselines[key])) for key in ("at_start", "random_play"))
-            now_done = percent(success_of(results))
+            now_done = f"{percent(success_of(results))} now"
             now_done += "".join(f" ({percent(success_of(own))} with {WAYS[other]})" for other, own in others)
-            print(f"\nSuccess ({measured}): {before} at start, {now_done} now, {by_chance} in random play.")
+            print(f"\nSuccess ({measured}): {before} at start, {now_done}, {by_chance} in random play.")
         if others:
             _say(about_both_ways(*(intervals(both_ways(results)[each]) for each in WAYS)))
         for name, what in BASELINES.items():

@@ -134,8 +134,8 @@ def test_a_schedule_of_the_user_replaces_annealing():
 @pytest.mark.usefixtures("task")
 def test_a_line_says_what_to_expect():
     assert preset_sentence(settings("CartPole-v1", "--seed", "3")) == (
-        "Preset of the zoo: CartPole-v1, expected return -9.1 ± 0.2, success 90 % (poles balanced) after 3,000 agent "
-        "steps, about 15 min; --no-preset leaves it out."
+        "Preset of the zoo: CartPole-v1, expected return -9.1 ± 0.2, success 90 % (poles balanced) with most likely "
+        "actions after 3,000 agent steps, about 15 min; --no-preset leaves it out."
     )
 
 
@@ -241,7 +241,7 @@ def test_success_is_shown_in_training_at_its_end_and_in_an_evaluation(tmp_path, 
     assert main(["train", "CartPole-v1", "--steps", "160", *TINY, "--out", "run"]) == 0
     said = capsys.readouterr().out
     assert "success: 0 %" in said
-    assert "Success (poles balanced to the end): 0 % at start, 0 % now, 0 % in random play." in said
+    assert "0 % at start, 0 % now (0 % with most likely actions), 0 % in random play." in said
     assert main(["evaluate", "run", "--episodes", "2"]) == 0
     assert "Success (poles balanced to the end): 0 %, in random play 0 %." in capsys.readouterr().out
 

@@ -62,7 +62,7 @@ def test_the_policies_of_a_run_are_recorded(tmp_path, capsys):
     ("words", "message"),
     [
         (["random"], "record random: name the environment: --env ENV"),
-        (["random", "--env", "CartPole-v1", "--explore"], "leave --explore out"),
+        (["random", "--env", "CartPole-v1", "--explore"], "leave --explore and --no-explore out"),
         (["random", "--env", "CartPol-v1"], "CartPol"),
         (["run", "--env", "CartPole-v1"], "record: --env is for random play; run has the environment"),
         (["run", "--num-envs", "2"], "--num-envs is for random play"),

@@ -188,7 +188,7 @@ def test_an_opponent_needs_other_agents_with_the_same_spaces(settings, message):
 
 @pytest.mark.parametrize("opponent", [None, "random"])
 def test_evaluations_draw_actions_where_the_settings_say_so(opponent):
-    greedy = dataclasses.replace(GAME, eval_opponent=opponent).build_algorithm()
+    greedy = dataclasses.replace(GAME, eval_opponent=opponent, eval_explore=False).build_algorithm()
     drawn = dataclasses.replace(GAME, eval_opponent=opponent, eval_explore=True).build_algorithm()
     assert [algo.config.get_evaluation_config().explore for algo in (greedy, drawn)] == [False, True]
     returns = [algo.evaluate(num_episodes=16, seed=3)["module_episode_returns"] for algo in (greedy, drawn)]
