@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
+from helpers.runs.disturbed_runs import FAULTS, left_behind
 from helpers.runs.random_runs import described, differences, plain, random_config, rows_of, without_times
-from marl_connectors import Callbacks
+from marl_connectors import Algorithm, Callbacks
 from marl_connectors.errors import CheckpointError
 
 
@@ -59,6 +61,37 @@ def test_many_resumed_runs_go_on_as_if_they_had_never_stopped(part, tmp_path):
     print(f"FIRST_SEED={FIRST_SEED}")
     for seed in range(first, first + 30):
         check_resume(seed, tmp_path)
+
+
+def check_left_behind(seed, fault, folder):
+    """Holds a run that a fault has ended, and that is resumed, against an undisturbed one."""
+    rng = np.random.default_rng(seed + 2)
+    config, before, after = random_config(seed), int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    if fault == "death":  # CartPole is too fast to be worth a process, but can be in one
+        config.env_runners(num_envs_per_env_runner=max(2, config.num_envs_per_env_runner), num_env_workers=2)
+    run = left_behind(config, before, fault, folder / str(seed))
+    resumed = Algorithm.from_checkpoint(run, config=config)
+    algo = config.copy().build_algo()
+    try:
+        assert resumed.iteration == before + (fault == "SIGTERM")
+        for _ in range(resumed.iteration):
+            algo.train()
+        expected, found = go_on(algo, after), go_on(resumed, after)
+    finally:
+        algo.stop()
+        resumed.stop()
+    assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
+
+
+@pytest.mark.parametrize(("seed", "fault"), [(7, "error"), (12, "SIGTERM"), (13, "SIGTERM twice"), (15, "death")])
+def test_what_a_fault_leaves_behind_goes_on_as_if_there_had_been_none(seed, fault, tmp_path):
+    """Observations of 7 and 15 are tuples, as are the states of the pieces of 12 and 13."""
+    check_left_behind(seed, fault, tmp_path)
+
+
+@pytest.mark.parametrize("seed", fresh_seeds(100))
+def test_what_many_faults_leave_behind_goes_on_as_if_there_had_been_none(seed, tmp_path):
+    check_left_behind(seed, FAULTS[seed % len(FAULTS)], tmp_path)
 
 
 class Lesson(LifeEnv):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marl_connectors import PPOConfig
-from marl_connectors.checkpoints import load_state, snapshot
+from marl_connectors.checkpoints import load_state
 from marl_connectors.cli.config_settings import set_by_name
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import _formatted, main
@@ -277,16 +277,3 @@ def test_settings_of_all_sections_can_be_given_at_the_start(troubled):
         set_by_name(PPOConfig(), {"num_envs_per_env_runner": 3})
     algorithm = json.loads((RUN / "config.json").read_text())["algorithm"]
     assert (algorithm["sample_timeout_s"], algorithm["restart_failed_sub_environments"]) == (9, True)
-
-
-def test_a_snapshot_shares_nothing_that_changes():
-    import torch
-
-    array, tensor = np.arange(3), torch.zeros(2, requires_grad=True)
-    state = {"a": [array, {"b": tensor}], "c": (1, "x", None)}
-    kept = snapshot(state)
-    array += 1
-    with torch.no_grad():
-        tensor += 1
-    assert kept["a"][0].tolist() == [0, 1, 2] and kept["a"][1]["b"].tolist() == [0.0, 0.0]
-    assert kept["c"] == [1, "x", None]

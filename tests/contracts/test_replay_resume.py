@@ -8,6 +8,7 @@ import torch
 
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.fresh_seeds import fresh_seeds
+from helpers.runs.disturbed_runs import left_behind
 from marl_connectors import (
     Algorithm,
     DQNConfig,
@@ -18,10 +19,10 @@ from marl_connectors import (
     VDNConfig,
 )
 
-FRESH = fresh_seeds(30)
+FRESH = fresh_seeds(60)
 
 
-@pytest.mark.parametrize("seed", [*range(5), *FRESH])
+@pytest.mark.parametrize("seed", [*range(0, 20, 2), *FRESH])
 def test_a_piece_that_asks_for_spaces_continues_for_agents_that_are_dead_at_the_checkpoint(seed, tmp_path):
     rng = np.random.default_rng(seed)
     config = [DQNConfig, VDNConfig, MADDPGConfig, SACConfig, QMIXConfig][seed % 5]()
@@ -33,9 +34,15 @@ def test_a_piece_that_asks_for_spaces_continues_for_agents_that_are_dead_at_the_
     ).learners(learner_connector=lambda: PrevActionsPrevRewards())
     config.training(num_steps_sampled_before_learning_starts=5, train_batch_size_per_learner=4)
     config.reporting(min_sample_timesteps_per_iteration=int(rng.integers(17, 30))).debugging(seed=seed)
+    fault = [None, "error", "SIGTERM", "SIGTERM twice"][seed // 5 % 4]
     whole = config.build_algo()
     whole.train()
-    resumed = Algorithm.from_checkpoint(whole.save_to_path(tmp_path / "checkpoint"), config=config)
+    if fault is None:
+        path = whole.save_to_path(tmp_path / "checkpoint")
+    else:
+        path = left_behind(config, 1 - (fault == "SIGTERM"), fault, tmp_path / "run")
+    resumed = Algorithm.from_checkpoint(path, config=config)
+    assert resumed.iteration == 1
     assert whole.train()["learners"] == resumed.train()["learners"]
     after = resumed.rl_module.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in whole.rl_module.state_dict().items())

@@ -6,11 +6,10 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting.run_files import RunFiles
-from marl_connectors.checkpoints import save_state, snapshot
+from marl_connectors.checkpoints import EncodedState
 
 CHECKPOINT_AGE_S = 20.0
 """The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
@@ -18,18 +17,6 @@ _SAVING_SHARE = 0.02
 """The largest share of the time that saving such checkpoints may take, and that keeping states may take."""
 _SOON_KEPT_S = 0.02
 """States that are copied in this time are kept after every iteration."""
-
-
-class LastState:
-    """The state of an Algorithm at the end of an iteration, to be saved if the next one is not finished."""
-
-    def __init__(self, algo: Any):
-        """Copies everything that the next iteration changes."""
-        self._state = snapshot(algo.get_state())
-
-    def save_to_path(self, path: Path) -> None:
-        """Writes a checkpoint folder, as ``Algorithm.save_to_path`` does."""
-        save_state(path, self._state)
 
 
 class Saver:
@@ -54,7 +41,7 @@ class Saver:
         self.saved_iteration = saved_iteration
         self._algo = algo
         self._every = every
-        self._last: LastState | None = None
+        self._last: EncodedState | None = None
         self._iteration = 0
         self._saved_at = time.monotonic()
         self._saving_s = 0.0
@@ -84,7 +71,7 @@ class Saver:
             self.save(files, iteration, in_between=True)
         elif self._keeping_s <= _SOON_KEPT_S or now - self._kept_at >= self._keeping_s / _SAVING_SHARE:
             self._last = None  # so that there are never two copies
-            self._iteration, self._last = iteration, LastState(self._algo)
+            self._iteration, self._last = iteration, EncodedState.copy_of(self._algo.get_state())
             self._kept_at = time.monotonic()
             self._keeping_s = self._kept_at - now
 

@@ -36,7 +36,7 @@ ACTIONS = [
     spaces.Discrete(3, start=2),
     LINE,
     spaces.MultiDiscrete([2, 3]),
-    spaces.Dict([("y", spaces.Discrete(2)), ("b", spaces.Box(-1, 1, (2,)))]),
+    spaces.Dict([("y", spaces.Discrete(2)), ("b", spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)]))]),
 ]
 
 
@@ -46,17 +46,20 @@ class AddsCount(ColumnConnector):
     def __init__(self):
         super().__init__()
         self.calls = 0
+        self.seen = {(0, "first"): None}  # a list could be no key
 
     def on_columns(self, *, columns, **kwargs):
         self.calls += 1
+        self.seen = {(self.calls % 7, *next(iter(self.seen))[:1]): None}
         observations = columns.rows.get(Columns.OBS)
         columns.rows.set(Columns.OBS, (observations + 0.01 * (self.calls % 7)).astype(observations.dtype))
 
     def get_state(self):
-        return {"calls": self.calls}
+        return {"calls": self.calls, "seen": [*self.seen]}
 
     def set_state(self, state):
         self.calls = state["calls"]
+        self.seen = dict.fromkeys(state["seen"])
 
 
 class Doubles(ConnectorV2):
