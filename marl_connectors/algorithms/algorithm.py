@@ -1317,6 +1317,7 @@ class Algorithm(RefusesIgnoredMethods):
         """Sets a whole state, or leaves everything unchanged."""
         check_state(state)
         with taking_over("config"):
+            check_seed(state, self.config)
             changed = {*state["changed_settings"], *self._changed_settings, "policies"}  # modules are compared below
             check_settings(state, self.config, names, restored_later=changed)
         with taking_over("setup"):
@@ -1372,7 +1373,7 @@ class Algorithm(RefusesIgnoredMethods):
             self.learner.set_state(state["learner"])
         with taking_over("env_runner"):
             self.env_runner_group.set_state(state["env_runner"], new_episodes)
-        self.offline_data.set_state(state.get("offline_data"))
+        self.offline_data.set_state(state.get("offline_data"), self.seed)
 
     def _restore_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
         """Restores the settings that changed during the run of the state or during this run."""

@@ -289,8 +289,12 @@ class OfflineData:
             "writer": None if self.writer is None else self.writer.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any] | None) -> None:
+    def set_state(self, state: Mapping[str, Any] | None, seed: int) -> None:
         """Continues at the positions of ``get_state``. A run that begins to read or write has no position yet.
+
+        Args:
+            state: What ``get_state`` returned.
+            seed: The seed of the state's run.
 
         Raises:
             OfflineDataError: If the data to read are not the same.
@@ -298,8 +302,9 @@ class OfflineData:
         state = state or {}
         self._position = state.get("reader")
         self._due = state.get("due", 0.0)
-        if self.reader is not None and self._position is not None:
-            self.reader.set_state(self._position)
+        if self.reader is not None:
+            self.reader = None
+            self.open(seed)
         if self.writer is not None and state.get("writer") is not None:
             self.writer.set_state(state["writer"])
 

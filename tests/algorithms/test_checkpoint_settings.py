@@ -182,6 +182,10 @@ def test_other_policies_and_another_seed_are_named_where_training_goes_on(tmp_pa
         Algorithm.from_checkpoint(path, config=small(PPOConfig).debugging(seed=5))
     with Algorithm.from_checkpoint(path, config=small(PPOConfig).debugging(seed=None)) as algo:
         assert algo.config.seed == algo.seed == 0
+    with small(PPOConfig).debugging(seed=5).build_algo() as algo:
+        with pytest.raises(CheckpointError, match=r"^checkpoint: seed was 0 in its run, but it is 5 in config\. "):
+            algo.restore_from_path(path)
+        assert algo.config.seed == algo.seed == 5
 
 
 def test_the_same_settings_in_another_form_are_no_change(tmp_path):

@@ -115,6 +115,24 @@ def test_a_resumed_run_continues_in_the_data_exactly(tmp_path, order):
     resumed.stop()
 
 
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_run_without_a_seed_of_its_own_goes_on_in_the_data_with_that_of_the_checkpoint(tmp_path, has_read):
+    recording = life().offline_data(output=tmp_path / "data").build_algo()
+    trained(recording, 5)
+    recording.stop()
+    config = life().offline_data(input_=tmp_path / "data")
+    algo = config.copy().build_algo()
+    trained(algo, 2)
+    algo.save_to_path(tmp_path / "checkpoint")
+    expected = trained(algo, 4)
+    other = config.copy().debugging(seed=None).build_algo()
+    trained(other, has_read)
+    other.restore_from_path(tmp_path / "checkpoint")
+    assert not differences(expected, trained(other, 4))
+    algo.stop()
+    other.stop()
+
+
 def test_a_checkpoint_can_be_loaded_without_its_data(tmp_path):
     recording = life().offline_data(output=tmp_path / "data").build_algo()
     trained(recording, 1)
