@@ -312,7 +312,10 @@ def component_state(path: str | os.PathLike[str]) -> Any:
         return state["state"] if "component" in state else state
     for folders, keys in _PLACES.items():
         if place[: len(folders)] == folders:
-            for key in (*keys, *place[len(folders) :]):
+            rest = place[len(folders) :]
+            if folders[-1] == "rl_module" and rest:
+                rest = ("/".join(rest),)  # ids may have slashes
+            for key in (*keys, *rest):
                 if not isinstance(state, dict) or key not in state:
                     raise CheckpointError(f"checkpoint: {path}: there is no {brief(key)} in it. Check the path.")
                 state = state[key]

@@ -67,11 +67,11 @@ from marl_connectors.names import Names
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.policy_mapping import PolicyMappingFn, check_mapping, goes_by_agent_alone
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
+from marl_connectors.rl_module.multi_rl_module import MODULE_ID, MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
-from marl_connectors.validators import instance_of, integer, optional, text
+from marl_connectors.validators import instance_of, integer, optional
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -1132,7 +1132,7 @@ class Algorithm(RefusesIgnoredMethods):
             raise ModuleError(
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
             )
-        text().check(module_id, "add_module", "module_id")
+        MODULE_ID.check(module_id, "add_module", "module_id")
 
     @contextmanager
     def _removed_on_error(self, module_id: ModuleID) -> Iterator[None]:

@@ -192,7 +192,8 @@ def _of_algorithm(
             component = _modules(data, names)
     elif "rl_module" in place:
         with taking_over("modules"):
-            component = _spec(dict(data["rl_modules"])[place[-1]], names).build()
+            module_id = "/".join(place[place.index("rl_module") + 1 :])
+            component = _spec(dict(data["rl_modules"])[module_id], names).build()
     else:
         raise CheckpointError(
             f"{who}: {path} is the place of a learner, which needs the rest of the algorithm. Use "

@@ -13,7 +13,7 @@ from marl_connectors.env_runners.lane_group import Lane
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError, describe_error
 from marl_connectors.policy_mapping import IndependentPolicies, check_independence, goes_by_agent_alone
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.multi_rl_module import NO_MODULE_ID, MultiRLModule, is_module_id
 from marl_connectors.typing import AgentID, ModuleID
 
 
@@ -128,7 +128,7 @@ def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
     """Calls the policy mapping function for an agent and returns the module id.
 
     Raises:
-        MappingError: If the function raises an error, or returns anything but a string.
+        MappingError: If the function raises an error, or returns anything but a text that is not empty.
     """
     try:
         module_id = episode.module_for(agent_id)
@@ -139,8 +139,8 @@ def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
             f"policy_mapping_fn raised {describe_error(error)}, for agent {agent_id!r}. It is called as "
             f"policy_mapping_fn(agent_id, episode) and must return a module id."
         ) from error
-    if not isinstance(module_id, str):
+    if not is_module_id(module_id):
         raise MappingError(
-            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
+            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}, which is no module id. {NO_MODULE_ID}"
         )
     return module_id

@@ -142,10 +142,12 @@ class MultiRLModule(RLModule):
         """Adds an RLModule. To add a layer, assign an attribute.
 
         Raises:
-            ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.
+            ModuleError: If the id is no text, reserved, or taken without ``override``; or ``module`` is no RLModule.
         """
         if not isinstance(module, RLModule) or module.holds_modules:
             raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
+        if not is_module_id(module_id):
+            raise ModuleError(f"MultiRLModule: {module_id!r} is no module id. {NO_MODULE_ID}")
         if module_id == SHARED:
             raise ModuleError(f"MultiRLModule: {SHARED!r} stands for shared layers. Choose another module id.")
         if module_id in self and not override:
@@ -448,12 +450,26 @@ def _module_ids(given: Any) -> Any:
     if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
         raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
     make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
-    return make(map(text().keep, given))
+    return make(map(_module_id, given))
 
 
+def is_module_id(given: Any) -> bool:
+    """Whether a value can be the id of a module: a text with a visible character, which files can hold."""
+    return isinstance(given, str) and bool(given.strip()) and given.encode(errors="replace").decode() == given
+
+
+def _module_id(given: Any) -> str:
+    if not is_module_id(given):
+        raise Unfit(f"{given!r} is no module id. {NO_MODULE_ID}")
+    return str(given)
+
+
+NO_MODULE_ID = "Use a text that is not empty."
+"""What error messages say about ids that are none."""
+MODULE_ID = Validator("a module id", _module_id, text().schema)
 MODULE_IDS = Validator("a collection of module ids", _module_ids, {"type": "array", "items": text().schema})
 _SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
-_SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLModuleSpec}"))
+_SPECS = either(_SPEC, dict_of(MODULE_ID, _SPEC, expected="a dict {module_id: RLModuleSpec}"))
 
 
 @dataclasses.dataclass

@@ -28,7 +28,9 @@ def one_line(caught):
     ("mapping", "policies", "words"),
     [
         (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
-        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a'. It must return a module id, a string"),
+        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a', which is no module id"),
+        (lambda a, e, **kw: "", None, "returned '' for agent 'a', which is no module id"),
+        (lambda a, e, **kw: "\ud800", None, r"returned '\ud800' for agent 'a', which is no module id"),
         (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
         ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),
         ("a=red,b=blue,c*=green", None, "the pattern 'c*' (for module 'green') matches no agent"),

@@ -15,7 +15,7 @@ from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.defaults import num_arguments
 from marl_connectors.environments.making.wrappers import checked_wrappers
 from marl_connectors.policy_mapping import policy_mapping
-from marl_connectors.rl_module.multi_rl_module import MODULE_IDS, MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MODULE_ID, MODULE_IDS, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import SPACE, RLModule, RLModuleSpec
 from marl_connectors.validators import (
     IMPORTABLE,
@@ -116,7 +116,7 @@ def _policies(given: Any) -> Any:
     return _SPECS_OR_NONE.keep(given) if isinstance(given, Mapping) else MODULE_IDS.keep(given)
 
 
-_SPECS_OR_NONE = dict_of(text(), optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
+_SPECS_OR_NONE = dict_of(MODULE_ID, optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
 POLICIES = optional(
     Validator(
         "a collection of module ids, or a dict {module_id: RLModuleSpec or None}",

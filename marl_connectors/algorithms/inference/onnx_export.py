@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -184,9 +185,20 @@ def make_programs(policy: Any, explore: bool) -> dict[str, Program]:
     """
     own = policy._new(explore, 0)
     own.rl_module = copy.deepcopy(policy.rl_module).cpu().requires_grad_(False).eval()
+    _hide_ids(own.rl_module)
     _check_pieces(own)
     groups = _groups(policy)
     return {name: Program(own, group, explore) for name, group in zip(_file_names(groups), groups, strict=True)}
+
+
+def _hide_ids(modules: MultiRLModule) -> None:
+    """Keeps the modules where torch does not see them, because it writes their ids, which may be any text, into code.
+
+    A program has them in a list instead.
+    """
+    members: Any = SimpleNamespace(_modules=modules._members._modules)
+    del modules._members
+    modules._members = members
 
 
 def _groups(policy: Any) -> list[_Group]:
@@ -230,7 +242,7 @@ def _file_names(groups: Sequence[_Group]) -> list[str]:
     """Returns a name for each program: that of its module, with a number if there are several."""
     names: list[str] = []
     for group in groups:
-        stem = re.sub(r"[^A-Za-z0-9_-]", "_", group.module_id) or "module"
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", group.module_id)[:80]
         taken = {name.lower() for name in names}
         tries = [f"{stem}.onnx", *(f"{stem}-{i}.onnx" for i in range(2, len(groups) + 2))]
         names.append(next(name for name in tries if name.lower() not in taken))
@@ -249,6 +261,7 @@ class Program(nn.Module):
     def __init__(self, policy: Any, group: _Group, explore: bool):
         super().__init__()
         self.rl_module: MultiRLModule = policy.rl_module
+        self._members = nn.ModuleList(self.rl_module.values())
         self._pipelines = list(_flat(policy.env_to_module)), list(_flat(policy.module_to_env))
         self._single_agent = policy.single_agent
         self.group = group

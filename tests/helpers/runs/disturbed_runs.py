@@ -35,7 +35,8 @@ def disturb(algo: Algorithm, iterations: int, fault: str) -> None:
 
     def disturbed() -> Any:
         if algo.iteration == iterations and fault == "death":
-            os.kill(algo.env_runner.vector_env.workers[0].pid, signal.SIGKILL)
+            vector_env: Any = algo.env_runner.vector_env
+            os.kill(vector_env.workers[0].pid, signal.SIGKILL)
         found = sample_and_update()
         if algo.iteration == iterations:
             if fault == "error":
