@@ -35,6 +35,7 @@ SMALLER = (
     (r"num_agent_steps=[\d_]+", "num_agent_steps=300"),
     (r"num_episodes=100", "num_episodes=2"),
     (r"train_batch_size_per_learner=\d+", "train_batch_size_per_learner=100"),
+    (r"minibatch_size=\d+", "minibatch_size=50"),
     (r"num_epochs=8", "num_epochs=2"),
 )
 """What to replace in the pages' code so that it runs in seconds."""
