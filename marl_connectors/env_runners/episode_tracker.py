@@ -155,12 +155,16 @@ class EpisodeTracker:
         return found
 
     def ended_rows(self) -> list[ColumnGroup]:
-        """Returns the rows of the last observations of the agents that ended in the newest step, group by group."""
+        """Returns the rows of the last observations of the agents that ended in the newest step, group by group.
+
+        The groups are sorted, so that their order does not depend on the order in which agents joined.
+        """
         by_rollout: dict[int, list[SingleAgentEpisode | AgentChunk]] = {}
         for own in self._ended_agents:
             storage: Any = own if isinstance(own, AgentChunk) else own.storage
             by_rollout.setdefault(id(storage.rollout), []).append(own)
-        found = [by_rollout[id(group.rollout)] for group in self.lanes.groups if id(group.rollout) in by_rollout]
+        groups = sorted(self.lanes.groups, key=attrgetter("sort_key"))
+        found = [by_rollout[id(group.rollout)] for group in groups if id(group.rollout) in by_rollout]
         module_ids = list(self._rl_module.keys())
         return [ColumnGroup(rows_of_episodes(own, module_ids, last_only=True)) for own in found]
 

@@ -7,11 +7,21 @@ import warnings
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.disturbed_runs import FAULTS, left_behind
-from helpers.runs.random_runs import described, differences, plain, random_config, rows_of, without_times
+from helpers.runs.random_runs import (
+    WIDE,
+    AddsCount,
+    described,
+    differences,
+    plain,
+    random_config,
+    rows_of,
+    without_times,
+)
 from marl_connectors import Algorithm, Callbacks
 from marl_connectors.errors import CheckpointError
 
@@ -83,15 +93,37 @@ def check_left_behind(seed, fault, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
-@pytest.mark.parametrize(("seed", "fault"), [(7, "error"), (12, "SIGTERM"), (13, "SIGTERM twice"), (15, "death")])
+@pytest.mark.parametrize(
+    ("seed", "fault"), [(7, "error"), (12, "SIGTERM"), (13, "SIGTERM twice"), (15, "death"), (10046436, "error")]
+)
 def test_what_a_fault_leaves_behind_goes_on_as_if_there_had_been_none(seed, fault, tmp_path):
-    """Observations of 7 and 15 are tuples, as are the states of the pieces of 12 and 13."""
+    """Observations of 7 and 15 are tuples, as are the states of the pieces of 12 and 13. The last is turn-based."""
     check_left_behind(seed, fault, tmp_path)
 
 
 @pytest.mark.parametrize("seed", fresh_seeds(100))
 def test_what_many_faults_leave_behind_goes_on_as_if_there_had_been_none(seed, tmp_path):
     check_left_behind(seed, FAULTS[seed % len(FAULTS)], tmp_path)
+
+
+class FirstOneThenAll(LifeEnv):
+    """Each episode begins with its last agent alone; the others join in the first step and all end together."""
+
+    def reset(self, seed=None, options=None):
+        found = super().reset(seed, options)
+        self.agents = self.agents[-1:]
+        return tuple({agent: own[agent] for agent in self.agents} for own in found)
+
+
+def test_a_piece_that_counts_its_calls_goes_on_whoever_of_agents_with_several_spaces_joined_first(tmp_path):
+    """After a restore nobody knows who joined first, so the order of its calls must not follow from it."""
+    env_config = {"agents": "ab", "spaces_of": {"a": (WIDE, Discrete(3))}, "join": 1.0, "max_steps": 3}
+    config = small_config(FirstOneThenAll, env_config=env_config).multi_agent(policies="independent")
+    config.env_runners(env_to_module_connector=lambda: AddsCount())
+    algo = config.build_algo()
+    algo.train()
+    resumed = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"), config=config)
+    assert not differences(go_on(algo, 2), go_on(resumed, 2))
 
 
 class Lesson(LifeEnv):
