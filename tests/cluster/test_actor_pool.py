@@ -145,7 +145,24 @@ def test_an_actor_without_progress_is_replaced(fake, caplog):
     assert "counter 1 has made no progress for 10 s (at 100)" in caplog.text
 
 
-def test_an_actor_that_makes_progress_may_be_late(fake, caplog):
+def test_an_actor_without_progress_is_asked_twice_with_the_time_limit_between(fake):
+    pool = Pool(fake, timeout_s=10.0)
+    hanging, asked_at = losing("counter 1", "call", 1, "hangs"), []
+
+    def loses(name: str, method: str, arguments: Any) -> str | None:
+        if (name, method) == ("counter 1", "progress"):
+            asked_at.append(actor_pool.time.now)
+        return hanging(name, method, arguments)
+
+    fake.loses = loses
+    assert pool.add(1) == {0: [1], 1: [101]}
+    assert pool.pool.num_restarts == 1
+    assert len(asked_at) == 2, "the first answer only tells how far it is"
+    assert asked_at[1] - asked_at[0] > 10.0
+
+
+@pytest.mark.parametrize("told", ["at {}", None])
+def test_an_actor_that_makes_progress_or_tells_none_may_be_late(fake, caplog, told):
     pool = Pool(fake, timeout_s=10.0)
     fake.loses = losing("counter 1", "call", 1, "hangs")
     probe, probes = pool.pool.probe, []
@@ -157,12 +174,12 @@ def test_an_actor_that_makes_progress_may_be_late(fake, caplog):
                 ref.is_ready = True
             pool.pool._actors[1].waiting[0].pickled = cloudpickle.dumps(actor_pool_outcome(101))
             pool.pool._actors[1].waiting[1].pickled = cloudpickle.dumps("payload 101")
-        return {index: f"at {len(probes)}" for index in probe(indices)}
+        return {index: told and told.format(len(probes)) for index in probe(indices)}
 
     pool.pool.probe = progressing
     assert pool.add(1) == {0: [1], 1: [101]}
     assert pool.pool.num_restarts == 0
-    assert "counter 1 is late (at 2)" in caplog.text
+    assert ("counter 1 is late (at 2)" in caplog.text) == (told is not None)
 
 
 def actor_pool_outcome(value: Any) -> Any:
@@ -225,6 +242,24 @@ def test_a_call_that_kills_its_process_every_time_ends_the_run(fake):
     fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "call") else None
     with pytest.raises(ActorLost, match="10 times in a row in the same call"):
         pool.add(1)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_an_actor_may_be_lost_once_in_each_call_of_a_long_run(fake, max_in_flight):
+    pool = Pool(fake)
+    tries = 0
+
+    def loses(name: str, method: str, arguments: Any) -> str | None:
+        nonlocal tries
+        if (name, method) != ("counter 1", "call"):
+            return None
+        tries += 1
+        return "before" if tries % 2 else None
+
+    fake.loses = loses
+    counts = list(range(1, 16))
+    assert pool.add(*[1] * 15, max_in_flight=max_in_flight) == {0: counts, 1: [100 + count for count in counts]}
+    assert pool.pool.num_restarts == 15
 
 
 def test_an_actor_that_hangs_while_it_starts_is_replaced(fake, caplog):

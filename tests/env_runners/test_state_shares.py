@@ -79,6 +79,17 @@ def test_each_runner_gets_the_episodes_of_its_sub_environments(played):
     assert sum(len(part["finished"]) for part in parts) == len(state["finished"]) > 3
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_no_runner_draws_noise_again_after_states_with_different_steps_of_it_were_merged(played, order):
+    run = played()
+    states = divided_runner_state(run.state(), [1, 2, 2])
+    for i, number in enumerate(order):
+        states[i]["noise_step"] = (9, 12, 10)[number]
+    state = merged(run, states)
+    assert state["noise_step"] == 12
+    assert [own["noise_step"] for own in divided_runner_state(state, [2, 3])] == [12, 12]
+
+
 @pytest.mark.parametrize("sizes", [[5, 1], [4], [5, 0], []], ids=str)
 def test_sizes_that_do_not_fit_are_refused(played, sizes):
     with pytest.raises(CheckpointError, match="has 5 sub-environments, which cannot be divided into"):
