@@ -163,6 +163,7 @@ def test_methods_of_a_module_are_called():
     own = noting(PPOConfig().get_default_rl_module_class(), *names)
     algo = config_of(evaluation_interval=1).rl_module(rl_module_spec=RLModuleSpec(own)).build_algo()
     algo.train()
+    algo.evaluate(num_episodes=1, explore=False)
     algo.get_state()
     assert set(Noting.calls) == set(names)
     algo.stop()

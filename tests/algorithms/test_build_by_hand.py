@@ -268,7 +268,7 @@ def act_once(pipelines, module, episode, explore):
 @pytest.mark.parametrize("act", [ACT, spaces.Dict({"go": ACT, "say": spaces.Discrete(3)})])
 def test_a_module_with_a_state_acts_by_hand(act, explore):
     given = {"__env_single__": (BOX, act)}
-    config = config_of().rl_module(model_config=LSTM)
+    config = config_of().rl_module(model_config={**LSTM, "vf_share_layers": True})
     pipelines = (
         config.build_env_to_module_connector(spaces=given),
         config.build_module_to_env_connector(spaces=given),

@@ -137,7 +137,7 @@ def test_only_what_is_handed_out_counts_when_whole_episodes_are_asked_for():
 def test_an_iteration_reports_the_rewards_that_are_in_none_of_its_train_batches():
     config = small_config(ENVS["script"], disable_env_checking=True).multi_agent(policies=list("abc"))
     config.multi_agent(policy_mapping_fn="independent").env_runners(rollout_fragment_length=1)
-    algo = config.training(train_batch_size_per_learner=4).build_algo()
+    algo = config.training(train_batch_size_per_learner=4, minibatch_size=4).build_algo()
     results = [algo.train()["env_runners"] for _ in range(2)]
     assert [result["uncredited_reward"] for result in results] == [64 + 8 + 0.5 + 128, 16 + 0.125 + 512 + 1024]
     assert algo.evaluate(num_episodes=2)["uncredited_reward"] == 2 * (64 + 0.5)

@@ -76,7 +76,8 @@ def test_a_late_reward_is_where_it_was():
         Step({"a": 3}, {"a": 1.0, "b": 3.0}, truncated=("a",)),
     ]
     config = small_config(lambda: ScriptEnv([script])).env_runners(rollout_fragment_length=1)
-    algo = config.multi_agent(policies="independent").training(train_batch_size_per_learner=4).build_algo()
+    config.multi_agent(policies="independent").training(train_batch_size_per_learner=4, minibatch_size=4)
+    algo = config.build_algo()
     episodes = algo._sample().episodes()
     assert [e.uncredited_reward for e in through_columns(episodes)] == [e.uncredited_reward for e in episodes]
     assert_same_batches(config)

@@ -160,7 +160,7 @@ def played(request, tmp_path_factory):
         algo.train()
     saved = algo.save_to_path(tmp_path_factory.mktemp("saved") / "c")
     recorded_play.PLAY.clear()
-    algo.evaluate(num_episodes=4)
+    algo.evaluate(num_episodes=4, explore=False)
     episodes = recorded_play.episodes()
     recorded_play.PLAY.clear()
     assert len(episodes) >= 4
