@@ -12,6 +12,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.checkpoints import decode_state, encode_state
+from marl_connectors.episodes.action_units import units_of_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -165,7 +166,7 @@ def _rollout_state(rollout: Rollout) -> dict[str, Any]:
         "num_rows": rollout.num_rows,
         "observation_space": None if whole[0] is None else json.dumps(spaces.to_json(whole[0])),
         "action_space": None if whole[1] is None else json.dumps(spaces.to_json(whole[1])),
-        "actions_from_0": rollout.actions_from_0,
+        "action_units": rollout.action_units,
         "infos": pack_infos(infos),
         **rollout.arrays(),
     }
@@ -298,7 +299,7 @@ class StoredEpisodes:
         found = []
         for i, own in enumerate(self._state["rollouts"]):
             rollout = Rollout.of_arrays(
-                own, *self.spaces_of(i), num_rows=own["num_rows"], actions_from_0=own["actions_from_0"]
+                own, *self.spaces_of(i), num_rows=own["num_rows"], action_units=units_of_state(own)
             )
             rollout.infos = unpack_infos(own["infos"])
             found.append(rollout)
