@@ -8,7 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors import spaces as spaces_
 from marl_connectors.columns import Columns
+from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
 
 ENV: Final = "env"
@@ -59,6 +61,18 @@ def units_of_state(state: Mapping[str, Any]) -> Any:
     if "action_units" in state:
         return state["action_units"]
     return MODULE if state.get("actions_from_0") else ENV
+
+
+def have_same_numbers(space: Space, one: str, other: str) -> bool:
+    """Whether all actions have the same numbers in both units, which are linear: whether those of two actions have."""
+    given, wanted = (one, other) if other != ENV else (other, one)  # in that direction, nothing is clipped
+    points = spaces_.zeros(space, 2)
+    for leaf in leaves(points):
+        leaf[1] = 1
+    return all(
+        np.array_equal(own, leaf)
+        for own, leaf in zip(leaves(in_units(space, points, given, wanted)), leaves(points), strict=True)
+    )
 
 
 def in_units(space: Space, actions: Tree, given: str, wanted: str) -> Tree:

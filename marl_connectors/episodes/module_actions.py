@@ -41,7 +41,7 @@ def with_module_actions(episodes: Iterable[Any], units: str = NORMALIZED, *, mod
     def space_of(agent: SingleAgentEpisode) -> Space | None:
         module_id = agent.module_id or DEFAULT_MODULE_ID
         is_known = agent.action_space is not None or modules is None or module_id not in modules
-        return agent.action_space if is_known else modules[module_id].action_space
+        return agent.action_space if is_known else modules[module_id].action_space  # type: ignore[index]
 
     return [_episode(episode, units, space_of, made) for episode in episodes]
 

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ENV, MODULE, units_of_state
+from marl_connectors.episodes.action_units import MODULE, have_same_numbers, units_of_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.multi_agent_episode import agent_episode_id
 from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
@@ -178,18 +178,18 @@ class RowRing:
         """Returns whose actions the ring holds with some more rows.
 
         Raises:
-            EpisodeError: If some are the environment's and others the modules', or those of other scales.
+            EpisodeError: If some are the environment's and others the modules', or those of other scales, and their
+                numbers differ.
         """
-        found = {part.rollout.action_units for part in rows.parts} | ({self.action_units} if self.columns else set())
-        if len(found) > 1 and ENV not in found:
-            found.discard(MODULE)
-        if len(found) > 1:
+        before = [self.action_units] if self.columns else []
+        first, *others = dict.fromkeys([*before, *(part.rollout.action_units for part in rows.parts)])
+        space = rows.action_space
+        if any(space is not None and not have_same_numbers(space, first, other) for other in others):
             raise EpisodeError(
                 f"Replay buffer: of module {self.module_id!r}, it would hold actions of several kinds: "
-                f"{', '.join(sorted(found))}. Use with_module_actions(episodes) before you add them."
+                f"{', '.join(sorted([first, *others]))}. Use with_module_actions(episodes) before you add them."
             )
-        (units,) = found
-        return units
+        return first
 
     def insert(self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
         """Adds the rows of chunks, and returns where they are.
