@@ -472,7 +472,9 @@ class Rollout:
         if all(one is other for one, other in zip(leaves(actions), leaves(column), strict=True)):
             return self
         found = copy.copy(self)
-        found.columns = {**self.columns, Columns.ACTIONS: actions}
+        for name in ("columns", "infos", "_layers", "layered", "given"):
+            setattr(found, name, dict(getattr(self, name)))
+        found.columns[Columns.ACTIONS] = actions
         found.action_units = units
         return found
 
