@@ -154,7 +154,8 @@ def check_rollout(own: Mapping[str, Any], observation_space: Space | None, actio
             _check_column(name, version, rows)
         level = own["level"][name]
         _check_column(name, level, rows)
-        _need(not rows or (level.dtype == np.uint8 and int(level.max()) < len(versions)), f"{name!r} lacks a layer")
+        _need(level.dtype == np.int8, f"{name!r} does not say which layers its rows are in")
+        _need(not rows or 0 <= int(level.min()) <= int(level.max()) < len(versions), f"{name!r} lacks a layer")
     for name, given in own["given"].items():
         _check_column(name, given, rows)
         _need(name in own["names"] and given.dtype == np.bool_, f"{name!r} does not say which rows have it")

@@ -7,13 +7,16 @@ import hashlib
 import json
 import tracemalloc
 import warnings
+from functools import lru_cache
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.envs.scripted_envs import BOX as BOX_OF_LIFE
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
-from marl_connectors import EpisodeReader, EpisodeWriter, MultiAgentEpisode
+from marl_connectors import EpisodeReader, EpisodeWriter, FlattenObservations, MultiAgentEpisode
 from marl_connectors.errors import MarlConnectorsError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.agent_rows import agent_rows
 from marl_connectors.offline.fit import Fit
@@ -31,6 +34,8 @@ NASTY = [
     *('{"type": "Box", "low": 0, "high": 1, "shape": [1000000, 1000000], "dtype": "float32"}', '{"type": "Discrete"}'),
     *('{"type": "MultiBinary", "n": 100000000000}', '{"type": "Tuple", "spaces": 3}', "[" * 5000),
 ]
+ODD = {"a": (NESTED, NESTED), 3: (BOX, NESTED)}
+ACTIONS = spaces.Discrete(3)
 MOST_BYTES = 30 * 2**20
 
 
@@ -56,6 +61,15 @@ def episodes():
     outputs = {agent: {"action_logp": np.float32(0.5)} for agent in acting}
     later.add_env_step({}, acting, {}, truncateds={"__all__": True}, extra_model_outputs=outputs)
     return [game, later]
+
+
+@lru_cache
+def sampled():
+    """Chunks of a run whose observations a piece has written to the episodes."""
+    config = small_config(lambda config: LifeEnv(agents="ab", join=0.3, die=0.2, max_steps=5))
+    config.env_runners(env_to_module_connector=lambda *_: FlattenObservations())
+    with config.multi_agent(policies="shared").build_algo() as algo:
+        return algo.env_runner.sample(num_timesteps=20)
 
 
 def places_in(value, path=()):
@@ -116,9 +130,9 @@ def write(folder, document, tensors, *, index=True):
     (folder / "episodes-000000.episodes").write_bytes(data)
 
 
-def use(folder):
+def use(folder, spaces_of):
     """Uses everything that a reader gives, as a run and the command line do."""
-    fit = Fit({"a": (NESTED, NESTED), 3: (BOX, NESTED)}, [], [], None, ())
+    fit = Fit(spaces_of, ["FlattenObservations"], [], None, ())
     reader = EpisodeReader(folder, order="in_order", join_chunks=True)
     reader.check(fit)
     for episode in reader.sample():
@@ -133,7 +147,8 @@ def use(folder):
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(1500)])
 def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     rng = np.random.default_rng(seed)
-    document, tensors = mutated(*stored_state(episodes()), rng)
+    source, spaces_of = (episodes(), ODD) if seed % 2 else (sampled(), dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
+    document, tensors = mutated(*stored_state(source), rng)
     try:
         write(tmp_path / "data", document, tensors)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError):
@@ -142,7 +157,7 @@ def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OfflineDataWarning)
-            use(tmp_path / "data")
+            use(tmp_path / "data", spaces_of)
     except MarlConnectorsError as error:
         assert "episodes-000000.episodes" in str(error)  # noqa: PT017
     finally:
@@ -151,10 +166,17 @@ def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     assert peak < MOST_BYTES
 
 
+def test_what_a_run_with_pieces_has_written_is_read(tmp_path):
+    document, tensors = stored_state(sampled())
+    assert any(own["layers"] for own in document["state"]["rollouts"])
+    write(tmp_path / "data", document, tensors)
+    use(tmp_path / "data", dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
+
+
 def test_what_is_wrong_is_named_with_the_file_and_the_block(tmp_path):
     document, tensors = stored_state(episodes())
     write(tmp_path / "sound", document, tensors)
-    use(tmp_path / "sound")
+    use(tmp_path / "sound", ODD)
     document["chunks"]["stop_row"][0] = 10**6
     write(tmp_path / "data", document, tensors)
     with (
