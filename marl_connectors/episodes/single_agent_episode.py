@@ -531,8 +531,8 @@ class SingleAgentEpisode(EpisodeBase):
 
         Actions that a runner recorded are the modules' outputs: those of a Discrete space count from 0, whatever its
         ``start``, and those of a Box are neither clipped nor scaled to its bounds. The environment got
-        ``actions_for_env``. An episode made by hand holds the actions that were added. ``one_hot_discrete`` reads both
-        kinds correctly.
+        ``actions_for_env``. An episode made by hand holds the actions that were added: those of the environment,
+        unless module outputs such as ``action_logp`` came with them. ``one_hot_discrete`` reads both kinds correctly.
         """
         return self._get(Columns.ACTIONS, indices, neg_index_as_lookback, fill, one_hot_discrete)
 

@@ -187,7 +187,8 @@ class RowRing:
         if any(space is not None and not have_same_numbers(space, first, other) for other in others):
             raise EpisodeError(
                 f"Replay buffer: of module {self.module_id!r}, it would hold actions of several kinds: "
-                f"{', '.join(sorted([first, *others]))}. Use with_module_actions(episodes) before you add them."
+                f"{', '.join(sorted([first, *others]))}. Add episodes of one kind, or use the "
+                f"buffer of a run, algo.replay_buffer, which turns all of them into those of modules."
             )
         return first
 
