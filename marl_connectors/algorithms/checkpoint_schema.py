@@ -21,6 +21,7 @@ from marl_connectors.checkpoints import is_id
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
 from marl_connectors.environments.vector.env_failures import FailureCounts
+from marl_connectors.episodes.action_units import ALL
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
@@ -92,6 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 _TEXT = _value("a text", lambda value: isinstance(value, str))
+_UNITS = _value(f"one of {ALL}", lambda value: value in ALL)
 _BOOL = _value("true or false", lambda value: isinstance(value, (bool, np.bool_)))
 _NUMBER = _value("a number", lambda value: _is_number(value) and (abs(value) < 1e300 or math.isinf(value)))
 _COUNT = _value("a whole number from 0", lambda value: _is_whole(value) and 0 <= value < 2**62)
@@ -363,10 +365,14 @@ _ROW_RING = _Record(
         "num_rows": _COUNT,
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
-        "actions_from_0": _BOOL,
         "open": _map_of(_open_episode),
     },
-    {"weights": _line("numbers", "f"), "greatest": _NUMBER, "spaces": _map_of(_row(_space, _space))},
+    {
+        "weights": _line("numbers", "f"),
+        "greatest": _NUMBER,
+        "spaces": _map_of(_row(_space, _space)),
+        "action_units": _UNITS,
+    },
 )
 
 

@@ -13,6 +13,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.flat_action_masks import draw
+from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED, in_units
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
@@ -232,7 +233,11 @@ class ActionNoise:
 
 
 def random_actions(
-    space: Space, num: int, rng: np.random.Generator | StreamGenerator, mask: np.ndarray | None = None
+    space: Space,
+    num: int,
+    rng: np.random.Generator | StreamGenerator,
+    mask: np.ndarray | None = None,
+    units: str = NORMALIZED,
 ) -> dict[str, Any]:
     """Draws actions at random, uniformly where the space is bounded.
 
@@ -241,16 +246,16 @@ def random_actions(
         num: The number of actions.
         rng: The random generator.
         mask: ``[num, n]`` bool, the allowed actions, as ActionMasking adds them to the batch.
+        units: What the actions of modules are, of ``action_units.ALL``.
 
     Returns:
-        The column ``actions``, and ``actions_for_env`` where it differs. For Discrete and MultiDiscrete spaces,
-        ``actions`` count from 0. Otherwise they are the environment's actions.
+        The column ``actions``, those of a module, and ``actions_for_env`` where it differs.
     """
     choices = values_per_choice(space) or ()
     if mask is None or not choices:
         mask = np.ones((num, sum(choices)), bool)
-    actions = draw(counted_from_0(space), mask, rng)
-    for_env = from_start(space, actions)
+    drawn = draw(counted_from_0(space), mask, rng)
+    for_env, actions = from_start(space, drawn), in_units(space, drawn, UNSCALED, units)
     columns = {Columns.ACTIONS: actions}
     return columns if for_env is actions else {**columns, Columns.ACTIONS_FOR_ENV: for_env}
 
@@ -271,10 +276,11 @@ def random_columns(noise: ActionNoise, given: ColumnGroup) -> ColumnGroup:
     mask = given.get(Columns.ACTION_MASK)
     if mask is not None:
         mask = columns[Columns.ACTION_MASK] = _array(mask).reshape(len(rows), -1)
-    drawn = random_actions(group.env_action_space, len(rows), rng, mask)
+    units = group.rollout.action_units
+    drawn = random_actions(group.env_action_space, len(rows), rng, mask, units)
     if group.rollout.action_space != group.env_action_space:  # a piece translates the modules' actions
         for_env = drawn.get(Columns.ACTIONS_FOR_ENV, drawn[Columns.ACTIONS])
-        own = random_actions(group.rollout.action_space, len(rows), rng)
+        own = random_actions(group.rollout.action_space, len(rows), rng, units=units)
         drawn = {Columns.ACTIONS: own[Columns.ACTIONS], Columns.ACTIONS_FOR_ENV: for_env}
     columns.update(drawn)
     if Columns.STATE_IN in given:

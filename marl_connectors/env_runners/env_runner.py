@@ -14,6 +14,7 @@ from gymnasium import Space
 
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
+from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import units_of_modules
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
@@ -116,6 +117,7 @@ class EnvRunner(RefusesIgnoredMethods):
             single_agent=parts.single_agent,
             lookback=self.lookback,
             action_spaces=self.env_to_module.action_space,
+            action_units=units_of_modules(self.module_to_env),
         )
         self._fragment = Fragment()
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}

@@ -26,6 +26,7 @@ from marl_connectors.environments.vector.garbage_pauses import without_collectio
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.vector_env import VectorEnv
+from marl_connectors.episodes.action_units import MODULE
 from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -73,6 +74,7 @@ class EpisodeTracker:
         lookback: int,
         action_spaces: Space | None = None,
         observation_spaces: Space | None = None,
+        action_units: str = MODULE,
     ):
         """Creates a tracker without episodes.
 
@@ -86,9 +88,10 @@ class EpisodeTracker:
             action_spaces: The action space of each agent, as the env-to-module pipeline has changed them.
             observation_spaces: The observation space of each agent, as the env-to-module pipeline has changed them. It
                 is needed if agents may be mapped to modules that were built for other agents.
+            action_units: What the actions of the modules are, of ``action_units.ALL``.
         """
         num_envs = len(vector_env.sub_envs)
-        self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
+        self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback, action_units)
         self.done: list[DoneEpisode] = []
         self.vector_step = 0
         self.lost = FailureCounts()

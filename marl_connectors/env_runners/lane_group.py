@@ -14,6 +14,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import MODULE
 from marl_connectors.episodes.agent_views import AgentChunk, view_of
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -250,6 +251,7 @@ class LaneGroup:
         ongoing: Sequence[Any] = (),
         num_rows: int = 0,
         sort_key: Any = (),
+        action_units: str = MODULE,
     ):
         self.index = index
         self.kind = kind
@@ -258,6 +260,7 @@ class LaneGroup:
         self.lookback = lookback
         recorded = action_space if module_action_space is None else module_action_space
         self.rollout = Rollout(observation_space, recorded, num_rows=max(num_rows, lookback + 2), num_lanes=0)
+        self.rollout.action_units = action_units
         self.ongoing = ongoing
         self.first_row = np.zeros(0, np.int64)
         self.start_row = np.zeros(0, np.int64)

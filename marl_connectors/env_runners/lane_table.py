@@ -13,6 +13,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, Pick, picker
+from marl_connectors.episodes.action_units import MODULE
 from marl_connectors.episodes.agent_views import AgentChunk, EndedLanes
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.episodes.packing import chunks_of
@@ -105,6 +106,7 @@ class LaneTable:
         agent_spaces: Callable[[AgentID], tuple[Space, Space]],
         rl_module: MultiRLModule,
         lookback: int,
+        action_units: str = MODULE,
     ):
         self.groups: list[LaneGroup] = []
         self.ongoing: list[Any] = []
@@ -117,6 +119,7 @@ class LaneTable:
         self._agent_spaces = agent_spaces
         self._rl_module = rl_module
         self._lookback = lookback
+        self._action_units = action_units
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
@@ -349,7 +352,15 @@ class LaneTable:
         its_spaces = self._agent_spaces(agent_id)
         sort_key = self._place_of_kind(kind), *map(spaces.sort_key, its_spaces)
         group = LaneGroup(
-            len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing, self._num_rows, sort_key
+            len(self.groups),
+            *its_spaces,
+            self._lookback,
+            kind,
+            recorded,
+            self.ongoing,
+            self._num_rows,
+            sort_key,
+            self._action_units,
         )
         self.groups.append(group)
         self._group_agents.append(agent_id)

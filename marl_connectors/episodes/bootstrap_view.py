@@ -50,8 +50,12 @@ class ExtendedStorage:
         return self._inner.untyped
 
     @property
-    def actions_from_0(self) -> bool:
-        return self._inner.actions_from_0
+    def action_units(self) -> str:
+        return self._inner.action_units
+
+    @property
+    def given_units(self) -> str | None:
+        return self._inner.given_units
 
     @property
     def lookback(self) -> int:

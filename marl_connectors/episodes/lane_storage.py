@@ -45,9 +45,12 @@ class LaneStorage:
         self.lookback = start_row - first_row
 
     @property
-    def actions_from_0(self) -> bool:
-        """Whether actions of a Discrete space are without its ``start``."""
-        return self.rollout.actions_from_0
+    def action_units(self) -> str:
+        return self.rollout.action_units
+
+    @property
+    def given_units(self) -> str | None:
+        return self.rollout.action_units
 
     @property
     def last_row(self) -> int:

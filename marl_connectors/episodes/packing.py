@@ -186,7 +186,7 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
         counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
         names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *alike[0].storage.extra_keys())
         columns = {name: _joined(alike, name, counts) for name in names}
-        rollout = Rollout.of_columns(columns, *kind[:2], num_rows=sum(counts), actions_from_0=kind[2])
+        rollout = Rollout.of_columns(columns, *kind[:2], num_rows=sum(counts), action_units=kind[2])
         row = 0
         for episode, count in zip(alike, counts, strict=True):
             for i, info in enumerate(episode.storage.column(Columns.INFOS)):
@@ -197,9 +197,9 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
             episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
 
 
-def _columns_of(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
+def _columns_of(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, str, frozenset[str]]:
     storage = episode.storage
-    return episode.observation_space, episode.action_space, storage.actions_from_0, frozenset(storage.extra_keys())
+    return episode.observation_space, episode.action_space, storage.action_units, frozenset(storage.extra_keys())
 
 
 def _joined(episodes: list[SingleAgentEpisode], name: str, counts: list[int]) -> np.ndarray:

@@ -22,6 +22,7 @@ the same row, the newest rows are one contiguous slice; otherwise they are one i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV, MODULE, in_units
 from marl_connectors.episodes.items import alike
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map, tree_structure
@@ -129,13 +131,13 @@ class Rollout:
             environment's data.
         given: For columns that were added to some episodes later, ``[num_rows * num_lanes]`` bool, whether a row has
             them. All other columns exist for all agents.
-        actions_from_0: Whether actions of a Discrete space are stored without its ``start``, as modules return them.
+        action_units: Whose actions these are, one of ``action_units.ALL``.
     """
 
     __slots__ = (
         "_layers",
         "action_space",
-        "actions_from_0",
+        "action_units",
         "columns",
         "cursor",
         "given",
@@ -166,7 +168,7 @@ class Rollout:
         self._layers: dict[str, list[Tree]] = {}
         self.layered: dict[str, np.ndarray] = {}
         self.given: dict[str, np.ndarray] = {}
-        self.actions_from_0 = True
+        self.action_units = MODULE
 
     @classmethod
     def of_columns(
@@ -177,7 +179,7 @@ class Rollout:
         *,
         num_rows: int,
         num_lanes: int = 1,
-        actions_from_0: bool = False,
+        action_units: str = ENV,
     ) -> Rollout:
         """Returns a rollout with ``columns``, ``[num_rows * num_lanes, ...]`` each."""
         rollout = cls.__new__(cls)
@@ -187,7 +189,7 @@ class Rollout:
         rollout.cursor = (num_rows - 1) * num_lanes + np.arange(num_lanes)
         rollout.pending = np.zeros(num_lanes, bool)
         rollout._layers, rollout.layered, rollout.given = {}, {}, {}
-        rollout.actions_from_0 = actions_from_0
+        rollout.action_units = action_units
         return rollout
 
     # The environment's data.
@@ -424,7 +426,7 @@ class Rollout:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:
                     new.infos[position] = self.infos[old_position]
-        new.actions_from_0 = self.actions_from_0
+        new.action_units = self.action_units
         new.cursor = lookback * self.num_lanes + np.arange(self.num_lanes)
         new.pending = self.pending.copy()
         return new
@@ -448,7 +450,7 @@ class Rollout:
             self.observation_space,
             self.action_space,
             num_rows=len(positions),
-            actions_from_0=self.actions_from_0,
+            action_units=self.action_units,
         )
         for name, column in self.columns.items():
             if name not in without:
@@ -463,12 +465,25 @@ class Rollout:
             found.infos = {i: infos[p] for i, p in enumerate(positions.tolist()) if p in infos}
         return found
 
+    def with_actions_in(self, units: str, space: Space) -> Rollout:
+        """Returns a rollout that shares all but the actions, which are in other units; itself if no number differs."""
+        column = self.columns[Columns.ACTIONS]
+        actions = in_units(space, column, self.action_units, units)
+        if all(one is other for one, other in zip(leaves(actions), leaves(column), strict=True)):
+            return self
+        found = copy.copy(self)
+        for name in ("columns", "infos", "_layers", "layered", "given"):
+            setattr(found, name, dict(getattr(self, name)))
+        found.columns[Columns.ACTIONS] = actions
+        found.action_units = units
+        return found
+
     @property
     def kind(self) -> Any:
         """What rollouts must have in common to be ``joined``: their spaces, and what their columns are made of."""
         plain = {name: column for name, column in self.columns.items() if name not in self._layers}
         return (
-            (self.observation_space, self.action_space, self.actions_from_0, set(self.given)),
+            (self.observation_space, self.action_space, self.action_units, set(self.given)),
             {name: _kind_of(column) for name, column in plain.items()},
             {name: list(map(_kind_of, layers)) for name, layers in self._layers.items()},
         )
@@ -489,7 +504,7 @@ class Rollout:
             first.observation_space,
             first.action_space,
             num_rows=begin,
-            actions_from_0=first.actions_from_0,
+            action_units=first.action_units,
         )
         found.infos = infos
         for name in first.columns:
@@ -514,16 +529,16 @@ class Rollout:
         }
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, Any], *spaces_of: Any, num_rows: int, actions_from_0: bool) -> Rollout:
+    def of_arrays(cls, arrays: dict[str, Any], *spaces_of: Any, num_rows: int, action_units: str) -> Rollout:
         """Returns the rollout that ``arrays`` described.
 
         Args:
             arrays: The result of ``arrays``, which is not copied.
             *spaces_of: The observation space and the action space.
             num_rows: The number of rows.
-            actions_from_0: As the attribute.
+            action_units: As the attribute.
         """
-        rollout = cls.of_columns({}, *spaces_of, num_rows=num_rows, actions_from_0=actions_from_0)
+        rollout = cls.of_columns({}, *spaces_of, num_rows=num_rows, action_units=action_units)
         rollout._layers, rollout.layered, rollout.given = arrays["layers"], arrays["level"], arrays["given"]
         rollout.columns = {name: arrays["columns"].get(name) for name in arrays["names"]}
         rollout._share_layers()

@@ -14,6 +14,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV, units_of_state
 from marl_connectors.episodes.column_view import ColumnView
 from marl_connectors.episodes.episode_base import PLAIN, EpisodeBase, check_item, check_lookback, slice_bounds
 from marl_connectors.episodes.items import (
@@ -355,7 +356,7 @@ class SingleAgentEpisode(EpisodeBase):
         space = self.action_space if name == Columns.ACTIONS else None
         if space is None:
             return None
-        return counted_from_0(space) if self.storage.actions_from_0 else space
+        return space if self.storage.action_units == ENV else counted_from_0(space)
 
     # How it grows.
 
@@ -530,8 +531,8 @@ class SingleAgentEpisode(EpisodeBase):
 
         Actions that a runner recorded are the modules' outputs: those of a Discrete space count from 0, whatever its
         ``start``, and those of a Box are neither clipped nor scaled to its bounds. The environment got
-        ``actions_for_env``. An episode made by hand holds the actions that were added. ``one_hot_discrete`` reads both
-        kinds correctly.
+        ``actions_for_env``. An episode made by hand holds the actions that were added: those of the environment,
+        unless module outputs such as ``action_logp`` came with them. ``one_hot_discrete`` reads both kinds correctly.
         """
         return self._get(Columns.ACTIONS, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
@@ -972,7 +973,7 @@ class SingleAgentEpisode(EpisodeBase):
             "is_numpy": storage.is_numpy,
             "lookback": storage.lookback,
             "untyped": sorted(storage.untyped),
-            "actions_from_0": storage.actions_from_0,
+            "action_units": storage.given_units,
             "heads": {name: encode(column, name) for name, column in storage.heads.items()}
             if isinstance(storage, ListStorage)
             else {},
@@ -992,7 +993,7 @@ class SingleAgentEpisode(EpisodeBase):
         held: dict[str, Any] = {
             "lookback": state["lookback"],
             "open_row": decode(state["pending"]),
-            "actions_from_0": state.get("actions_from_0", False),  # states of older versions lack it
+            "action_units": units_of_state(state),
         }
         if state["is_numpy"]:
             storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV, MODULE, MODULE_OUTPUTS
 from marl_connectors.episodes.items import alike, batch, count, head, joined, kind, map_tree, owned, unbatch
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import tree_map
@@ -58,8 +59,13 @@ class EpisodeStorage(Protocol):
         ...
 
     @property
-    def actions_from_0(self) -> bool:
-        """Whether actions of a Discrete space are without its ``start``, as a runner records them."""
+    def action_units(self) -> str:
+        """Whose actions these are, one of ``action_units.ALL``."""
+        ...
+
+    @property
+    def given_units(self) -> str | None:
+        """The same; None if it follows from the extra model outputs."""
         ...
 
     @property
@@ -120,21 +126,36 @@ class ColumnStorage:
         extras: The names of the extra model outputs among them.
         lookback: The number of closed rows from before the chunk.
         open_row: Action, reward so far and extra model outputs of the row that waits, or None.
+        given_units: Whose actions these are; None if it follows from the extra model outputs, as in episodes by hand.
     """
 
-    __slots__ = ("columns", "extras", "lookback", "open_row")
+    __slots__ = ("columns", "extras", "given_units", "lookback", "open_row")
     is_numpy = False
     untyped: frozenset[str] = frozenset()
     columns: dict[str, Any]
 
-    def __init__(self, columns: dict[str, Any], *, lookback: int = 0, open_row: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        *,
+        lookback: int = 0,
+        open_row: Mapping[str, Any] | None = None,
+        action_units: str | None = None,
+    ):
         self.columns = columns
+        self.given_units = action_units
         self.extras = tuple([name for name in columns if name not in STEP])
         self.lookback = lookback
         self.open_row: dict[str, Any] | None = None if open_row is None else dict(open_row)
 
     def __len__(self) -> int:
         return len(self.columns[Columns.REWARDS]) - self.lookback
+
+    @property
+    def action_units(self) -> str:
+        if self.given_units is not None:
+            return self.given_units
+        return ENV if MODULE_OUTPUTS.isdisjoint(self.extras) else MODULE
 
     @property
     def newest_t(self) -> int | None:
@@ -188,7 +209,7 @@ class ColumnStorage:
 class ListStorage(ColumnStorage):
     """Python lists, one item a row. The only storage that grows."""
 
-    __slots__ = ("actions_from_0", "heads")
+    __slots__ = ("heads",)
 
     def __init__(
         self,
@@ -197,7 +218,7 @@ class ListStorage(ColumnStorage):
         lookback: int = 0,
         open_row: Mapping[str, Any] | None = None,
         heads: dict[str, Tree] | None = None,
-        actions_from_0: bool = False,
+        action_units: str | None = None,
     ):
         """Creates a storage.
 
@@ -206,13 +227,15 @@ class ListStorage(ColumnStorage):
             lookback: The number of closed rows from before the chunk.
             open_row: The items of the row that waits, or None.
             heads: Name to an empty array in the dtype that the column had before it became a list.
-            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
+            action_units: Whose actions these are; None if it follows from the extra model outputs.
         """
         super().__init__(
-            {name: [] for name in STEP} if columns is None else columns, lookback=lookback, open_row=open_row
+            {name: [] for name in STEP} if columns is None else columns,
+            lookback=lookback,
+            open_row=open_row,
+            action_units=action_units,
         )
         self.heads = {} if heads is None else heads
-        self.actions_from_0 = actions_from_0
 
     @classmethod
     def from_storage(
@@ -240,7 +263,7 @@ class ListStorage(ColumnStorage):
             lookback=storage.lookback if lookback is None else lookback,
             open_row=storage.pending() if stop is None else None,
             heads=heads,
-            actions_from_0=storage.actions_from_0,
+            action_units=storage.given_units,
         )
 
     def append(
@@ -328,7 +351,7 @@ class ListStorage(ColumnStorage):
         if isinstance(other, ListStorage):
             self.heads = other.heads | self.heads
         if not self.columns[ACTIONS] and self.open_row is None:
-            self.actions_from_0 = other.actions_from_0
+            self.given_units = other.given_units
         start, stop = other.lookback, other.lookback + len(other)
         for name in (*STEP, *extras) if len(other) else WITH_LAST:
             column = self.columns[name]
@@ -363,7 +386,7 @@ class ListStorage(ColumnStorage):
 class ArrayStorage(ColumnStorage):
     """Arrays, or trees of arrays, one row each. Infos stay a list of dicts."""
 
-    __slots__ = ("actions_from_0", "untyped")
+    __slots__ = ("untyped",)
     is_numpy = True
 
     def __init__(
@@ -373,7 +396,7 @@ class ArrayStorage(ColumnStorage):
         lookback: int = 0,
         open_row: Mapping[str, Any] | None = None,
         untyped: frozenset[str] = frozenset(),
-        actions_from_0: bool = False,
+        action_units: str | None = None,
     ):
         """Creates a storage.
 
@@ -382,11 +405,10 @@ class ArrayStorage(ColumnStorage):
             lookback: The number of closed rows from before the chunk.
             open_row: The items of the row that waits, or None.
             untyped: The names of empty columns whose dtype is unknown, and float64 for now.
-            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
+            action_units: Whose actions these are; None if it follows from the extra model outputs.
         """
-        super().__init__(columns, lookback=lookback, open_row=open_row)
+        super().__init__(columns, lookback=lookback, open_row=open_row, action_units=action_units)
         self.untyped = untyped
-        self.actions_from_0 = actions_from_0
 
     @classmethod
     def from_lists(
@@ -411,7 +433,7 @@ class ArrayStorage(ColumnStorage):
             lookback=lists.lookback,
             open_row=lists.open_row,
             untyped=untyped,
-            actions_from_0=lists.actions_from_0,
+            action_units=lists.given_units,
         )
 
     @classmethod
@@ -429,7 +451,7 @@ class ArrayStorage(ColumnStorage):
             lookback=lookback,
             open_row=open_row,
             untyped=storage.untyped,
-            actions_from_0=storage.actions_from_0,
+            action_units=storage.given_units,
         )
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:

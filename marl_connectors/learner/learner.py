@@ -18,7 +18,9 @@ from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
+from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED
 from marl_connectors.episodes.batch import RANKS, ColumnBatch
+from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import LearnerError, counted, listed
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
@@ -42,6 +44,7 @@ from marl_connectors.learner.updates import (
 )
 from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
+from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule, is_trainable
 from marl_connectors.rl_module.train_mode import set_train_mode
@@ -315,6 +318,7 @@ class Learner(Checkpointable, ABC):
         self.num_gradient_steps = 0
         self._begin_ranks()
         began = perf_counter()
+        episodes = self._with_module_actions(episodes)
         batch = self.make_batch(episodes)
         if self.ranks is None:
             self.pipeline.merge_own_state()
@@ -372,7 +376,7 @@ class Learner(Checkpointable, ABC):
     def _terms_of(self, episodes: Sequence[Any]) -> dict[ModuleID, tuple[dict[str, float], int]]:
         """Returns the means of the loss statistics of each module, and the number of its rows that count."""
         self.metrics, self._loss_statistics = MetricsLogger(), LossStatistics()
-        batch = self.make_batch(episodes)
+        batch = self.make_batch(self._with_module_actions(episodes))
         sizes: dict[ModuleID, int] = {}
         for step in self._steps(batch, config=_in_one_step(self.config)):
             self._loss_statistics.begin_minibatch(step.epoch)
@@ -383,6 +387,17 @@ class Learner(Checkpointable, ABC):
     def completed_statistics(self, means: dict[ModuleID, dict[str, float]]) -> dict[ModuleID, Any]:
         """Returns the results that follow from the means of an update's loss statistics: these, unless overridden."""
         return means
+
+    def _with_module_actions(self, episodes: Sequence[Any]) -> Sequence[Any]:
+        """Returns episodes that hold the actions of modules, as this run scales them.
+
+        Raises:
+            EpisodeError: If they hold actions of the environment that are not in the space.
+        """
+        if isinstance(episodes, ReplaySample):
+            return episodes
+        units = NORMALIZED if self.config.normalize_actions else UNSCALED
+        return with_module_actions(episodes, units, modules=self.module)
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
         """Returns the train batch.

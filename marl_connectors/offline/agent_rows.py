@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV, in_units
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import chunks_of, packed
@@ -25,12 +25,13 @@ from marl_connectors.typing import AgentID, EpisodeID, Tree
 
 
 class AgentRows(NamedTuple):
-    """The steps of an agent's episode, without lookback, as the environment gave them and got them.
+    """The steps of an agent's episode, without lookback, as the environment gave them.
 
     Attributes:
         agent: The agent's episode.
         observations: ``[T + 1, ...]``, as the environment gave them.
-        actions: ``[T, ...]``, in the action space.
+        actions: ``[T, ...]``, as the episode holds them.
+        action_units: Whose actions these are, of ``action_units.ALL``.
         rewards: ``[T]`` float64.
         t: ``[T + 1]``, the env step of each observation.
         infos: ``T + 1`` dicts.
@@ -40,10 +41,16 @@ class AgentRows(NamedTuple):
     agent: SingleAgentEpisode
     observations: Tree
     actions: Tree
+    action_units: str
     rewards: np.ndarray
     t: np.ndarray
     infos: list[dict[str, Any]]
     outputs: dict[str, Tree]
+
+    def actions_for_env(self) -> Tree:
+        """Returns the actions as the environment gets them."""
+        space = self.agent.action_space
+        return self.actions if space is None else in_units(space, self.actions, self.action_units, ENV)
 
 
 def batches_of(data: Any) -> Iterator[list[Any]]:
@@ -71,14 +78,12 @@ def agent_rows(episode: Any) -> list[AgentRows]:
         assert isinstance(chunk, SingleAgentEpisode) and isinstance(chunk.storage, LaneStorage)
         storage, begin = chunk.storage, chunk.storage.lookback
         own = {name: storage.part(name, begin, None) for name in (ACTIONS, REWARDS, T, INFOS)}
-        actions: Tree = own[ACTIONS]
-        if storage.actions_from_0 and chunk.action_space is not None:
-            actions = spaces.from_start(chunk.action_space, actions)
         found.append(
             AgentRows(
                 chunk,
                 tree_map(lambda leaf, b=begin: leaf[b:], storage.source(OBS)),
-                actions,
+                own[ACTIONS],
+                storage.action_units,
                 np.asarray(own[REWARDS], np.float64),
                 np.asarray(own[T], np.int64),
                 own[INFOS],
@@ -129,6 +134,7 @@ def agent_episode(
     t_started: int,
     spaces_of: tuple[Space | None, Space | None],
     ends: tuple[bool, bool],
+    action_units: str | None,
 ) -> SingleAgentEpisode:
     """Returns an agent's episode of columns of arrays: ``OBS``, ``INFOS`` and ``T`` have one item more than the others.
 
@@ -141,9 +147,10 @@ def agent_episode(
         t_started: The agent's own steps before these.
         spaces_of: The observation space and the action space, if they are known.
         ends: Whether it is terminated, and truncated.
+        action_units: Whose actions these are; None if it follows from the module outputs.
     """
     episode = SingleAgentEpisode.from_storage(
-        ArrayStorage(columns),
+        ArrayStorage(columns, action_units=action_units),
         id_=id_,
         agent_id=agent_id,
         module_id=module_id,

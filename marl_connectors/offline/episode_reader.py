@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from marl_connectors.episodes.continuations import joined
-from marl_connectors.errors import ConfigError, OfflineDataError, OfflineDataWarning
+from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.fit import Fit
 from marl_connectors.offline.folder_index import INDEX_FILE, read_index
 from marl_connectors.offline.shard import (
@@ -371,7 +371,14 @@ class EpisodeReader:
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
             made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
-        return joined([[made[id(r.block), r.folder, r.number] for r in unit] for unit in units])
+        try:
+            return joined([[made[id(r.block), r.folder, r.number] for r in unit] for unit in units])
+        except EpisodeError as error:
+            files = dict.fromkeys(str(record.block.file) for unit in units for record in unit)
+            raise OfflineDataError(
+                f"offline data: chunks of an episode in {', '.join(files)} are not those of one episode: {error} Leave "
+                f"the file out, or read with complete_episodes=False and join_chunks=False."
+            ) from error
 
     # What has to fit.
 
@@ -386,7 +393,13 @@ class EpisodeReader:
         """
         self._fit, self._fitting = fit, set()
         for block in {id(block): block for block, _ in self._blocks}.values():
-            fit.check_table(block)
+            try:
+                fit.check_table(block)
+            except OfflineDataError:
+                raise
+            except Exception:  # as a file that is none can raise anything
+                if not self._is_lost(block):
+                    raise
 
     def _check_values(self, block: Block) -> None:
         if self._fit is not None and id(block) not in self._fitting:

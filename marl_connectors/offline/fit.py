@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from gymnasium import Space
@@ -11,6 +12,7 @@ from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV
 from marl_connectors.errors import OfflineDataError, did_you_mean
 from marl_connectors.offline.shard import Block
 from marl_connectors.offline.stored_episodes import StoredEpisodes, spans
@@ -122,7 +124,7 @@ class Fit:
         Raises:
             OfflineDataError: For the first step whose observation or action cannot be in its space, or whose
                 observation, action or reward is not finite. Observations may be out of the bounds of a Box, as those of
-                environments are, and so may actions, which are those of modules.
+                environments are, and so may actions of modules.
         """
         stored = block.stored
         for agent_id, number, members in _agents_of(stored):
@@ -130,7 +132,7 @@ class Fit:
             first, stop = stored.chunks["first_row"][members], stored.chunks["stop_row"][members]
             observed, acted = spans(first, stop - first + 1), spans(first, stop - first)
             observation_space, action_space = self._spaces_of(agent_id, _where(block, int(members[0])))
-            if rollout.actions_from_0:
+            if rollout.action_units != ENV:
                 action_space = spaces.counted_from_0(action_space)
             both = (observation_space, rollout.source(Columns.OBS)), (action_space, rollout.columns[Columns.ACTIONS])
             for (kind, name), (space, column), recorded in zip(
@@ -144,7 +146,8 @@ class Fit:
                         f"environment's {kind} space is {spaces.describe(space)}. Use data of this environment, or "
                         f"convert them."
                     )
-                for row, what in _beyond(space, column, rows):
+                is_box_bounded = name == Columns.ACTIONS and rollout.action_units == ENV
+                for row, what in _beyond(space, column, rows, is_box_bounded):
                     raise _value_error(block, number, row, f"its {kind} {what}")
             for name, rows in ((Columns.OBS, observed), (Columns.ACTIONS, acted), (Columns.REWARDS, acted)):
                 if rollout.is_uniform(name, rows):
@@ -180,6 +183,9 @@ def _value_error(block: Block, rollout: int, row: int, what: str) -> OfflineData
     )
 
 
+_WHOLE: Final = (gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
@@ -206,10 +212,10 @@ def _unlike(space: Space, column: Tree, *, is_typed: bool) -> str:
     return "" if is_typed or is_like else f"are {was}"
 
 
-def _beyond(space: Space, column: Tree, rows: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Yields the rows of a column, and the reasons, whose values a space of whole numbers does not have."""
+def _beyond(space: Space, column: Tree, rows: np.ndarray, is_box_bounded: bool) -> Iterator[tuple[int, str]]:
+    """Yields the rows of a column, and the reasons, whose values a space of whole numbers, or a Box, does not have."""
     for _, part, values in spaces.parts_with_values(space, column):
-        if isinstance(part, (gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)):
+        if is_box_bounded or isinstance(part, _WHOLE):
             bad, why = spaces.outside(part, values[rows])
             if why:
                 yield int(rows[np.flatnonzero(bad)[0]]), why

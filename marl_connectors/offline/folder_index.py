@@ -43,9 +43,11 @@ def read_index(folder: Path) -> FolderIndex:
         try:
             own = json.loads(line)
             code, name = own.pop("crc32"), own.pop("file")
-            is_sound = code == crc32({"file": name, **own})
-            extents[name] = Extent(**own) if is_sound else extents[name]
-        except (AttributeError, KeyError, TypeError, ValueError):
+            is_sound = code == crc32({"file": name, **own}) and type(name) is str
+            extent = Extent(**own)
+            is_sound = is_sound and all(type(n) is int and n >= 0 for n in extent[:2]) and type(extent[2]) is bool
+            extents[name] = extent if is_sound else extents[name]
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             is_sound = False
         is_intact &= is_sound
     return FolderIndex(extents, is_intact)

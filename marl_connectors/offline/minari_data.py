@@ -16,6 +16,7 @@ from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import MissingDependencyError, OfflineDataError
@@ -40,8 +41,8 @@ _KEY: Final = "marl_connectors"
 def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | None, Any]:
     """Writes recorded episodes as Minari data sets, in the folder that Minari uses (``MINARI_DATASETS_PATH``).
 
-    Several agents have a data set each: ``NAME/AGENT-v0`` for the data set ``NAME-v0``. Actions are as they were
-    recorded: with ``normalize_actions``, those in Box spaces are in [-1, 1]. Infos, module outputs and lookbacks are
+    Several agents have a data set each: ``NAME/AGENT-v0`` for the data set ``NAME-v0``. Actions are
+    those of the environment. Infos, module outputs and lookbacks are
     left out. ``from_minari`` puts the agents' episodes together again.
 
     Args:
@@ -123,7 +124,7 @@ def _written(
         EpisodeBuffer(
             id=i,
             observations=_in_dtypes(rows.observations, both[0]),
-            actions=_in_dtypes(rows.actions, both[1]),
+            actions=_in_dtypes(rows.actions_for_env(), both[1]),
             rewards=rows.rewards.tolist(),
             terminations=_last(len(rows.rewards), rows.agent.is_terminated),
             truncations=_last(len(rows.rewards), rows.agent.is_truncated),
@@ -297,6 +298,7 @@ def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[
             whole_id=None if agent_id is None else id_,
             t_started=facts.get("agent_t", 0),
             spaces_of=both,
+            action_units=ENV,
             ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
         )
         yield facts, own

@@ -18,6 +18,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.checkpoints import decode_state, encode_state
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ALL, ENV, MODULE, NORMALIZED, UNSCALED, in_units
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import (
@@ -41,8 +42,9 @@ from marl_connectors.offline.agent_rows import (
     warn_of_left_out,
     whole_episode,
 )
+from marl_connectors.offline.block_check import check_space
 from marl_connectors.packages import how_to_install
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 
 FORMAT_VERSION: Final = 1
@@ -141,6 +143,7 @@ def _metadata(episode: Any, rows: AgentRows) -> str:
             "is_multi_agent": isinstance(episode, MultiAgentEpisode),
             "observation_space": None if own.observation_space is None else spaces.to_json(own.observation_space),
             "action_space": None if own.action_space is None else spaces.to_json(own.action_space),
+            "action_units": rows.action_units,
             "outputs": list(rows.outputs),
             "trees": {column: tree_shape(tree) for column, tree in trees.items()},
             "leaves": {name: [leaf.dtype.str, list(leaf.shape[1:])] for name, leaf in leaves.items()},
@@ -215,8 +218,17 @@ def _columns_of(number: int, episode: Any, rows: AgentRows) -> dict[str, np.ndar
         Columns.TRUNCATEDS: last(own.is_truncated),
         "infos": np.array([_json(info, own) for info in rows.infos[:-1]], object),
         "new_infos": new_infos,
+        **_for_env(rows),
         **{name: leaf for key, column in rows.outputs.items() for name, leaf in leaf_columns(key, column).items()},
     }
+
+
+def _for_env(rows: AgentRows) -> dict[str, np.ndarray]:
+    """Returns the columns of the environment's actions, if they differ from those that the episode holds."""
+    name, actions = Columns.ACTIONS_FOR_ENV, rows.actions_for_env()
+    pairs = zip(leaves(actions), leaves(rows.actions), strict=True)
+    is_same = all(one is other for one, other in pairs)
+    return {} if is_same or name in rows.outputs else leaf_columns(name, actions)
 
 
 def _json(value: Any, own: SingleAgentEpisode) -> str | None:
@@ -269,6 +281,7 @@ def from_parquet(
     *,
     observation_space: Space | None = None,
     action_space: Space | None = None,
+    actions_in_input_normalized: bool | None = None,
 ) -> list[Any]:
     """Returns the episodes of Parquet files: those of ``to_parquet``, or RLlib's tables of steps.
 
@@ -279,6 +292,10 @@ def from_parquet(
         path: A file, or a folder of files.
         observation_space: The observation space, for files that lack it.
         action_space: The action space, for files that lack it.
+        actions_in_input_normalized: Whose actions a table holds that ``to_parquet`` did not write: True for those of
+            modules, whose Box actions are in [-1, 1] and whose whole numbers count from 0; False for those of the
+            environment. None takes them for the modules' if the table has ``action_logp``, ``action_dist_inputs`` or
+            ``actions_for_env``, and for the environment's otherwise.
 
     Raises:
         OfflineDataError: If a file is not such a table, or holds pickled data; if the only file is damaged, or nothing
@@ -293,7 +310,7 @@ def from_parquet(
     damages: list[str] = []
     for file in files:
         try:
-            agents = _read(file, observation_space, action_space)
+            agents = _read(file, observation_space, action_space, actions_in_input_normalized)
         except _DamagedFileError as error:
             damages.append(str(error))
             continue
@@ -315,7 +332,9 @@ class _DamagedFileError(OfflineDataError):
     """A file that cannot be read as a table, or whose metadata are damaged."""
 
 
-def _read(file: Path, observation_space: Space | None, action_space: Space | None) -> dict[Any, list[_Agent]]:
+def _read(
+    file: Path, observation_space: Space | None, action_space: Space | None, is_normalized: bool | None
+) -> dict[Any, list[_Agent]]:
     """Returns the agents' episodes of a file by episode.
 
     Raises:
@@ -337,7 +356,11 @@ def _read(file: Path, observation_space: Space | None, action_space: Space | Non
             f"from_parquet: {file} has the columns of to_parquet, but not its metadata (key {_KEY.decode()!r}), which "
             f"has the spaces. If a program has written the table again, let it keep the metadata of the schema."
         )
-    about = _about_rllib(file, table, observation_space, action_space) if kind is None else _about(file, kind, metadata)
+    about = (
+        _about_rllib(file, table, observation_space, action_space)
+        if kind is None
+        else _about(file, kind, metadata, table.nbytes)
+    )
     if about["format_version"] > FORMAT_VERSION:
         raise OfflineDataError(
             f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
@@ -347,18 +370,22 @@ def _read(file: Path, observation_space: Space | None, action_space: Space | Non
     missing = [name for name in needed if name not in names]
     if missing:
         raise _DamagedFileError(f"from_parquet: {file} has no column {missing[0]!r}, although its metadata say so.")
+    if kind is None:
+        about["action_units"] = None if is_normalized is None else NORMALIZED if is_normalized else ENV
+    elif Columns.ACTIONS_FOR_ENV not in about["outputs"]:  # they follow from the actions
+        table = table.select([name for name in names if name.split(".")[0] != Columns.ACTIONS_FOR_ENV])
     try:
         return _agents_of(table, about, str(file))
     except OfflineDataError:
         raise
-    except (*unreadable, AttributeError, IndexError, EpisodeError, CheckpointError) as error:
+    except Exception as error:  # as a file of someone else can say anything
         raise OfflineDataError(
             f"from_parquet: {file} is not a table of agents' steps ({type(error).__name__}: {error}). Its columns are "
             f"{', '.join(map(repr, names))}."
         ) from error
 
 
-def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes], num_bytes: int) -> dict[str, Any]:
     """Returns what the metadata of ``to_parquet`` say.
 
     Raises:
@@ -368,10 +395,15 @@ def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes]) -> dict[str
         about = json.loads(kind)
         if about["format_version"] <= FORMAT_VERSION and metadata.get(_DIGEST, _sha256(kind)) != _sha256(kind):
             raise ValueError("their SHA-256 differs")
+        if about.get("action_units", ENV) not in ALL:
+            raise ValueError(f"it has no action_units {about['action_units']!r}")
         both = (about["observation_space"], about["action_space"])
+        for own in both:
+            if own is not None:
+                check_space(own, num_bytes)
         about["spaces"] = tuple(None if own is None else spaces.from_json(own) for own in both)
         return about
-    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # as they can say anything
         raise _DamagedFileError(
             f"from_parquet: the metadata of {file} are damaged ({type(error).__name__}: {error})."
         ) from error
@@ -547,6 +579,8 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         **{name: column(name) for name in about["outputs"]},
     }
     is_multi = about["is_multi_agent"]
+    if "action_units" not in about and about["spaces"][1] is not None:  # older files have no Discrete from 0
+        columns[Columns.ACTIONS] = in_units(about["spaces"][1], columns[Columns.ACTIONS], ENV, UNSCALED)
     agent = agent_episode(
         columns,
         id_=first("agent_eps_id", id_),
@@ -556,6 +590,7 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         t_started=first("agent_t", 0),
         spaces_of=about["spaces"],
         ends=ends,
+        action_units=about.get("action_units", MODULE),
     )
     facts = {
         "id": id_,

@@ -194,7 +194,7 @@ class Block:
         self.sample: int | None = document.get("sample")
         self.digest = digest
         self._data = data
-        self.stored = StoredEpisodes(document, self._arrays)
+        self.stored = StoredEpisodes(document, self._arrays, len(data))
 
     @cached_property
     def damage(self) -> Damage | None:
@@ -202,8 +202,9 @@ class Block:
         if hashlib.sha256(self._data).hexdigest() != self.digest:
             return self._damage("its columns are not what was written (their SHA-256 differs)")
         try:
+            self.stored.check_columns()
             _ = self.stored.rollouts
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever the file says
             return self._damage(f"it contains what is never written ({type(error).__name__}: {error})")
         return None
 
@@ -218,6 +219,8 @@ class Block:
         for name, own in header.items():
             if name != "__metadata__":
                 begin, end = own["data_offsets"]
+                if not 0 <= begin <= end:
+                    raise ValueError(f"the array {name!r} begins after its end")
                 part = self._data[8 + size + begin : 8 + size + end]
                 found[name] = np.frombuffer(part, _DTYPES[own["dtype"]]).reshape(own["shape"])
         return found
@@ -270,7 +273,7 @@ class Shard:
             is_intact = header["format"] == FORMAT and type(header["format_version"]) is int
             is_old = len(header) == len(checked)  # written before there was a crc32
             is_intact = is_intact and (is_old or header["crc32"] == crc32(checked))
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             header, is_intact = {}, False
         if not is_intact and self._find(_BLOCK, 0) < 0:
             raise UnreadableShardError(self.file, "its first line is not that of one")
@@ -328,8 +331,10 @@ class Shard:
             end = middle + about["tensors_bytes"]
             number, before, num_episodes = about["number"], about["episodes_before"], about["num_episodes"]
             digests = about["document_sha256"], about["tensors_sha256"]
+            assert all(type(value) is int for value in (begin, middle, end, number, before, num_episodes))
             assert begin <= middle <= end and min(number, before, num_episodes) >= 0
-        except (AssertionError, KeyError, TypeError, ValueError):
+            assert all(type(digest) is str for digest in digests)
+        except (AssertionError, KeyError, RecursionError, TypeError, ValueError):
             following = self._next(at)
             why = f"the line at byte {at:,} is damaged"
             self.damages.append(Damage(self.file, None, why))
@@ -347,7 +352,7 @@ class Shard:
         columns, following = self._columns(middle, end, digests[1])
         try:
             block = Block(self.file, number, json.loads(bytes(document)), columns, digests[1])
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever the file says
             why = f"its table has what is never written ({type(error).__name__}: {error})"
             self.damages.append(Damage(self.file, number, why, num_episodes=num_episodes))
             return following
@@ -407,8 +412,10 @@ class Shard:
     def _read_end(self, line: bytes) -> None:
         try:
             about = json.loads(line[len(_END) :].partition(b"\n")[0])
-            is_intact = self._account_for(about["num_episodes"], about["num_blocks"], where="at the end")
-        except (KeyError, TypeError, ValueError):
+            counts = about["num_episodes"], about["num_blocks"]
+            is_intact = all(type(count) is int for count in counts)
+            is_intact = is_intact and self._account_for(*counts, where="at the end")
+        except (KeyError, RecursionError, TypeError, ValueError):
             is_intact = False
         if not is_intact:
             self.damages.append(Damage(self.file, None, "its last line is damaged", num_episodes=0))

@@ -12,6 +12,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.checkpoints import decode_state, encode_state
+from marl_connectors.episodes.action_units import units_of_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -20,6 +21,15 @@ from marl_connectors.episodes.rollout import Rollout, spans
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import INFOS, ListStorage, T
 from marl_connectors.errors import CheckpointError, EpisodeError
+from marl_connectors.offline.block_check import (
+    NOTES_OF_AGENTS,
+    NOTES_OF_EPISODES,
+    check_notes,
+    check_rollout,
+    check_space,
+    check_table,
+    check_times,
+)
 from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
@@ -165,7 +175,7 @@ def _rollout_state(rollout: Rollout) -> dict[str, Any]:
         "num_rows": rollout.num_rows,
         "observation_space": None if whole[0] is None else json.dumps(spaces.to_json(whole[0])),
         "action_space": None if whole[1] is None else json.dumps(spaces.to_json(whole[1])),
-        "actions_from_0": rollout.actions_from_0,
+        "action_units": rollout.action_units,
         "infos": pack_infos(infos),
         **rollout.arrays(),
     }
@@ -231,15 +241,18 @@ class StoredEpisodes:
         agent_steps: ``[N]`` the number of agent steps of each episode.
     """
 
-    def __init__(self, document: Mapping[str, Any], arrays: Callable[[], dict[str, np.ndarray]]):
+    def __init__(
+        self, document: Mapping[str, Any], arrays: Callable[[], dict[str, np.ndarray]], num_bytes: int = 2**40
+    ):
         """Reads the table.
 
         Args:
             document: The JSON data that ``stored_state`` returned.
             arrays: Returns the arrays that ``stored_state`` returned, which may be read-only.
+            num_bytes: Their size, beyond which no space is made.
 
         Raises:
-            KeyError, TypeError, ValueError: If ``stored_state`` cannot have returned the data.
+            Exception: Any, if ``stored_state`` cannot have returned the data.
         """
         self._document = document
         self._arrays = arrays
@@ -247,12 +260,17 @@ class StoredEpisodes:
         self.ids: list[EpisodeID] = table["id"]
         self.table = {name: np.array(table[name]) for name in _EPISODE_FACTS[1:]}
         self.chunks = {name: np.array(document["chunks"][name]) for name in _CHUNK_FACTS}
+        check_table(document, self.table, self.chunks)
+        self._num_bytes = num_bytes
+        for i in range(len(document["state"]["rollouts"])):
+            for text in self.space_texts(i):
+                if text is not None:
+                    check_space(json.loads(text), num_bytes)
+            self.spaces_of(i)  # raises if there are no such spaces
         self.begins = np.concatenate([[0], self.table["end"]]).astype(np.int64)
         self.env_steps = self.table["env_t"] - self.table["env_t_started"]
         steps = np.concatenate([[0], np.cumsum(self.chunks["stop_row"] - self.chunks["start_row"])])
         self.agent_steps = np.diff(steps[self.begins])
-        if any(len(column) != len(self.ids) for column in self.table.values()) or steps[-1] < 0:
-            raise ValueError("its table is not one that is written")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -298,11 +316,30 @@ class StoredEpisodes:
         found = []
         for i, own in enumerate(self._state["rollouts"]):
             rollout = Rollout.of_arrays(
-                own, *self.spaces_of(i), num_rows=own["num_rows"], actions_from_0=own["actions_from_0"]
+                own, *self.spaces_of(i), num_rows=own["num_rows"], action_units=units_of_state(own)
             )
             rollout.infos = unpack_infos(own["infos"])
             found.append(rollout)
         return found
+
+    def check_columns(self) -> None:
+        """Checks the columns and the notes.
+
+        Raises:
+            Exception: Any, if ``stored_state`` cannot have returned them.
+        """
+        state, chunks = self._state, self.chunks
+        if len(set(state["agents"])) != len(state["agents"]):
+            raise ValueError("an agent is there twice")
+        for i, own in enumerate(state["rollouts"]):
+            check_rollout(own, *self.spaces_of(i))
+            members = chunks["rollout"] == i
+            check_times(own, chunks["first_row"][members], chunks["stop_row"][members])
+        check_notes(state["episode_notes"], len(self), NOTES_OF_EPISODES, self._num_bytes)
+        check_notes(state["chunk_notes"], len(chunks["agent"]), NOTES_OF_AGENTS, self._num_bytes)
+        of_chunks = [self.episode_of(i) for i in self.chunk_notes]
+        for episode in self.episodes(list(dict.fromkeys([*self.episode_notes, *of_chunks]))):
+            episode.get_state()
 
     @property
     def agents(self) -> list[AgentID]:

@@ -34,10 +34,11 @@ class EpisodeReplayBuffer:
             hold them in memory. The files have no names, and are gone when the buffer is.
         num_samples: The number of times that steps were drawn.
         num_steps_sampled: The number of steps that were drawn.
-        check_added: Called with the episodes that are to be added, so that a run can refuse them; None for no check.
+        prepare_added: Returns the episodes to add in place of given ones, with the actions of modules as a run scales
+            them, or refuses them; None to add them as they are.
     """
 
-    check_added: Callable[[Iterable[Any]], None] | None = None
+    prepare_added: Callable[[Iterable[Any]], Iterable[Any]] | None = None
 
     def __init__(
         self,
@@ -122,8 +123,8 @@ class EpisodeReplayBuffer:
         Raises:
             EpisodeError: If their columns have other shapes or types than those of the same module before.
         """
-        if self.check_added is not None:
-            self.check_added(episodes)
+        if self.prepare_added is not None:
+            episodes = self.prepare_added(episodes)
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
             module_id = chunk.module_id or DEFAULT_MODULE_ID

@@ -93,7 +93,7 @@ class Segments(Sequence[SingleAgentEpisode]):
             ring.observation_space,
             ring.action_space,
             num_rows=len(flat),
-            actions_from_0=ring.actions_from_0,
+            action_units=ring.action_units,
         )
         self._has_single_steps = num_steps == 1
 

@@ -28,6 +28,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import MODULE, have_same_numbers, units_of_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.multi_agent_episode import agent_episode_id
 from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
@@ -128,7 +129,7 @@ class RowRing:
         self.num_episodes_added = 0
         self.observation_space: Any = None
         self.action_space: Any = None
-        self.actions_from_0 = True
+        self.action_units = MODULE
         self._open: dict[str, OpenEpisode] = {}
         self._free: list[tuple[int, int]] = []
 
@@ -170,8 +171,26 @@ class RowRing:
             columns = self._columns_of(rows)
             if self.action_space is None:
                 self.observation_space, self.action_space = rows.observation_space, rows.action_space
-                self.actions_from_0 = rows.parts[0].rollout.actions_from_0
+            self.action_units = self._common_units(rows)
         self.insert(chunks, columns, steps + (steps > 0))
+
+    def _common_units(self, rows: Rows) -> str:
+        """Returns whose actions the ring holds with some more rows.
+
+        Raises:
+            EpisodeError: If some are the environment's and others the modules', or those of other scales, and their
+                numbers differ.
+        """
+        before = [self.action_units] if self.columns else []
+        first, *others = dict.fromkeys([*before, *(part.rollout.action_units for part in rows.parts)])
+        space = rows.action_space
+        if any(space is not None and not have_same_numbers(space, first, other) for other in others):
+            raise EpisodeError(
+                f"Replay buffer: of module {self.module_id!r}, it would hold actions of several kinds: "
+                f"{', '.join(sorted([first, *others]))}. Add episodes of one kind, or use the "
+                f"buffer of a run, algo.replay_buffer, which turns all of them into those of modules."
+            )
+        return first
 
     def insert(self, chunks: Sequence[Any], columns: Mapping[str, Tree], counts: np.ndarray) -> Places:
         """Adds the rows of chunks, and returns where they are.
@@ -483,7 +502,7 @@ class RowRing:
             "num_rows": self.num_rows,
             "num_steps_added": self.num_steps_added,
             "num_episodes_added": self.num_episodes_added,
-            "actions_from_0": self.actions_from_0,
+            "action_units": self.action_units,
             "open": {key: list(episode) for key, episode in self._open.items()},
             "spaces": spaces_to_json({self.module_id: (self.observation_space, self.action_space)}),
         }
@@ -495,7 +514,7 @@ class RowRing:
         self.columns = {name: tree_map(self.with_room, column) for name, column in state["columns"].items()}
         self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
-        self.actions_from_0 = state["actions_from_0"]
+        self.action_units = units_of_state(state)
         self._set_spaces(spaces_from_json(state.get("spaces", {})))  # older states have none
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}

@@ -97,8 +97,8 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             EpisodeError: If an episode is of a single agent, has agents that are not in ``agents``, or columns of other
                 shapes or types than those before.
         """
-        if self.check_added is not None:
-            self.check_added(episodes)
+        if self.prepare_added is not None:
+            episodes = self.prepare_added(episodes)
         chunks = []
         for episode in episodes:
             if not isinstance(episode, MultiAgentEpisode):

@@ -283,5 +283,5 @@ def _rollout(ring: TeamRing, module_id: ModuleID, window: Window, flags: np.ndar
         *ring.spaces.get(module_id, (None, None)),
         num_rows=len(sources),
         num_lanes=lanes,
-        actions_from_0=ring.actions_from_0,
+        action_units=ring.action_units,
     )

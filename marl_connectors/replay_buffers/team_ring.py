@@ -197,7 +197,7 @@ class TeamRing(RowRing):
                 raise self._misfit(f"{name!r} of module {module_id!r} has items of {new}, those before of {kept}")
         if module_id not in self.spaces:
             self.spaces[module_id] = rows.observation_space, rows.action_space
-            self.actions_from_0 = rows.parts[0].rollout.actions_from_0
+        self.action_units = self._common_units(rows)
         return rows, columns
 
     def _forget_agents(self, places: Places, counts: np.ndarray) -> None:

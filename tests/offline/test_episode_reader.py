@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -225,6 +226,16 @@ def test_a_share_of_the_episodes_is_held_out(folder, fraction, number):
     read, held_out = held_out_ids(folder, fraction)
     assert len(held_out) == number and sorted([*read, *held_out]) == list(range(10))
     assert set(held_out_ids(folder, fraction, order="in_order", seed=5)[1]) == set(held_out)
+
+
+def test_episodes_with_the_same_id_in_several_folders_are_held_out_independently(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "more", ignore=shutil.ignore_patterns("more"))
+    for fraction, number in ((0.05, 1), (0.5, 10)):
+        both = [folder, tmp_path / "more"]
+        reader = EpisodeReader(both, held_out_fraction=fraction, only_held_out=True)
+        ids = [episode.id_.split("/") for episode in reader.sample()]
+        assert len(ids) == number
+    assert {id_ for input_, id_ in ids if input_ == "0"} != {id_ for input_, id_ in ids if input_ == "1"}
 
 
 def test_chunks_of_an_episode_stay_together(tmp_path):

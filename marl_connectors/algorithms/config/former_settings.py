@@ -76,7 +76,7 @@ _NO_NOISE = "There are no noisy networks, so leave it out; epsilon says how DQN 
 _ONE_VALUE = "There are no distributional Q-networks, so leave it out."
 _PLAIN_COLUMNS = "Columns are not compressed, so leave it out."
 _READER = "EpisodeReader reads the files without Ray Data, so leave it out."
-_RECORDED = "Actions are recorded as modules return them, so leave it out."
+_RECORDED = "Recorded episodes say whose actions they hold, so leave it out; from_parquet takes it for other tables."
 _ROWS = "Files hold episodes. from_parquet reads tables of steps."
 
 NOT_HERE: Final[dict[str, str]] = {

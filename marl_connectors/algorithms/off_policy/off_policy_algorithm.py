@@ -14,6 +14,8 @@ from marl_connectors.algorithms.off_policy.team_replay_training import TeamRepla
 from marl_connectors.algorithms.offline_data import together
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.sample import Sample
+from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED
+from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import ConfigError
 from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
@@ -36,13 +38,15 @@ class ReplayingAlgorithm(Algorithm):
     replays: dict[str, ReplayTraining]
 
     def _set_up_buffers(self) -> None:
-        """Lets the buffers refuse recorded episodes that do not fit the run."""
+        """Lets the buffers refuse recorded episodes that do not fit the run, and hold actions of modules only."""
         for replay in self.replays.values():
-            replay.buffer.check_added = self._check_added
+            replay.buffer.prepare_added = self._prepare_added
 
-    def _check_added(self, episodes: Any) -> None:
+    def _prepare_added(self, episodes: Any) -> list[Any]:
         if isinstance(episodes, EpisodeReader):
             episodes.check(self.offline_data.fit(modules=not episodes.chooses_modules))
+        units = NORMALIZED if self.config.normalize_actions else UNSCALED
+        return with_module_actions(episodes, units, modules=self.rl_module)
 
     def _needed_columns(self) -> list[str]:
         """Returns the columns that the buffers keep. States are not among them, as recorded ones are not read."""

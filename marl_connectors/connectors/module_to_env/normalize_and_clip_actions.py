@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED, BoxRange
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.spaces import describe, from_start, zeros
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 100
 """The largest number of spaces whose ranges are cached."""
+
+
+def units_of_modules(module_to_env: Iterable[ConnectorV2]) -> str:
+    """Returns what the actions of modules are before a pipeline: normalized if a piece of it scales them."""
+    pieces = [piece for piece in module_to_env if isinstance(piece, NormalizeAndClipActions)]
+    return NORMALIZED if any(piece.normalize_actions for piece in pieces) else UNSCALED
 
 
 class NormalizeAndClipActions(ConnectorV2):
@@ -55,7 +63,7 @@ class NormalizeAndClipActions(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.normalize_actions = normalize_actions
         self.clip_actions = clip_actions
-        self._ranges: dict[int, _Range] = {}
+        self._ranges: dict[int, BoxRange] = {}
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Converts the actions of all rows of a group at once."""
@@ -106,7 +114,7 @@ class NormalizeAndClipActions(ConnectorV2):
         if known is None or known.space is not space:
             if len(self._ranges) >= _REMEMBERED:
                 self._ranges.clear()
-            known = self._ranges[id(space)] = _Range.of(space)
+            known = self._ranges[id(space)] = BoxRange.of(space)
         if self.normalize_actions:
             inside = np.minimum(np.maximum(actions, -1.0), 1.0)
             if not known.all_bounded:
@@ -139,42 +147,12 @@ class NormalizeAndClipActions(ConnectorV2):
         actions = actions.reshape(-1, *space.shape)
         if not (self.normalize_actions or self.clip_actions):
             return actions.to(dtype)
-        known, actions = _Range.of(space), actions.double()
+        known, actions = BoxRange.of(space), actions.double()
         if self.normalize_actions:
             inside = torch.where(torch.from_numpy(known.bounded), actions.clamp(-1.0, 1.0), actions)
             actions = inside * torch.from_numpy(known.half) + torch.from_numpy(known.middle)
         low, high = torch.from_numpy(known.low), torch.from_numpy(known.high)
         return torch.minimum(torch.maximum(actions, low), high).to(dtype)
-
-
-class _Range(NamedTuple):
-    """The range of a Box, in float64: wide bounds would overflow in float32.
-
-    Attributes:
-        space: The Box.
-        low: The lower bounds.
-        high: The upper bounds.
-        bounded: True where both bounds are finite.
-        all_bounded: Whether all bounds are finite.
-        middle: The middle between the bounds; 0 where they are not finite.
-        half: The distance from the middle to the bounds; 1 where they are not finite.
-    """
-
-    space: spaces.Box
-    low: np.ndarray
-    high: np.ndarray
-    bounded: np.ndarray
-    all_bounded: bool
-    middle: np.ndarray
-    half: np.ndarray
-
-    @classmethod
-    def of(cls, space: spaces.Box) -> _Range:
-        """Returns the range of a space."""
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-        return cls(space, low, high, bounded, bool(bounded.all()), (below + above) / 2, (above - below) / 2)
 
 
 def _broadcast(held: np.ndarray, column: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ def views(reference, history):
 def _view(life):
     rows, lane = life.rows[life.first :], 1
     rollout = Rollout(life.spaces[OBS], life.spaces[ACTIONS], num_rows=len(rows) + 1, num_lanes=2)
-    rollout.actions_from_0 = False  # no module has given these
+    rollout.action_units = False  # no module has given these
 
     def places(count):
         return slice(lane, 2 * count + lane, 2)

@@ -35,8 +35,8 @@ def facts(episode: Any, *, with_outputs: bool = True) -> list[Any]:
             {
                 "ids": (own.id_, repr(own.agent_id), own.module_id, own.multi_agent_episode_id, own.t_started),
                 "ends": (own.is_terminated, own.is_truncated),
-                "steps": plain([rows.observations, rows.actions, rows.rewards, rows.t]),
-                "others": plain([rows.infos, rows.outputs]) if with_outputs else None,
+                "steps": plain([rows.observations, rows.actions_for_env(), rows.rewards, rows.t]),
+                "others": plain([rows.infos, rows.outputs, rows.actions, rows.action_units]) if with_outputs else None,
             }
         )
     return [type(episode), episode.id_, len(episode), episode.is_terminated, episode.is_truncated, found]
