@@ -159,17 +159,17 @@ class SeedResult:
     status: str = MISSING
     agent_steps: int = 0
     returns: Mapping[str, float] = field(default_factory=dict)
-    drawn_actions: Mapping[str, float] = field(default_factory=dict)
-    most_likely_actions: Mapping[str, float] = field(default_factory=dict)
     at_start: Mapping[str, float] = field(default_factory=dict)
     random_play: Mapping[str, float] = field(default_factory=dict)
     success: float | None = None
-    success_drawn_actions: float | None = None
-    success_most_likely_actions: float | None = None
     success_at_start: float | None = None
     success_random_play: float | None = None
     error: str = ""
     curve: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    drawn_actions: Mapping[str, float] = field(default_factory=dict)
+    most_likely_actions: Mapping[str, float] = field(default_factory=dict)
+    success_drawn_actions: float | None = None
+    success_most_likely_actions: float | None = None
 
 
 def seed_folder(seed: int) -> str:

@@ -14,6 +14,7 @@ row   env step       agent a      agent b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,7 +124,7 @@ class TeamRing(RowRing):
             EpisodeError: If they have other agents, or if the columns do not fit those of the episodes before.
         """
         by_module = sorted(self._by_module(chunks).items())
-        own = [(m, part, *self._checked_columns(m, part)) for (_, m), part in by_module]
+        own = [(m, part, *self._checked_columns(m, part)) for (*_, m), part in by_module]
         heads = [EnvChunk(e.id_, e.env_t_started, e.is_terminated, e.is_truncated) for e in chunks]
         steps = np.array([e.env_t - e.env_t_started for e in chunks], np.int64)
         counts = steps + (steps > 0)
@@ -136,18 +137,22 @@ class TeamRing(RowRing):
             self._put(module_id, part, rows, columns, places, started)
             self._complete_agents(module_id, part, rows, places, started)
 
-    def _by_module(self, chunks: Iterable[MultiAgentEpisode]) -> dict[tuple[int, ModuleID], AgentChunks]:
+    def _by_module(self, chunks: Iterable[MultiAgentEpisode]) -> dict[tuple[int, int, ModuleID], AgentChunks]:
         """Returns the agents' chunks by module and, in the order in which they are written, by what they hold.
 
-        Chunks without steps that tell of an end are first, then those with steps, then observations that wait for an
-        action. So of two lives of an agent, the later one comes last.
+        The chunks of one episode are written one after another. Of each, agents' chunks without steps that tell of an
+        end are first, then those with steps, then observations that wait for an action. So of two lives of an agent,
+        the later one comes last.
         """
-        found: dict[tuple[int, ModuleID], AgentChunks] = {}
+        found: dict[tuple[int, int, ModuleID], AgentChunks] = {}
+        numbers: Counter[Any] = Counter()
         for i, episode in enumerate(chunks):
+            number = numbers[episode.id_]
+            numbers[episode.id_] += 1
             for chunk in chunks_of([episode]):
                 module_id, slot = self._place_of(chunk)
                 order = 1 if num_steps_of(chunk) else 0 if chunk.is_done else 2
-                own = found.setdefault((order, module_id), AgentChunks([], [], [], [], has_steps=order == 1))
+                own = found.setdefault((number, order, module_id), AgentChunks([], [], [], [], has_steps=order == 1))
                 own.chunks.append(chunk)
                 own.slots.append(slot)
                 own.episodes.append(i)
