@@ -312,4 +312,5 @@ def test_recordings_of_runs_that_scale_otherwise_are_read_as_this_run_scales(see
         unscaled = batch_actions(algo, EpisodeReader(tmp_path, order="in_order").sample())
     with config_for(space, normalize_actions=True).build_algo() as algo:
         scaled = batch_actions(algo, EpisodeReader(tmp_path, order="in_order").sample())
-    assert_same(in_units(space, unscaled, UNSCALED, NORMALIZED), scaled)
+    # A batch is in float32, in which the numbers of a Box far from 0 are coarser before they are scaled than after it.
+    assert_same(in_units(space, unscaled, UNSCALED, NORMALIZED), scaled, rtol=1e-4, atol=1e-5)
