@@ -33,6 +33,7 @@ import safetensors
 import safetensors.numpy
 
 from marl_connectors.errors import CheckpointError
+from marl_connectors.json_data import parsed_json
 from marl_connectors.names import brief, import_module
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.version import library_version
@@ -467,7 +468,7 @@ def _read_document(source: Path) -> dict[str, Any]:
             f"Pass the directory that save_to_path wrote."
         )
     try:
-        document = json.loads(state_file.read_bytes(), object_pairs_hook=_without_doubles, parse_constant=_refused)
+        document = parsed_json(state_file.read_bytes())
     except ValueError as error:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not valid JSON ({error})")) from error
     version = document.get("format_version") if isinstance(document, dict) else None
@@ -495,18 +496,6 @@ def _read_document(source: Path) -> dict[str, Any]:
     if not isinstance(name, str) or not _TENSORS_FILE.fullmatch(name):
         raise CheckpointError(_damaged(source, f"tensors_file is {brief(name)}, which is not the name of such a file"))
     return document
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Converts a JSON object to a dict, and raises an error for duplicate keys, because they are ambiguous."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _damaged(source: Path, why: str) -> str:

@@ -46,15 +46,23 @@ def _json_key(key: Any, keys: Collection[Any]) -> str:
 
 
 def parsed_json(data: bytes | str) -> Any:
-    """Reads strict JSON, of any depth and size that Python can hold.
+    """Reads strict JSON, of any depth and size that Python can hold, in which no object has a key twice.
 
     Raises:
         ValueError: If it is something else. The message says what is wrong.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return json.loads(data, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {brief(next(key for key in found if keys.count(key) > 1))} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

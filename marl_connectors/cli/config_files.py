@@ -42,7 +42,7 @@ from marl_connectors.cli.values import (
     tracker_names,
 )
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
-from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import ConfigError, MarlConnectorsError, describe_error, did_you_mean
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.validators import Unfit, Validator, any_of, boolean, declared, integer, list_of
@@ -122,6 +122,8 @@ FILES: Final = (".yaml", ".yml", ".json")
 """The endings of files with settings."""
 _OTHER_FILES: Final = (".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".ipynb", ".pkl")
 """Endings of files that others use for settings, so that a source with one of them is no module."""
+MAX_NODES: Final = 100_000
+"""How many values a YAML file may have, where each alias counts as what it stands for."""
 NO_VIDEO: Final = "none"
 """The format of videos of a run that has none."""
 
@@ -338,6 +340,8 @@ def as_field(name: str, value: Any, who: str) -> tuple[str, Any] | None:
     if field == PER_ENV_RUNNER:
         return field, _or_whole(lambda each: integer(min=1).check(each, who, name), value)
     kept = checked_field(field, value, who, name)
+    if convert is _names:
+        return field, piece_names(kept)
     if field == "policies":
         _check_policies(kept, who)
     return field, list(kept.items()) if field in PAIRS else kept
@@ -381,7 +385,7 @@ def _number(name: str, value: Any, classes: Sequence[type]) -> Any:
 
 
 def _names(value: Any) -> Any:
-    return [] if value is None else piece_names([value] if isinstance(value, str) else value)
+    return [] if value is None else [value] if isinstance(value, str) else value
 
 
 def _module_ids(value: Any) -> Any:
@@ -494,13 +498,11 @@ def _parsed_yaml(text: str) -> Any:
     class Loader(yaml.SafeLoader):
         """PyYAML reads YAML 1.1, where a number such as 1e-3 is a text."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen = set()
-            for key, _ in node.value:
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
+        def get_single_node(self) -> Any:
+            root = super().get_single_node()
+            if root is not None:
+                _check_nodes(root)
+            return root
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
@@ -513,6 +515,42 @@ def _parsed_yaml(text: str) -> Any:
         raise ValueError(f"{error.problem}{where}.") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    except (LookupError, AttributeError, OverflowError) as error:  # a tag such as !!int with a text that does not fit
+        raise ValueError(f"a value does not fit its tag: {describe_error(error)}") from error
+
+
+def _check_nodes(root: Any) -> None:
+    """Checks nodes of YAML: their keys, and how many they are if each alias is replaced by what it stands for.
+
+    Raises:
+        yaml.MarkedYAMLError: If a node contains itself, a key is no scalar or is twice in a mapping, or the nodes are
+            too many.
+    """
+    import yaml
+
+    sizes: dict[Any, int] = {}  # 0 for the nodes around the one that is looked at
+
+    def check(is_wrong: bool, problem: str, node: Any) -> None:
+        if is_wrong:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+    def size(node: Any) -> int:
+        if node not in sizes:
+            sizes[node] = 0
+            children = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+            if isinstance(node, yaml.MappingNode):
+                seen = set()
+                for key, _ in node.value:
+                    check(not isinstance(key, yaml.ScalarNode), "expected a text or a number as key", key)
+                    check(key.value in seen, f"{key.value!r} is there twice", key)
+                    seen.add(key.value)
+                children = [value for _, value in node.value]
+            sizes[node] = 1 + sum(map(size, children))
+        check(sizes[node] == 0, "an anchor contains itself", node)
+        check(sizes[node] > MAX_NODES, f"it has more than {MAX_NODES:,} values, its aliases included", node)
+        return sizes[node]
+
+    size(root)
 
 
 def layer_of(data: Mapping[str, Any], path: Path) -> dict[str, Any]:

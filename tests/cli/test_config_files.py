@@ -11,7 +11,7 @@ import pytest
 
 from marl_connectors import MAPPOConfig, MeanStdFilter, PPOConfig
 from marl_connectors.callbacks import Callbacks
-from marl_connectors.cli.config_files import layer, read_layer, resolved
+from marl_connectors.cli.config_files import layer, parsed, read_layer, resolved
 from marl_connectors.cli.config_settings import settings_of
 from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.main import main
@@ -246,6 +246,16 @@ MISTAKES = [
     ("seeds: [1, 1]", "run.yaml: seeds: expected each seed once, but got [1, 1].\n"),
     ("track: wanbd", "run.yaml: track: expected names of trackers, or none, but got 'wanbd'. Did you mean 'wandb'?\n"),
     ("track: 3", "run.yaml: track: expected a list of tensorboard, wandb, mlflow, trackio, or none, got 3"),
+    ("? [1, 2]\n: 3", "run.yaml: it cannot be read as YAML: expected a text or a number as key in line 2"),
+    ("training: {lr: 1.0, lr: 2.0}", "run.yaml: it cannot be read as YAML: 'lr' is there twice in line 2"),
+    ("model: &m {a: *m}", "run.yaml: it cannot be read as YAML: an anchor contains itself in line 2"),
+    ("model: &m [*m]", "run.yaml: it cannot be read as YAML: an anchor contains itself in line 2"),
+    ("model: &m {<<: *m}", "run.yaml: it cannot be read as YAML: an anchor contains itself in line 2"),
+    ("seed: !!int ''", "run.yaml: it cannot be read as YAML: a value does not fit its tag"),
+    ("env_runners: {env_to_module_connector: 3}", "run.yaml: env_runners: env_to_module_connector: expected a list of"),
+    ("env_runners: {env_to_module_connector: [null]}", "run.yaml: env_runners: env_to_module_connector: expected a li"),
+    ("training: {learner_connector: {a: 1}}", "run.yaml: training: learner_connector: expected a list of"),
+    ("env_to_module: [3]", "run.yaml: env_to_module: expected a list of"),
     ("config: nowhere.py", "run.yaml: config: there is no file 'nowhere.py' beside it"),
 ]
 
@@ -276,6 +286,21 @@ def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(text, message, 
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
+@pytest.mark.parametrize("link", ["[{0}, {0}, {0}]", "{{<<: [{0}, {0}, {0}]}}", "{{x: {0}, y: {0}, z: {0}}}"])
+def test_anchors_in_anchors_are_refused_before_they_are_written_out(link, tmp_path):
+    anchors = ["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {link.format(f'*a{n - 1}')}" for n in range(1, 40))]
+    (tmp_path / "run.yaml").write_text("\n".join(anchors))
+    with pytest.raises(ConfigError, match="more than 100,000 values"):
+        read_layer(str(tmp_path / "run.yaml"))
+
+
+def test_an_anchor_may_be_used_twice_and_merged(tmp_path):
+    text = "training: &t {lr: 0.5}\nmodel: {x: &x [1], y: *x}\nevaluation: {evaluation_config: {<<: *t, gamma: 0.25}}"
+    data = parsed(text, tmp_path / "run.yaml")
+    assert data["model"] == {"x": [1], "y": [1]}
+    assert data["evaluation"] == {"evaluation_config": {"lr": 0.5, "gamma": 0.25}}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -285,6 +310,12 @@ def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(text, message, 
         ("run.yaml", b"", "run.yaml: expected settings, such as 'env: CartPole-v1', but got None"),
         ("run.yaml", b"steps: 3", "run.yaml: it has no environment. Add the key 'env', or name one"),
         ("run.yaml", b"a: " + b"[" * 500, "run.yaml: it cannot be read as YAML"),
+        (
+            "run.json",
+            b'{"env": "CartPole-v1", "model": {"a": 1, "a": 2}}',
+            "run.json: it cannot be read as JSON: an object",
+        ),
+        ("run.json", b'{"env": "CartPole-v1", "model": ' + b"[" * 900 + b"]" * 900 + b"}", "run.json: model: expected"),
         ("run.txt", b"env: x", "expected a file that ends in .yaml, .yml, .json or .py, or a Python module, but got"),
         ("config.json", b'{"command": {"env": "CartPole-v1", "stepps": 3}}', "config.json: unknown setting 'stepps'"),
         (".", None, "--config: expected a file, but . is a folder"),
