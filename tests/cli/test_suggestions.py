@@ -301,7 +301,7 @@ def random_settings(rng):
         num_env_workers=maybe(2, "auto"),
         num_gpus_per_learner=maybe(0, "auto"),
         training={**default.training, **training, "lr": pick(default.training["lr"], 0.1)}
-        | ({"train_batch_size_per_learner": pick(4096, 100)} if rng.random() < 0.4 else {}),
+        | ({"train_batch_size_per_learner": pick(65536, 4096)} if rng.random() < 0.4 else {}),
         hidden=maybe([32, 16], default.hidden),
         activation=maybe("relu", default.activation),
         share_value_layers=pick(True, False),
