@@ -181,7 +181,7 @@ def test_a_run_with_remote_env_runners_is_evaluated_here(no_ray, capsys):
     no_ray()
     for words in ([], ["--untrusted"]):
         assert main(["evaluate", "run", "--episodes", "2", "--baseline-seconds", "1", *words]) == 0
-        assert "2 episodes, actions are the most likely ones." in capsys.readouterr().out
+        assert "2 episodes, actions are drawn from the policies." in capsys.readouterr().out
 
 
 def test_a_config_with_remote_parts_is_explained_here(no_ray, capsys):

@@ -30,7 +30,7 @@ class Player:
         self.returns, self.frames, self.num_steps = returns, shades(3) if frames is None else frames, num_steps
         self.asked = []
 
-    def render_episodes(self, num_episodes, *, max_frames, max_seconds, seed):
+    def render_episodes(self, num_episodes, *, max_frames, max_seconds, seed, explore=None):
         self.asked.append((num_episodes, seed))
         return [RenderedEpisode(self.frames[:max_frames], self.num_steps, self.returns)] * num_episodes
 

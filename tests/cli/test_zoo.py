@@ -31,7 +31,10 @@ def test_a_page_has_all_settings_and_the_command(capsys):
 def test_a_page_of_a_task_without_a_published_result_has_a_dash(capsys):
     assert main(["zoo", "connect_four_v3"]) == 0
     said = capsys.readouterr().out
-    assert "\n  expected return   0.96 ± 0.03 (3 seeds)" in said and "\n  best published    –\n" in said
+    assert (
+        "\n  expected return   0.96 ± 0.03 with most likely actions (3 seeds)" in said
+        and "\n  best published    –\n" in said
+    )
     assert "\n  eval_opponent " in said and "games won against random" in said
 
 
