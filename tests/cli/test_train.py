@@ -179,7 +179,7 @@ def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(com
         play = getattr(command.fake, name)
 
         def found(self, *, max_seconds=None, num_episodes, **kwargs):
-            limits.append((name, max_seconds))
+            limits.append((name, num_episodes, max_seconds, kwargs.get("explore")))
             results = play(self, num_episodes=num_episodes, **kwargs)
             if max_seconds is None:
                 return results
@@ -191,7 +191,12 @@ def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(com
     algo = type("Bounded", (command.fake,), {name: bounded(name) for name in number})()
     command.algo = algo
     assert command("train", "fake_env", "--steps", "200", "--baseline-seconds", "7") == 0
-    assert limits[:4] == [("random_play", 7.0), ("evaluate", 7.0), ("evaluate", 70.0), ("evaluate", None)]
+    assert limits == [
+        ("random_play", 20, 7.0, None),
+        ("evaluate", 20, 7.0, None),
+        ("evaluate", 1, 70.0, None),  # none of 20 episodes ended in time, so one is played that may take longer
+        ("evaluate", 20, None, False),
+    ]
     assert "Measuring random play: 20 episodes, or those that end within 7 s ..." in command.out
     few = "Only 8 of 20 episodes of random play ended in time: the returns are of these.\n"
     none = (

@@ -30,8 +30,8 @@ class Player:
         self.returns, self.frames, self.num_steps = returns, shades(3) if frames is None else frames, num_steps
         self.asked = []
 
-    def render_episodes(self, num_episodes, *, max_frames, max_seconds, seed, explore=None):
-        self.asked.append((num_episodes, seed))
+    def render_episodes(self, num_episodes, *, max_frames, max_seconds, seed, explore):
+        self.asked.append((num_episodes, seed, explore))
         return [RenderedEpisode(self.frames[:max_frames], self.num_steps, self.returns)] * num_episodes
 
 
@@ -105,10 +105,17 @@ def test_the_video_begins_with_the_untrained_modules(tmp_path):
     assert video.decoded(untrained.read_bytes()).caption == "before training: return -5.00"
     player = Player({"x": 7.0}, shades(3))
     written = record_video(player, tmp_path / "v.gif", seed=3, label="after training, ", untrained=untrained)
-    assert written == "" and player.asked == [(3, 3)]
+    assert written == "" and player.asked == [(3, 3, None)]
     assert [duration for duration, _ in pictures_of(tmp_path / "v.gif")] == [100, 1200] + 3 * [100, 100, 1200]
     assert record_video(player, tmp_path / "v.gif", seed=3, untrained=tmp_path / "missing.gif") == ""
     assert len(pictures_of(tmp_path / "v.gif")) == 9
+
+
+@pytest.mark.parametrize("explore", [None, False, True])
+def test_the_episodes_of_a_video_act_as_asked(tmp_path, explore):
+    player = Player({"x": 7.0})
+    assert record_video(player, tmp_path / "v.gif", seed=3, explore=explore) == ""
+    assert player.asked == [(3, 3, explore)]
 
 
 @pytest.mark.parametrize("frame", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3))])
