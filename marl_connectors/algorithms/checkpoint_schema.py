@@ -366,12 +366,12 @@ _ROW_RING = _Record(
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
         "open": _map_of(_open_episode),
+        "action_units": _UNITS,
     },
     {
         "weights": _line("numbers", "f"),
         "greatest": _NUMBER,
         "spaces": _map_of(_row(_space, _space)),
-        "action_units": _UNITS,
     },
 )
 

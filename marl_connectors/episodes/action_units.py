@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -20,7 +19,7 @@ NORMALIZED: Final = "normalized"
 UNSCALED: Final = "unscaled"
 """Actions of modules: whole numbers count from 0, and Boxes are those of the environment."""
 MODULE: Final = "module"
-"""Actions of modules, scaled as in the run that learns from them: those of older files, and of modules used by hand."""
+"""Actions of modules, scaled as in the run that learns from them: those of modules used by hand."""
 ALL: Final = (ENV, NORMALIZED, UNSCALED, MODULE)
 MODULE_OUTPUTS: Final = frozenset((Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.ACTIONS_FOR_ENV))
 """Extra model outputs from which it follows that a module has acted."""
@@ -54,13 +53,6 @@ class BoxRange(NamedTuple):
         bounded = np.isfinite(low) & np.isfinite(high)
         below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         return cls(space, low, high, bounded, bool(bounded.all()), (below + above) / 2, (above - below) / 2)
-
-
-def units_of_state(state: Mapping[str, Any]) -> Any:
-    """Returns the units in a state; those of older versions only say whether actions count from 0."""
-    if "action_units" in state:
-        return state["action_units"]
-    return MODULE if state.get("actions_from_0") else ENV
 
 
 def have_same_numbers(space: Space, one: str, other: str) -> bool:

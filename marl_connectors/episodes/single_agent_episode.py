@@ -14,7 +14,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ENV, units_of_state
+from marl_connectors.episodes.action_units import ENV
 from marl_connectors.episodes.column_view import ColumnView
 from marl_connectors.episodes.episode_base import PLAIN, EpisodeBase, check_item, check_lookback, slice_bounds
 from marl_connectors.episodes.items import (
@@ -993,7 +993,7 @@ class SingleAgentEpisode(EpisodeBase):
         held: dict[str, Any] = {
             "lookback": state["lookback"],
             "open_row": decode(state["pending"]),
-            "action_units": units_of_state(state),
+            "action_units": state["action_units"],
         }
         if state["is_numpy"]:
             storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)

@@ -1,4 +1,4 @@
-"""Episode data as nested dicts of numbers, strings, lists and numpy arrays, which are stored without pickle."""
+"""Episode data as nested dicts of numbers, strings, bytes, lists and numpy arrays, which are stored without pickle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_connectors.errors import EpisodeError
 
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = (str, bytes, int, float, bool, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
 
 
@@ -18,7 +18,7 @@ def encode(value: Any, where: str = "value") -> Any:
     Arrays in a list are not copied.
 
     Args:
-        value: Numbers, strings, None, arrays, and dicts, lists and tuples of them.
+        value: Numbers, strings, bytes, None, arrays, and dicts, lists and tuples of them.
         where: The name of the value, for messages.
 
     Raises:

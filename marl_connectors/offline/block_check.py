@@ -15,7 +15,7 @@ from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ALL, units_of_state
+from marl_connectors.episodes.action_units import ALL
 from marl_connectors.spaces import parts_of
 from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
@@ -109,7 +109,7 @@ def check_table(document: Mapping[str, Any], table: Mapping[str, np.ndarray], ch
     _need(sample is None or type(sample) is int, "'sample' is no number")
     for own in rollouts:
         _need(type(own["names"]) is list and type(own["layers"]) is dict, "its rollouts have no columns")
-        _need(units_of_state(own) in ALL, "it does not say whose actions it has")
+        _need(own.get("action_units") in ALL, "it does not say whose actions it has")
 
 
 def check_space(data: Any, num_bytes: int) -> None:

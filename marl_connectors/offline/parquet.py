@@ -18,7 +18,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.checkpoints import decode_state, encode_state
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ALL, ENV, MODULE, NORMALIZED, UNSCALED, in_units
+from marl_connectors.episodes.action_units import ALL, ENV, NORMALIZED
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import (
@@ -395,7 +395,7 @@ def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes], num_bytes: 
         about = json.loads(kind)
         if about["format_version"] <= FORMAT_VERSION and metadata.get(_DIGEST, _sha256(kind)) != _sha256(kind):
             raise ValueError("their SHA-256 differs")
-        if about.get("action_units", ENV) not in ALL:
+        if about["action_units"] not in ALL:
             raise ValueError(f"it has no action_units {about['action_units']!r}")
         both = (about["observation_space"], about["action_space"])
         for own in both:
@@ -579,8 +579,6 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         **{name: column(name) for name in about["outputs"]},
     }
     is_multi = about["is_multi_agent"]
-    if "action_units" not in about and about["spaces"][1] is not None:  # older files have no Discrete from 0
-        columns[Columns.ACTIONS] = in_units(about["spaces"][1], columns[Columns.ACTIONS], ENV, UNSCALED)
     agent = agent_episode(
         columns,
         id_=first("agent_eps_id", id_),
@@ -590,7 +588,7 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         t_started=first("agent_t", 0),
         spaces_of=about["spaces"],
         ends=ends,
-        action_units=about.get("action_units", MODULE),
+        action_units=about["action_units"],
     )
     facts = {
         "id": id_,

@@ -12,7 +12,6 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.checkpoints import decode_state, encode_state
-from marl_connectors.episodes.action_units import units_of_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -316,7 +315,7 @@ class StoredEpisodes:
         found = []
         for i, own in enumerate(self._state["rollouts"]):
             rollout = Rollout.of_arrays(
-                own, *self.spaces_of(i), num_rows=own["num_rows"], action_units=units_of_state(own)
+                own, *self.spaces_of(i), num_rows=own["num_rows"], action_units=own["action_units"]
             )
             rollout.infos = unpack_infos(own["infos"])
             found.append(rollout)

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import MODULE, have_same_numbers, units_of_state
+from marl_connectors.episodes.action_units import MODULE, have_same_numbers
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.multi_agent_episode import agent_episode_id
 from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
@@ -514,7 +514,7 @@ class RowRing:
         self.columns = {name: tree_map(self.with_room, column) for name, column in state["columns"].items()}
         self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
-        self.action_units = units_of_state(state)
+        self.action_units = state["action_units"]
         self._set_spaces(spaces_from_json(state.get("spaces", {})))  # older states have none
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}

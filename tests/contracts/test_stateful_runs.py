@@ -383,7 +383,8 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, iterations):
         algo.train()
     algo.save_to_path(tmp_path / "c")
     loaded = Algorithm.from_checkpoint(tmp_path / "c", config=config)
-    restored = config.copy().debugging(seed=99).build_algo()
+    restored = config.build_algo()
+    restored.train()
     restored.restore_from_path(tmp_path / "c")
     for _ in range(2):
         expected = algo.train()["learners"]

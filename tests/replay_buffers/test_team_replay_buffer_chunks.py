@@ -88,8 +88,8 @@ def test_chunks_cut_anywhere_become_the_env_steps_of_whole_episodes(cls, seed):
     buffer = cls(capacity=3000, agents=TEAM)
     buffer.add([plain_game()])
     chunks = [played(seed, number, cut=0.4) for number in range(6)]
-    while any(chunks):  # each episode's in their order, several at once
-        buffer.add([own.pop(0) for own in chunks if own and rng.random() < 0.6])
+    while any(chunks):  # each episode's in their order, several at once, also of one episode
+        buffer.add([own.pop(0) for own in chunks for _ in range(rng.integers(3)) if own])
     assert kept_in(buffer) == expected_of([plain_game(), *wholes])
     assert len(buffer) == 1 + sum(map(len, wholes))
     going_on = {whole.id_ for whole in wholes if not whole.is_done}

@@ -354,7 +354,7 @@ def test_arguments_of_a_run_that_goes_on_are_checked_alike():
         (lambda: algo.evaluate(seed=-1), "seed: expected a whole number from 0, got -1"),
         (lambda: algo.evaluate(explore="yes"), "explore: expected True or False, got 'yes'"),
         (lambda: algo.evaluate(policy_mapping_fn=lambda agent: "a"), "policy_mapping_fn: .* accepts .agent."),
-        (lambda: algo.add_module(3), "add_module: module_id: expected a text, got 3"),
+        (lambda: algo.add_module(3), "add_module: module_id: expected a module id, got 3"),
         (lambda: algo.add_module("d", DefaultPPORLModule), "add_module: module_spec: expected an RLModuleSpec"),
         (lambda: algo.add_module("d", config_overrides=3), "expected a dict {module_id: {setting: value}}, got"),
         (lambda: algo.add_module("d", new_should_module_be_updated="d"), "new_should_module_be_updated: expected"),

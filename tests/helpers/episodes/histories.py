@@ -284,8 +284,8 @@ def _info(t, k):
 
 def _extras(number):
     extras = {
-        "action_logp": np.float32(-number),
-        "action_dist_inputs": np.array([number, -number, 0.5], np.float32),
+        "logp": np.float32(-number),
+        "dist_inputs": np.array([number, -number, 0.5], np.float32),
         "state_out": {"h": np.full(2, number, np.float16), "c": (np.full((1, 2), number), float(number))},
     }
     return dict(reversed(extras.items())) if number % 2 else extras

@@ -11,6 +11,7 @@ from helpers.episodes.histories import stacked
 from helpers.episodes.reference import ReferenceEpisode, Step, flags_of
 from helpers.episodes.reference_life import ACTIONS, OBS
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.action_units import ENV
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
@@ -135,7 +136,7 @@ def views(reference, history):
 def _view(life):
     rows, lane = life.rows[life.first :], 1
     rollout = Rollout(life.spaces[OBS], life.spaces[ACTIONS], num_rows=len(rows) + 1, num_lanes=2)
-    rollout.action_units = False  # no module has given these
+    rollout.action_units = ENV  # no module has given these
 
     def places(count):
         return slice(lane, 2 * count + lane, 2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.episodes.reference import EXTRAS, ReferenceEpisode
 from helpers.episodes.reference_life import ACTIONS, INFOS, OBS, REWARDS, Life
 
-KEYS = ("action_logp", "action_dist_inputs", "state_out")
+KEYS = ("logp", "dist_inputs", "state_out")
 GETTERS = {OBS: "get_observations", INFOS: "get_infos", ACTIONS: "get_actions", REWARDS: "get_rewards"}
 SETTERS = {OBS: "set_observations", ACTIONS: "set_actions", REWARDS: "set_rewards"}
 OLD_GETTERS = {OBS: "get_observation", ACTIONS: "get_action", REWARDS: "get_reward"}
