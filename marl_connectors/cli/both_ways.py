@@ -95,7 +95,7 @@ def about_both_ways(drawn: Mapping[str, tuple[float, float]], likely: Mapping[st
     else:
         why = (
             "policies without memory that always take their most likely actions can block each other, or repeat "
-            "themselves, for ever, so act with drawn actions (load_policy(PATH, explore=True), export --explore), or give agents "
-            "their id (--env-to-module AgentIdEncoding)"
+            "themselves, for ever, so act with drawn actions (load_policy(PATH, explore=True), export --explore), or "
+            "give agents their id (--env-to-module AgentIdEncoding)"
         )
     return f"The two ways of acting differ by more than their 95 % intervals ({shown}): {why}."

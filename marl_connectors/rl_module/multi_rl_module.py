@@ -460,7 +460,7 @@ def is_module_id(given: Any) -> bool:
 
 def _module_id(given: Any) -> str:
     if not is_module_id(given):
-        raise Unfit(NO_MODULE_ID)
+        raise Unfit(f"{given!r} is no module id. {NO_MODULE_ID}")
     return str(given)
 
 
