@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 
 from marl_connectors.zoo import ZooTask
-from marl_connectors.zoo.games import OPPONENT
+from marl_connectors.zoo.measures import OPPONENT
 
 RESULTS = Path(__file__).parent / "results" / "zoo"
 SHARE = 0.9

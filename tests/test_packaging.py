@@ -150,7 +150,12 @@ def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
         names = set(archive.namelist())
     code = {name for name in names if name.endswith(".py")}
     assert code == sources
-    assert {"marl_connectors/py.typed", "marl_connectors/__init__.pyi", "marl_envs/py.typed"} <= names
+    assert {
+        "marl_connectors/py.typed",
+        "marl_connectors/__init__.pyi",
+        "marl_envs/py.typed",
+        "marl_connectors/zoo/tasks.yaml",
+    } <= names
     assert {name.split("/")[0] for name in names} == {
         "marl_connectors",
         "marl_envs",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent
-from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer
+from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer, layer_of
 from marl_connectors.cli.config_settings import (
     batch_size_per_learner,
     check_model,
@@ -21,7 +21,7 @@ from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.errors import ConfigError
 from marl_connectors.typing import DEFAULT_MODULE_ID
-from marl_connectors.zoo import ZooTask, find_task, tasks
+from marl_connectors.zoo import FILE, ZooTask, find_task, tasks
 
 BATCH_SIZE = "train_batch_size_per_learner"
 _FIELDS = {field.name for field in dataclasses.fields(RunSettings)}
@@ -108,12 +108,11 @@ def _base(given: Mapping[str, Any]) -> RunSettings:
     if given.get("config") is not None:
         return RunSettings(**settings_of(load_config(given["config"])), config=given["config"])
     task = task_for(given["env"], given.get("algo")) if given.get("preset", True) else None
-    preset = dict(task.settings) if task is not None else {}
-    training = {**ALGORITHMS[given.get("algo", preset.get("algo", "ppo"))].training, **preset.get("training", {})}
-    return RunSettings(
-        **{"algo": given.get("algo", "ppo"), **preset, "env": given["env"], "training": training},
-        preset=None if task is None else task.name,
-    )
+    if task is None:
+        algo = given.get("algo", "ppo")
+        return RunSettings(given["env"], algo=algo, training=dict(ALGORITHMS[algo].training))
+    preset = new_settings({**layer_of(task.settings, FILE), "preset": False})
+    return dataclasses.replace(preset, env=given["env"], preset=task.name)
 
 
 def _with_algorithm(given: Mapping[str, Any]) -> Mapping[str, Any]:

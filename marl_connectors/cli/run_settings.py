@@ -34,7 +34,7 @@ from marl_connectors.validators import (
     optional,
 )
 from marl_connectors.zoo import find_task
-from marl_connectors.zoo.games import OPPONENT
+from marl_connectors.zoo.measures import OPPONENT
 
 INFINITY = "Infinity"
 

@@ -250,7 +250,7 @@ class _Training:
         if measure is None or not random_play["num_episodes"] or math.isfinite(success_of(random_play)):
             return ""
         task = find_task(self.settings.env)
-        if task is not None and task.success_needs_opponent and self.settings.eval_opponent is None:
+        if task is not None and "eval_opponent" in task.settings and self.settings.eval_opponent is None:
             return f"Success ({measure.name}) is only measured against an opponent: --eval-opponent random."
         said = f"Success ({measure.name}) is not measured, because the state of the environments at the end of episodes"
         if self.settings.num_env_workers in (0, "auto"):

@@ -9,6 +9,7 @@ import textwrap
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent, table
+from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.presets import decimals, duration, expected_return, manner, settings_of_task
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean
@@ -78,7 +79,8 @@ def _page(task: ZooTask) -> str:
         ("best published", _number(task, expected.published) + (f" ({expected.source})" if expected.source else "")),
         ("time", f"about {duration(expected.minutes)} on two CPU cores"),
     ]
-    settings = [(name, _text(value)) for name, value in _shown_settings(task).items()]
+    training = settings_of_task(task).training  # also what are the command line's defaults
+    settings = [(name, _text(value)) for name, value in {**_own_settings(task), **training}.items()]
     lines = [f"{task.name}: {task.summary}", "", *_columns(rows), "", "Settings:", *_columns(settings), ""]
     return "\n".join([*lines, f"Train it with: {train_command(task)}"])
 
@@ -94,10 +96,9 @@ def _columns(rows: list[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _shown_settings(task: ZooTask) -> dict[str, Any]:
-    """Returns what the task sets, and all training settings, also those that are the command line's defaults."""
-    own = {name: value for name, value in task.settings.items() if name != "training"}
-    return {**own, **settings_of_task(task).training}
+def _own_settings(task: ZooTask) -> dict[str, Any]:
+    """Returns what the task sets outside of sections."""
+    return {name: value for name, value in task.settings.items() if name != "env" and name not in known_sections()}
 
 
 def _described(task: ZooTask) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _described(task: ZooTask) -> dict[str, Any]:
         "env": task.env,
         "summary": task.summary,
         "needs": task.needs,
-        "settings": {**task.settings, "training": settings_of_task(task).training},
+        "settings": {**_own_settings(task), "training": settings_of_task(task).training},
         "success": None if task.success is None else task.success.name,
         "expected": dataclasses.asdict(task.expected),
         "command": train_command(task),

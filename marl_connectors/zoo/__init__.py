@@ -1,24 +1,23 @@
-"""The zoo: environments with tuned settings and expected results, one file a task.
-
-A module of this package that defines a ``TASK`` is a task. Tasks are imported when they are first asked for.
-"""
+"""The zoo: environments with tuned settings and expected results, in ``tasks.yaml``."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
+from pathlib import Path
+from typing import Final
 
 from marl_connectors.environments.making.registry import importable_name
+from marl_connectors.yaml_data import parsed_yaml
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
+
+FILE: Final = Path(__file__).with_name("tasks.yaml")
 
 
 @functools.cache
 def tasks() -> tuple[ZooTask, ...]:
-    """Returns all tasks, sorted by name, upper and lower case alike."""
-    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
-    found = [module.TASK for module in modules if hasattr(module, "TASK")]
-    return tuple(sorted(found, key=lambda task: task.name.lower()))
+    """Returns all tasks, in the order of the file, which is that of their names."""
+    data = parsed_yaml(FILE.read_text(encoding="utf-8"))
+    return tuple(ZooTask.from_data(name, **facts) for name, facts in data.items())
 
 
 def find_task(env: str, algo: str | None = None) -> ZooTask | None:
@@ -35,4 +34,4 @@ def find_task(env: str, algo: str | None = None) -> ZooTask | None:
     return next((task for task in own if (not task.is_variant if algo is None else task.algo == algo)), None)
 
 
-__all__ = ["Expected", "ZooTask", "find_task", "tasks"]
+__all__ = ["FILE", "Expected", "ZooTask", "find_task", "tasks"]

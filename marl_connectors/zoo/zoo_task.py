@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_connectors.callbacks import Success
+from marl_connectors.names import import_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,37 @@ class ZooTask:
     Attributes:
         name: The short name of the environment. The names of its other tasks end with the algorithm:
             ``"CartPole-v1/dqn"``.
-        env: The full name of the environment, as ``importable_name`` returns it.
         summary: The task of the agents, in one sentence.
-        settings: Values for fields of the command line's ``RunSettings``, such as ``steps``, ``num_envs`` and
-            ``training``. All others keep their defaults.
+        settings: The settings of a run, as in a file for ``--config``. ``env`` is the full name of the environment, as
+            ``importable_name`` returns it. Settings that are not there keep their defaults.
         expected: The results to expect.
-        success: The measure of an episode's success; None if the return says enough.
-        success_needs_opponent: Whether the measure is only for episodes against an opponent (``eval_opponent``).
+        success: The measure of an episode's success; None if the return says enough. If there is an ``eval_opponent``
+            in the settings, only episodes against an opponent are measured.
         needs: The packages to install for the environment and its wrappers, as pip spells them; ``""`` for none but
             those of the library.
     """
 
     name: str
-    env: str
     summary: str
     settings: Mapping[str, Any]
     expected: Expected
     success: Success | None = None
-    success_needs_opponent: bool = False
     needs: str = ""
+
+    @classmethod
+    def from_data(
+        cls, name: str, *, expected: Mapping[str, Any], success: Mapping[str, str] | None = None, **facts: Any
+    ) -> ZooTask:
+        """Returns the task of an entry of ``tasks.yaml``, in which ``measure`` is ``"module:function"``."""
+        measured = None
+        if success is not None:
+            measured = Success(success["name"], import_function(success["measure"]))
+        return cls(name, expected=Expected(**expected), success=measured, **facts)
+
+    @property
+    def env(self) -> str:
+        """The full name of the environment."""
+        return self.settings["env"]
 
     @property
     def algo(self) -> str:

@@ -14,7 +14,7 @@ from marl_connectors.algorithms.config.state import config_from_state, config_to
 from marl_connectors.callbacks import Success
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.names import Names
-from marl_connectors.zoo.cart_pole_v1 import balanced
+from marl_connectors.zoo.measures import balanced
 
 
 class Counted(gym.Env):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ from marl_connectors.zoo import Expected, ZooTask
 
 TASK = ZooTask(
     name="CartPole-v1",
-    env="CartPole-v1",
     summary="A task of these tests.",
     settings={
+        "env": "CartPole-v1",
         "steps": 3000,
         "num_envs": 4,
         "algo": "mappo",
@@ -65,11 +66,8 @@ def settings(*words):
 
 @pytest.mark.usefixtures("task")
 def test_a_known_environment_gets_the_settings_of_the_zoo():
-    expected = RunSettings(
-        **{**TASK.settings, "env": "CartPole-v1", "training": {**TRAINING_DEFAULTS, **TASK.settings["training"]}},
-        preset="CartPole-v1",
-    )
-    assert settings("CartPole-v1") == expected
+    own: dict[str, Any] = {**TASK.settings, "training": {**TRAINING_DEFAULTS, **TASK.settings["training"]}}
+    assert settings("CartPole-v1") == RunSettings(**own, preset="CartPole-v1")
 
 
 @pytest.mark.usefixtures("task")
@@ -166,7 +164,7 @@ def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(com
     assert "train CartPole-v1 --policies independent --steps 200 --num-envs 2 --out" in command.out
     kept = settings_from_json(json.loads(Path("run/config.json").read_text())["command"])
     assert kept == command.settings and kept.preset == "CartPole-v1"
-    changed = dataclasses.replace(TASK, settings={"num_envs": 64})
+    changed = dataclasses.replace(TASK, settings={"env": "CartPole-v1", "num_envs": 64})
     monkeypatch.setattr(presets, "find_task", lambda env, algo=None: changed)
     assert command("train", "--resume", "run", "--steps", "400") == 0
     assert "Preset" not in command.out
@@ -261,7 +259,9 @@ def test_a_line_says_why_success_is_not_measured(tmp_path, monkeypatch, capsys):
 
 
 VARIANT = dataclasses.replace(
-    TASK, name="CartPole-v1/dqn", settings={"algo": "dqn", "steps": 50, "training": {"lr": 0.02, "n_step": 2}}
+    TASK,
+    name="CartPole-v1/dqn",
+    settings={"env": "CartPole-v1", "algo": "dqn", "steps": 50, "training": {"lr": 0.02, "n_step": 2}},
 )
 
 

@@ -42,7 +42,7 @@ def zoo_report(monkeypatch):
 
 def task(module=""):
     expected = Expected(mean_return=1, std=None, num_seeds=1, minutes=1, random_return=0, module=module)
-    return ZooTask(name="game", env="my.game", summary="A game.", settings={}, expected=expected)
+    return ZooTask(name="game", summary="A game.", settings={"env": "my.game"}, expected=expected)
 
 
 def runs(**changes):
@@ -110,7 +110,7 @@ def test_random_play_is_the_mean_over_the_seeds_that_measured_it(zoo_results):
 def test_runs_with_default_settings_keep_what_belongs_to_the_task(zoo_results):
     settings = {"env_config": {"size": 3}, "wrappers": ["frame_skip_v0:4"], "policies": "shared", "hidden": [8]}
     settings["eval_explore"] = True
-    game = ZooTask(name="game", env="my.game", summary="A game.", settings=settings, expected=task().expected)
+    game = ZooTask(name="game", summary="A game.", settings={"env": "my.game", **settings}, expected=task().expected)
     words = zoo_results.command(game, "0", defaults=True)
     own = ["--env-config", "size=3", "--wrap", "frame_skip_v0:4", "--policies", "shared", "--eval-explore"]
     assert words[: words.index("--seeds")] == ["train", "game", "--no-preset", "--steps", "300000", *own]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 
 import pytest
 
+from marl_connectors.cli.config_files import read_layer
 from marl_connectors.cli.config_settings import SHORT_FORMS
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.presets import new_settings, settings_of_task
 from marl_connectors.environments.making.factory import make_env
 from marl_connectors.errors import EnvError
 from marl_connectors.zoo import find_task, tasks
@@ -38,11 +40,13 @@ def test_names_and_environments_are_different_and_in_order():
     assert {"simple_spread_v3", "CartPole-v1", "LunarLander-v3", "Acrobot-v1"} <= set(NAMES)
 
 
-def test_settings_are_valid_settings_of_a_run(task):
-    settings = settings_from_json({"env": task.env, **task.settings})
-    assert isinstance(settings, RunSettings)
-    assert settings.preset is None and "seed" not in task.settings
-    assert not SHORT_FORMS.keys() & settings.model.keys(), "these settings have fields of their own"
+def test_settings_are_those_of_a_users_file(task, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({**task.settings, "preset": False}))
+    settings = settings_of_task(task)
+    assert dataclasses.replace(settings, preset=None) == new_settings(read_layer(str(path)))
+    assert settings.preset == task.name and "seed" not in task.settings
+    assert not SHORT_FORMS.keys() & task.settings.get("model", {}).keys(), "these settings have keys of their own"
 
 
 @pytest.mark.usefixtures("installed")
@@ -63,8 +67,7 @@ def test_expected_results_are_plausible(task):
 
 @pytest.mark.usefixtures("installed")
 def test_a_run_with_the_settings_can_be_built_and_its_success_is_a_share(task):
-    settings = settings_from_json({"env": task.env, **task.settings})
-    algo = dataclasses.replace(settings, num_envs=1, num_env_workers=0).build_algorithm()
+    algo = dataclasses.replace(settings_of_task(task), num_envs=1, num_env_workers=0).build_algorithm()
     results = algo.random_play(num_episodes=1)
     algo.stop()
     if task.success is None:

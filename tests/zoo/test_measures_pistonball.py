@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from marl_connectors.environments.making.factory import make_env
-from marl_connectors.zoo.pistonball_v6 import TASK, wall_reached
+from marl_connectors.zoo import find_task
+from marl_connectors.zoo.measures import wall_reached
 
 
 def made() -> Any:
     pytest.importorskip("pettingzoo.butterfly.pistonball_v6")
     pytest.importorskip("supersuit")
-    return make_env(TASK.env, TASK.settings["env_config"], wrappers=TASK.settings["wrappers"])
+    task = find_task("pistonball_v6")
+    assert task is not None
+    return make_env(task.env, task.settings["env_config"], wrappers=task.settings["wrappers"])
 
 
 def test_a_ball_that_stays_has_not_reached_the_wall():

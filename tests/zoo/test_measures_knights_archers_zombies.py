@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_connectors.environments.making.factory import make_env
-from marl_connectors.zoo.knights_archers_zombies_v11 import time_held
+from marl_connectors.zoo.measures import time_held
 
 
 def idle_game(**config: Any) -> tuple[float, int]:
