@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import importlib.metadata
 import multiprocessing.context
@@ -42,7 +43,9 @@ def pytest_xdist_auto_num_workers(config):
     return cores + 2
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
+    _mark_all_but_a_few(items)
     for item in items:
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.flaky(reruns=2))
@@ -54,6 +57,20 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _mark_all_but_a_few(items):
+    """Marks the cases of a function with ``few(n)`` as slow, but for ``n`` that are spread evenly over them."""
+    cases_of = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases_of[item.nodeid.partition("[")[0]].append(item)
+    for cases in cases_of.values():
+        (number,) = cases[0].get_closest_marker("few").args
+        kept = {index * len(cases) // number for index in range(number)}
+        for index, item in enumerate(cases):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -78,6 +78,7 @@ def lives_by_the_rules(case, folder, seed=0):
         each.stop()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", range(20))
 def test_no_forbidden_action_is_taken_in_random_configurations(case, tmp_path):
     lives_by_the_rules(case, tmp_path / "run")

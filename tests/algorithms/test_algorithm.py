@@ -230,6 +230,7 @@ def test_the_users_config_and_the_global_random_state_are_left_alone():
 # Learning.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 @pytest.mark.parametrize("continuous", [False, True], ids=["Discrete", "Box"])
 def test_match_is_solved(policies, continuous):

@@ -155,6 +155,7 @@ def trained(algo):
     return [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows], weights
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ending", [_Stop, KeyboardInterrupt])
 @pytest.mark.parametrize("env", [LengthsEnv, CarelessEnv, LifeEnv])
 def test_training_does_not_depend_on_how_long_random_play_took(env, ending):

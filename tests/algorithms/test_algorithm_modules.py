@@ -170,6 +170,7 @@ def config_for_overrides(config_class, policies, mapping, **settings):
     return config.rl_module(model_config={"fcnet_hiddens": (5,)}, **settings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(9), *fresh_seeds(60)])
 def test_overrides_of_an_added_module_count_from_its_first_update_as_if_set_from_the_start(seed, tmp_path):
     rng = np.random.default_rng(seed)

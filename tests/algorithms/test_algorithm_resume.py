@@ -56,6 +56,7 @@ def check_resume(seed, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(seed, tmp_path):
     check_resume(seed, tmp_path)
@@ -93,6 +94,7 @@ def check_left_behind(seed, fault, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("seed", "fault"), [(7, "error"), (12, "SIGTERM"), (13, "SIGTERM twice"), (15, "death"), (10046436, "error")]
 )

@@ -29,6 +29,7 @@ def runs():
     return json.loads(found.stdout)
 
 
+@pytest.mark.slow
 def test_every_case_ran(runs):
     assert tuple(runs) == CASES
 

@@ -137,6 +137,7 @@ PLACES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_name_leads_nowhere_but_to_what_is_expected_in_its_place(place, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

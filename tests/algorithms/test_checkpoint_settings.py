@@ -223,6 +223,7 @@ def test_the_form_of_a_spec_for_all_modules_is_part_of_it(tmp_path):
 # Several algorithms.
 
 
+@pytest.mark.slow
 def test_the_algorithms_of_a_mixed_run_are_compared_one_by_one(tmp_path):
     def config(dqn=None, **others):
         own = {"agent_0": DQNConfig() if dqn is None else dqn, "*": PPOConfig(), **others}
@@ -262,6 +263,7 @@ def runs(tmp_path_factory):
     return {cls: (saved_run(config, folder / cls.__name__), config) for cls, config in configs.items()}
 
 
+@pytest.mark.slow
 def test_no_algorithm_goes_on_with_the_config_of_another_one(runs):
     differing = {
         (QMIXConfig, VDNConfig): "mixer was",
@@ -299,6 +301,7 @@ def restored_into(own):
     return load
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("there", "here", "same", "cls"),
     [
@@ -426,6 +429,7 @@ def drawn_settings(rng, cls):
     return {name: values[int(rng.integers(len(values)))] for name, values in ALTERNATIVES.items() if name in known}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(12), *fresh_seeds(150)])
 def test_a_run_goes_on_with_what_its_config_says_or_the_setting_is_named(seed, tmp_path):
     rng = np.random.default_rng(seed)

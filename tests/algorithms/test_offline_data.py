@@ -46,6 +46,7 @@ def assert_learns_the_same(config, other, folder):
     reading.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_on_the_recorded_samples_learns_the_same_bit_for_bit(seed, tmp_path):
     assert_learns_the_same(random_config(seed), random_config(seed), tmp_path / "data")

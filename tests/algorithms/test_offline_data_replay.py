@@ -57,6 +57,7 @@ def steps_of(episodes):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(10), *FRESH])
 def test_all_recorded_steps_are_learned_from_without_an_environment_and_exactly_again(seed, tmp_path):
     rng = np.random.default_rng(seed)
@@ -84,6 +85,7 @@ def test_all_recorded_steps_are_learned_from_without_an_environment_and_exactly_
     resumed.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(5), *FRESH])
 def test_recorded_and_sampled_steps_stay_apart_and_have_their_shares(seed, tmp_path):
     rng = np.random.default_rng(seed)
@@ -114,6 +116,7 @@ def test_recorded_and_sampled_steps_stay_apart_and_have_their_shares(seed, tmp_p
             assert resumed.train()["learners"] == result["learners"]
 
 
+@pytest.mark.slow
 def test_a_read_step_counts_like_a_sampled_one(tmp_path):
     data = recorded(tmp_path / "data")
     updates = []
@@ -128,6 +131,7 @@ def test_a_read_step_counts_like_a_sampled_one(tmp_path):
     assert updates[0] == pytest.approx(updates[1], rel=0.1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fragment", [1, 25, 1000])
 @pytest.mark.parametrize("cls", [DQNConfig, MADDPGConfig])
 def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(cls, fragment, tmp_path):

@@ -37,6 +37,7 @@ def test_a_video_is_written_where_asked(command, checkpoint):
     assert "Video: films/play.gif" in command.out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words", [["evaluate", "run"], ["train", "--resume", "run", "--steps", "400"]], ids=["evaluate", "resume"]
 )

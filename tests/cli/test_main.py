@@ -54,6 +54,7 @@ main(["check", "marl_envs.null_v0"])
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("given", "expected"), [({}, ["1", "1", "1"]), ({"OMP_NUM_THREADS": "3"}, ["3", None, None])])
 def test_linear_algebra_is_told_to_use_one_thread_before_numpy_is_imported(tmp_path, monkeypatch, given, expected):
     for library in ("OMP", "OPENBLAS", "MKL"):

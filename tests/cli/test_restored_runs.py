@@ -16,6 +16,7 @@ TINY = (
 MATCH, RECALL = "marl_envs.match_v0", "marl_envs.recall_v0"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "algo", "message"),
     [

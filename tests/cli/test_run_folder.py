@@ -50,6 +50,7 @@ def resume(command, status=0):
 # metrics.jsonl -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", [b"", b'{"training_it', b"\x00\xff\n", b"[1, 2]\n", b"null\n{}\n\n", b"\xe2\x82\n" * 3])
 @pytest.mark.parametrize("kept", [2, 3])
 def test_whatever_comes_after_the_checkpoint_in_the_metrics_is_dropped(run, kept, end):
@@ -61,6 +62,7 @@ def test_whatever_comes_after_the_checkpoint_in_the_metrics_is_dropped(run, kept
     assert lines()[:3] == whole
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -102,6 +104,7 @@ def test_a_run_goes_back_to_the_checkpoint_that_latest_names(command):
 # baselines.json and config.json --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -125,6 +128,7 @@ def test_damaged_baselines_are_named(run, text, what):
     assert what in resume(run, 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
@@ -151,6 +155,7 @@ def test_a_config_of_wrong_types_names_the_setting(run, key, value, what):
     assert "run/config.json" in error and what in error
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": 3}', '{"command": {"env": 3}}', "[" * 10**5])
 def test_a_config_that_is_none_is_named(run, text):
     (RUN / "config.json").write_text(text)
@@ -167,6 +172,7 @@ def vars_of(run_settings):
     return {name: getattr(run_settings, name) for name in RunSettings.__dataclass_fields__}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["config.json", "baselines.json", "metrics.jsonl"])
 def test_a_folder_in_the_place_of_a_file_is_named(run, name):
     (RUN / name).unlink()
@@ -310,6 +316,7 @@ def survive_words(number, seed, command):
     assert set(statuses) <= {0, 2} and statuses.count(2) > number // 2
 
 
+@pytest.mark.slow
 def test_no_words_lead_to_an_error_from_within(run):
     survive_words(300, 0, run)
 
@@ -419,6 +426,7 @@ class _FullFile:
         return getattr(self._file, name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "tensors-", "latest", "curves.png"])
 def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, monkeypatch, name):
     with monkeypatch.context() as patch:
@@ -434,6 +442,7 @@ def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, 
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "curves.png", ".final.json"])
 def test_the_line_for_a_full_disk_is_the_only_one_that_says_how_to_go_on_and_has_all_options(
     command, monkeypatch, name

@@ -135,6 +135,7 @@ def by_name(agent_id, episode, **kwargs):
     return f"policy of {agent_id}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "modules"),
     [

@@ -57,6 +57,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("section", "name"), SETTINGS)
 def test_a_setting_is_read_if_and_only_if_it_fits_the_schema(section, name, tmp_path):
     for value in SAMPLES:

@@ -127,6 +127,7 @@ def test_a_finished_folder_is_summarised_again(command, behaviour):
     assert command.built == []
 
 
+@pytest.mark.slow
 def test_more_seeds_and_more_steps_can_be_trained_later(command, behaviour):
     command(*START, "--set", "lr=0.5", "--hidden", "7")
     command.built.clear()
@@ -225,6 +226,7 @@ def forked(behaviour, monkeypatch):
     monkeypatch.setattr(seeds, "POLL_S", 0.05)
 
 
+@pytest.mark.few(1)
 @fork
 @quiet
 @pytest.mark.parametrize("parallel", ["2", "5"])

@@ -173,6 +173,7 @@ def all_of_it_works(words, capsys, tiny=TINY):
         assert out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_that_a_run_suggests_works(kind, folder, capsys):
     all_of_it_works(KINDS[kind], capsys)

@@ -49,6 +49,7 @@ def data():
 pytestmark = pytest.mark.filterwarnings("default")  # Optuna's storage and forked processes have some
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_run_and_the_best_is_first(command, behaviour):
     assert command(*START, "lr=0.1..0.9", "--trials", "3", "--steps", "400") == 0
     results = data()["results"]
@@ -126,6 +127,7 @@ def test_a_trial_that_fails_is_named_and_others_are_tried(command, behaviour):
     assert "error: trial0001: fake_env: expected finite rewards" in command.err
 
 
+@pytest.mark.slow
 def test_a_misspelt_metric_stops_the_sweep_at_its_first_result_and_can_be_corrected(command, behaviour):
     wrong = ["lr=0.1..0.9", "--trials", "3", "--steps", "2000", "--metric", "min:env_runners/episode_retrun_mean"]
     assert command(*START, *wrong) == 2

@@ -96,6 +96,7 @@ def agents_with_series(name, run=RUN):
     return sorted(tag.removeprefix(prefix) for tag in events.Tags()["scalars"] if tag.startswith(prefix))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("in_baselines", [2, 300])
 def test_agents_with_new_ids_do_not_make_tensorboard_grow(command, build, monkeypatch, in_baselines):
     """Late joiners have an id of their own in each iteration; all returns are in the metrics all the same."""

@@ -95,6 +95,7 @@ def outcome(run):
     return without_times(rows), latest, without_times(load_state(run / "checkpoints" / latest))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["raise", "memory", "reward", "interrupt"])
 def test_a_run_that_an_error_ended_goes_on_as_if_there_had_been_none(troubled, capsys, what):
     troubled("")
@@ -247,6 +248,7 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
             algo.stop()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

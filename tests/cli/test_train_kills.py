@@ -127,6 +127,7 @@ def cut_last_line(run, rng):
             metrics.write_bytes(text[: len(text) - rng.integers(0, len(last) + 1)])
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_kill_at_each_operation_on_a_file(killable):
     start = ["train", "fake_env", "--steps", "200", "--checkpoint-every", "2", "--out", str(RUN)]
     assert killable(start) == 0
@@ -284,6 +285,7 @@ CARTPOLE = ["CartPole-v1", "--num-envs", "2", "--num-env-workers", "0", "--no-en
 SMALL = ["--set", "train_batch_size_per_learner=64", "--set", "num_epochs=1", "--eval-episodes", "2", "--hidden", "8"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_ends_as_an_undisturbed_one(tmp_path):
     survive_kills(tmp_path, 3, [*CARTPOLE, *SMALL, "--steps", "300", "--checkpoint-every", "1"], 0)
 

@@ -45,6 +45,7 @@ def always_saving(monkeypatch):
     monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_a_signal_finishes_the_iteration_saves_it_and_says_how_to_go_on(command, number, status):
     command.algo = command.fake(interrupt_at=2, number=number)

@@ -43,6 +43,7 @@ def test_a_cell_has_the_mean_and_the_standard_deviation_over_seeds(ablations, mo
     assert ["nothing", "2.0 ± 1.4"] in rows and ["lambda 0.9", "-2.0"] in rows and ["lambda 1", "–"] in rows
 
 
+@pytest.mark.slow
 def test_every_change_gives_options_that_make_other_settings(ablations):
     from marl_connectors.cli.parser import parse
     from marl_connectors.cli.presets import new_settings

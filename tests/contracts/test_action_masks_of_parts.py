@@ -98,6 +98,7 @@ def config_of(kind, in_info=False, piece=ActionMasking, policies="shared"):
     return config.multi_agent(policies=policies)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 @pytest.mark.parametrize("piece", [ActionMasking, OnItems])
 @pytest.mark.parametrize("in_info", [False, True])
@@ -138,6 +139,7 @@ def test_a_policy_that_was_loaded_obeys_too(kind, in_info, tmp_path):
         observations, _, _, _, infos = env.step(actions)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("in_info", [False, True])
 @pytest.mark.parametrize("kind", ["dict", "tuple"])
 def test_check_env_plays_by_the_masks(kind, in_info):

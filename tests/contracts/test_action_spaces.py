@@ -118,6 +118,7 @@ def test_a_piece_on_items_sees_and_leaves_the_same_actions(name, settings):
     assert_equal(of_agents(on_columns), of_agents(on_items))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_a_run_learns_evaluates_and_goes_on_after_a_checkpoint(name, settings, tmp_path):
     algo = config_of(ACTIONS[name], settings).build_algo()
@@ -156,6 +157,7 @@ OBSERVATIONS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", [{}, {"use_lstm": True, "lstm_cell_size": 4}])
 @pytest.mark.parametrize("observation_space", OBSERVATIONS, ids=lambda space: type(space).__name__)
 def test_all_observations_go_to_default_modules(observation_space, settings):
@@ -178,6 +180,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("settings", [{}, {"use_gru": True, "gru_cell_size": 4}])
 @pytest.mark.parametrize(("space", "masks"), MASKED, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
 def test_masks_over_several_choices_hold_in_acting_and_in_learning(space, masks, settings):

@@ -224,6 +224,7 @@ def losing(fake: FakeRay, rng: random.Random) -> None:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_has_the_same_effect_on_remote_env_runners(change, monkeypatch, tmp_path):
     place = CHANGES.index(change)
@@ -384,6 +385,7 @@ def test_episodes_that_cannot_be_restored_after_a_loss_are_named(monkeypatch, ca
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2, 6])
 def test_a_run_that_ignores_a_loss_can_be_changed_saved_and_resumed(number, monkeypatch, tmp_path):
     fake = use_fake_ray(monkeypatch)

@@ -40,6 +40,7 @@ def expected() -> dict[int, dict[str, np.ndarray]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_whose_env_runner_is_killed_ends_like_an_undisturbed_one():
     config = spread(2, 0).env_runners(sample_timeout_s=60.0)  # nothing hangs here, but a busy machine is slow
     algo = config.fault_tolerance(env_runner_health_probe_timeout_s=30.0).build_algo()

@@ -419,6 +419,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): b"" if path.is_dir() else np.fromfile(path, np.uint8).tobytes() for path in sorted(found)}
 
 
+@pytest.mark.few(29)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_mistake_gives_one_message_and_loses_nothing(mistake, folder, monkeypatch, capsys):
     with monkeypatch.context() as patch:
@@ -480,6 +481,7 @@ def started(*words: str, env: Mapping[str, str] | None = None, **options: Any) -
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes")
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
 def test_a_run_that_is_stopped_leaves_a_checkpoint_and_the_command_to_resume_it(folder, number, status):
@@ -497,6 +499,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_the_command_to_resume_it(
     assert main([*resume.split()[1:], "--steps", str(steps + 20)]) == 0
 
 
+@pytest.mark.few(1)
 @POSIX
 @pytest.mark.parametrize("words", ["zoo", "schema", "train --help", "evaluate done --episodes 1 --json"])
 def test_a_reader_that_leaves_early_is_no_error_and_gets_no_traceback(folder, words):
@@ -508,6 +511,7 @@ def test_a_reader_that_leaves_early_is_no_error_and_gets_no_traceback(folder, wo
     assert process.returncode in (0, 141) and errors == ""
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("columns", ["20", "1", "nonsense"])
 def test_a_narrow_terminal_shortens_nothing_that_matters(folder, columns):

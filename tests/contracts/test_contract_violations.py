@@ -119,6 +119,7 @@ def parallel(column, value):
     return Planted
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", PLANTS)
 def test_parallel_environments(name, caplog):
     column, value, kind = PLANTS[name]
@@ -306,6 +307,7 @@ GYM = {name: (single(column, value), kind) for name, (column, value, kind) in PL
 }
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("name", GYM)
 def test_gymnasium_environments(name, caplog):
     env, kind = GYM[name]
@@ -315,6 +317,7 @@ def test_gymnasium_environments(name, caplog):
         assert_replaced(env, clause, caplog, single=True)
 
 
+@pytest.mark.few(8)
 @pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("name", ["observation: NaN", "observation: infinity", "observation: bounds", "reward: NaN"])
@@ -401,6 +404,7 @@ BATCHED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BATCHED)
 def test_natively_batched_environments(name):
     env, kind = BATCHED[name]

@@ -78,16 +78,19 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
         assert not differences(whole, found), f"seed {seed}, {number} and {in_evaluations}: {described(config)}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_number_of_env_runners_gives_the_same_results(seed, monkeypatch):
     check_groups(seed, use_fake_ray(monkeypatch, seed), [[1], [2], [4]][seed % 3], loss=0.0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_a_run_that_loses_env_runners_gives_the_same_results(seed, monkeypatch):
     check_groups(seed, use_fake_ray(monkeypatch, seed), [[1], [2], [4]][seed % 3], loss=0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2])
 def test_an_evaluation_with_a_number_of_sub_environments_of_its_own_is_the_same(number, monkeypatch):
     use_fake_ray(monkeypatch)

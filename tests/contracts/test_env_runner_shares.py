@@ -70,6 +70,7 @@ def check_shares(seed: int, change: Callable[[PPOConfig], Any] = lambda config: 
     assert played(config, shares, lengths, **how) == whole, f"seed {seed}, shares {shares}, {how}: {described(config)}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_shares_of_a_run_play_what_the_whole_plays(seed):
     check_shares(seed)
@@ -86,11 +87,13 @@ def filtered(config: PPOConfig) -> PPOConfig:
     return config.env_runners(env_to_module_connector=pieces).learners(learner_connector=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_shares_of_a_run_with_a_filter_play_and_learn_what_the_whole_does(seed):
     check_shares(seed, filtered)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_moments_that_are_computed_several_times_in_a_sample_are_those_of_the_whole(seed, monkeypatch):
     monkeypatch.setattr(running_stats, "_BLOCK_BYTES", 100)
@@ -140,6 +143,7 @@ def make_walks(num_envs=1):
     return gymnasium.vector.SyncVectorEnv([Walk] * num_envs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -152,6 +156,7 @@ def test_shares_in_worker_processes_and_vector_envs_play_what_the_whole_plays(co
     assert played(config, [2, 3], [4, 5]) == played(config, [5], [4, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_name_the_number_in_the_run(workers):
     config = small_config(FailingEnv).environment(disable_env_checking=True).env_runners(num_env_workers=workers)

@@ -43,6 +43,7 @@ RUNS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_an_update_that_nobody_looks_into_makes_no_episodes_of_agents(settings, made):
     algo = algorithm(**settings)
@@ -70,6 +71,7 @@ def test_a_piece_that_asks_gets_them(made):
     assert len(made) >= len(piece.seen) > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_episodes_that_somebody_has_asked_for_give_the_same_update(settings):
     results = []

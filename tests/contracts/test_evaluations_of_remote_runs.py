@@ -110,6 +110,7 @@ def test_episodes_that_never_end_are_ended_also_if_an_env_runner_is_lost_meanwhi
     algo.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_parallel", [True, False])
 def test_an_evaluation_of_train_that_is_ended_is_left_out_of_its_results(in_parallel, fake):
     config = config_of(2, 2).evaluation(
@@ -132,6 +133,7 @@ def test_the_end_of_an_evaluation_does_not_end_the_next_one(fake):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("steps", ["env_steps", "agent_steps"])
 def test_the_steps_of_an_ongoing_sample_are_shown(steps, fake, monkeypatch):
     config = config_of(1, 0, is_endless=True).env_runners(num_env_runners=2, rollout_fragment_length=30)
@@ -153,6 +155,7 @@ def test_the_steps_of_an_ongoing_sample_are_shown(steps, fake, monkeypatch):
     algo.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_signal_ends_the_evaluation_of_a_run_from_the_command_line(fake, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

@@ -33,6 +33,7 @@ def test_frame_stacking_is_refused_when_the_run_is_built(config_class, env, pipe
         config.build_algo()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("config_class", "env"), CASES)
 def test_the_wrapper_that_the_error_names_works(config_class, env):
     config = small(config_class, env)

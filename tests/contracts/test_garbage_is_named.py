@@ -95,6 +95,7 @@ def test_infinity_is_no_observation_even_if_its_space_has_no_bounds(check):
         runner.sample(num_timesteps=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "workers"), [(0, 0), (2, 0), (5, 0), (0, 2), (2, 2)])
 @pytest.mark.parametrize("kind", ["info", "infos", "infinity"])
 def test_garbage_costs_an_episode(kind, at, workers):
@@ -122,6 +123,7 @@ def test_what_is_wrong_is_named_with_copy_episode_step_agent_and_seed(kind, at):
     assert kind != "text" or "array(['u', 'v']" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "restart"), [(0, True), (2, False)])
 def test_flags_that_are_none_are_found_there_too(workers, restart):
     runner = runner_of(partial(Invalid, "flag"), workers=workers, restart=restart)

@@ -6,6 +6,8 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import marl_connectors
 
 PACKAGE = Path(marl_connectors.__file__).parent
@@ -32,6 +34,7 @@ def imported_by(path: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others():
     known = modules()
     graph = {name: imported_by(path, known) - {name} for name, path in known.items()}

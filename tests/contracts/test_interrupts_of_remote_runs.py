@@ -60,6 +60,7 @@ def interrupts(function: Callable[..., Any], is_before: bool, count: int = 1) ->
     return interrupted
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("method", ["_keep", "_note", "_note_times", "_merge"])
 def test_an_interrupted_sample_is_sampled_again(method, is_before, monkeypatch):
@@ -80,6 +81,7 @@ def test_an_interrupted_sample_is_sampled_again(method, is_before, monkeypatch):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_sample_that_was_sent_to_some_env_runners_only_is_sampled_again(call, monkeypatch):
     fake = use_fake_ray(monkeypatch)
@@ -149,6 +151,7 @@ def interrupt() -> Any:
 # Evaluations beside training.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["_sample", "_update"])
 def test_an_evaluation_beside_an_interrupted_iteration_is_begun_anew(method, monkeypatch):
     use_fake_ray(monkeypatch)

@@ -120,12 +120,14 @@ def check_episode(own, seen, done, has_actions):
     return len(infos)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", ["parallel", "aec", "gymnasium"])
 @pytest.mark.parametrize("seed", range(15))
 def test_rows_hold_what_agents_saw_and_did(seed, kind):
     check(seed, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_hold_what_agents_saw_and_did_in_other_processes(seed):
     check(seed, "parallel", num_env_workers=2)

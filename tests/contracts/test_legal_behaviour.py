@@ -536,6 +536,7 @@ def test_a_state_that_is_missing_or_raises_is_never_asked_for():
     assert len(first_episode(NoState)) == len(first_episode(Game)) == 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("length", "episodes"), [(1, 50), (8000, 1)])
 def test_episodes_may_be_one_step_long_or_thousands(length, episodes):
     algo = build(type("Long", (Game,), {"length": length}))

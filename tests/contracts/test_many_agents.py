@@ -119,6 +119,7 @@ def endless(tmp_path_factory):
     return algo, found, folders, uncredited
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(endless):
     algo, (before, after), _, _ = endless
     assert algo.env_runner.vector_env.sub_envs[0].t == 200
@@ -176,6 +177,7 @@ def test_metrics_are_right_when_most_agents_are_forgotten():
     assert list(agents.values()) == lives[3_000:]
 
 
+@pytest.mark.slow
 def test_an_episode_with_many_agents_resumes_where_it_was(tmp_path):
     algo = config_of(Passing, num_envs_per_env_runner=2).build_algo()
     for _ in range(3):

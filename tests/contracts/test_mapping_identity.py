@@ -151,6 +151,7 @@ def assert_fine(run):
     assert run.num_steps
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("name", GAMES)
 def test_in_runs_each_agent_gets_the_answer_to_its_own_observation(name, num_envs):
@@ -163,6 +164,7 @@ def test_in_runs_each_agent_gets_the_answer_to_its_own_observation(name, num_env
     assert_fine(run)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", GAMES)
 def test_in_runs_on_items_each_agent_gets_the_answer_to_its_own_observation(name):
     run = echo_run(GAMES[name], items=True)
@@ -235,6 +237,7 @@ def test_without_a_fault_there_is_nothing_to_notice(items):
     assert_fine(spoiled_run(items))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name, monkeypatch):
     fault = Fault()

@@ -87,6 +87,7 @@ def run_of(kind, number, *, model=(), with_pieces=False):
     return config, given
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [{}, LSTM], ids=["feed-forward", "LSTM"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(2))
@@ -106,6 +107,7 @@ def test_no_forbidden_action_is_taken_in_training_evaluation_and_inference(kind,
         restored.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, LSTM], ids=["feed-forward", "LSTM"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_programs_take_no_forbidden_action(kind, model, tmp_path):
@@ -131,6 +133,7 @@ class AllFromTheStart(RandomMasks):
         return self._told(self.agents)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", [*range(4), *fresh_seeds(12)])
 def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path):
     env = AllFromTheStart(case, most=4)
@@ -159,6 +162,7 @@ def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path
         acts.actions(observations, infos={agent: {} for agent in infos})  # as the environment says that all is allowed
 
 
+@pytest.mark.slow
 def test_exported_programs_refuse_the_same_calls_without_infos(tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -189,6 +193,7 @@ def cli_words(kind, number):
     return [f"{ENVS}{KINDS[kind][0].__name__}", *settings]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(2))
 def test_the_command_line_takes_no_forbidden_action(kind, number, tmp_path, monkeypatch, capsys):
@@ -203,6 +208,7 @@ def test_the_command_line_takes_no_forbidden_action(kind, number, tmp_path, monk
         assert main(["evaluate", "run", "--episodes", "2", *explore]) == 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(4))
 def test_check_plays_by_the_masks(kind, number, capsys):

@@ -91,6 +91,7 @@ def check_batch(algo):
             np.testing.assert_array_equal(np.asarray(group[Columns.ACTION_MASK]), np.asarray(group[Columns.OBS]) > 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(12), *FRESH])
 def test_every_observation_in_a_buffer_has_its_mask_also_the_last_one(seed):
     with random_run(seed).build_algo() as algo:
@@ -111,6 +112,7 @@ def prefer_forbidden_action(module):
             list(head.parameters())[-1][2] += PREFERRED
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("config_class", [DQNConfig, SACConfig, VDNConfig, QMIXConfig])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -140,6 +142,7 @@ def test_recorded_episodes_keep_the_masks_of_last_observations(tmp_path):
         check_masks(algo.replay_buffer)
 
 
+@pytest.mark.slow
 def test_remote_env_runners_send_the_masks_of_last_observations():
     config = masked_config(DQNConfig, np.random.default_rng(2)).env_runners(num_env_runners=1)
     with config.build_algo() as algo:

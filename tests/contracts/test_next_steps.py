@@ -64,6 +64,7 @@ def program(*words: str) -> str:
     return f"{shlex.quote(sys.executable)} -m marl_connectors {' '.join(words)}"
 
 
+@pytest.mark.slow
 def test_the_steps_after_a_run_work(shell):
     printed = shell.printed_by(program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY))
     assert len(printed) == 4 and all("first run" in line for line in printed)
@@ -71,6 +72,7 @@ def test_the_steps_after_a_run_work(shell):
     assert len(again) == 8  # of the other run, and of the one that was trained further
 
 
+@pytest.mark.slow
 def test_the_steps_after_several_seeds_work(shell):
     printed = shell.printed_by(program("train", "CartPole-v1", "--steps 30 --no-preset --seeds 0,1 --out 'a b'", TINY))
     assert len(printed) == 2
@@ -78,6 +80,7 @@ def test_the_steps_after_several_seeds_work(shell):
         shell.check(line)
 
 
+@pytest.mark.slow
 def test_the_command_in_a_message_works(shell):
     command = program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY)
     shell.printed_by(command)

@@ -53,12 +53,14 @@ def check_run(config, space, folder):
     assert policy(space.sample(), "a") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [PPOConfig, MAPPOConfig, DQNConfig])
 @pytest.mark.parametrize("name", ["half", "double", "picture", "both"])
 def test_observations_may_have_any_type_of_numbers(algorithm, name, tmp_path):
     check_run(config_of(algorithm, SPACES[name], spaces.Discrete(3)), SPACES[name], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
 def test_observations_may_have_no_numbers(algorithm, tmp_path):
     check_run(config_of(algorithm, NOTHING, spaces.Discrete(3)), NOTHING, tmp_path)
@@ -69,6 +71,7 @@ def test_critics_of_joint_observations_need_numbers():
         config_of(MAPPOConfig, NOTHING, spaces.Discrete(3)).build_algo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["half", "nothing"])
 def test_critics_of_actions_accept_them_too(name, tmp_path):
     check_run(config_of(SACConfig, SPACES[name], spaces.Box(-1, 1, (2,))), SPACES[name], tmp_path)

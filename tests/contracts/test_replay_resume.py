@@ -22,6 +22,7 @@ from marl_connectors import (
 FRESH = fresh_seeds(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(0, 20, 2), *FRESH])
 def test_a_piece_that_asks_for_spaces_continues_for_agents_that_are_dead_at_the_checkpoint(seed, tmp_path):
     rng = np.random.default_rng(seed)

@@ -37,6 +37,7 @@ def test_forces_are_projected_to_the_nearest_possible_ones():
     assert torch.allclose(return_bound.possible(given), expected)
 
 
+@pytest.mark.slow
 def test_no_possible_forces_exceed_the_bound_and_the_best_ones_reach_it():
     start = return_bound.starts(20)
     found, bound = return_bound.best_returns(start)

@@ -75,6 +75,7 @@ def received_in(chunks):
     return credited, uncredited
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("fragment", [1, 2, 3, 7])
 @pytest.mark.parametrize("env", ENVS)

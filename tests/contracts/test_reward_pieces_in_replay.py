@@ -62,6 +62,7 @@ def drawn_rewards(cls, seed, n_step, *, pieces=(), in_env=()):
         return {m: columns[Columns.REWARDS].numpy() for m, columns in columns_by_module(batch).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_targets_add_up_the_changed_rewards(seed):
     rng = np.random.default_rng(seed)
@@ -82,6 +83,7 @@ def test_targets_add_up_the_changed_rewards(seed):
         assert not np.allclose(rewards, unchanged[module_id])
 
 
+@pytest.mark.slow
 def test_a_piece_of_a_user_changes_the_only_reward_of_a_target_and_is_refused_for_several():
     changed, before = drawn_rewards(DQNConfig, 0, 1, pieces=[AddOne()]), drawn_rewards(DQNConfig, 0, 1)
     np.testing.assert_allclose(changed["default_policy"], before["default_policy"] + 1)

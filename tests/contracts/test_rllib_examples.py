@@ -37,6 +37,7 @@ if __name__ == "__main__":
 FAILS = "from ray.rllib.policy import Policy\n"
 
 
+@pytest.mark.slow
 def test_the_outcome_of_each_example_is_printed(tmp_path):
     files = {"utils.py": UTILS, "group/runs.py": RUNS, "group/fails.py": FAILS, "group/classes/not_run.py": FAILS}
     for name, text in files.items():

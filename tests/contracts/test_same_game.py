@@ -287,6 +287,7 @@ def test_a_simultaneous_game_of_others_is_the_same_by_turns_and_in_parallel(name
     assert any(transition[2] for agent_lives in turns[0].values() for life in agent_lives for transition in life)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), ONE_AFTER_ANOTHER)
 def test_a_game_of_others_that_is_not_quite_simultaneous_is_the_same_as_by_hand(name, settings):
     module = module_or_skip(name)

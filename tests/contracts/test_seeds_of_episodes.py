@@ -51,6 +51,7 @@ def test_no_two_episodes_of_a_run_begin_alike(kind):
     assert len(set(found)) == len(found)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ENVS)
 def test_one_seed_plays_the_same_episodes_and_another_one_others(kind):
     found = first_observations(ENVS[kind], seed=3)
@@ -58,5 +59,6 @@ def test_one_seed_plays_the_same_episodes_and_another_one_others(kind):
     assert not set(first_observations(ENVS[kind], seed=4)) & set(found)
 
 
+@pytest.mark.slow
 def test_worker_processes_play_the_episodes_that_one_process_plays():
     assert first_observations(ENVS["parallel"], seed=3, workers=2) == first_observations(ENVS["parallel"], seed=3)

@@ -29,6 +29,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_every_example(site):
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "decisions").glob("*.md")]
     places = [page.relative_to(ROOT / "docs").with_suffix("") for page in pages]
@@ -47,6 +48,7 @@ def test_pages_load_nothing_from_other_hosts(site):
     assert "fonts.googleapis" not in home and 'src="http' not in home
 
 
+@pytest.mark.slow
 def test_the_code_of_the_notebook_runs(tmp_path, monkeypatch):
     pytest.importorskip("mpe2")
     import torch

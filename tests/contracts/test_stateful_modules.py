@@ -19,6 +19,7 @@ from marl_connectors.episodes.rows import Rows
 from marl_connectors.trees import leaves, tree_map
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fragment", [1, 2, 3, 5, 7])
 def test_each_step_begins_in_the_state_that_the_same_life_was_left_in(fragment):
     account = Account(config_of(fragment=fragment, max_steps=6).build_algo().env_runner)
@@ -54,6 +55,7 @@ def test_a_single_agent_keeps_its_state(module_id):
     account.check()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "between",
     [
@@ -177,6 +179,7 @@ def forgotten(original):
     return has
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cls", "name", "wrong"),
     [

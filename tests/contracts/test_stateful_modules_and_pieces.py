@@ -56,6 +56,7 @@ def undisturbed():
     return trained({})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", [1, 3, 4, 5, 7])
 @pytest.mark.parametrize("kind", [Idle, Looks])
 def test_pieces_anywhere_beside_the_state_pieces_change_nothing(undisturbed, kind, place):
@@ -140,6 +141,7 @@ def rows_of_agents(algo):
     return [(lane.env_index, lane.agent_id, lane.module_id, row) for lane, row in zip(lanes, rows, strict=True)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("again", [None, "plain"])
 def test_a_run_whose_module_was_removed_or_replaced_can_be_restored_twice(again, tmp_path):
     names = ("lstm", "plain") if again is None else ("gru", "lstm", "plain")

@@ -119,6 +119,7 @@ def assert_update_equals_reference(config, episodes):
     return algo
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("numpy", [False, True], ids=["lists", "arrays"])
 @pytest.mark.parametrize("module_class", [GRUModule, LSTMModule])
 @pytest.mark.parametrize("max_seq_len", [1, 3, 12])
@@ -374,6 +375,7 @@ def test_stateful_modules_of_a_bucket_learn_what_they_learn_alone():
 # Checkpoints.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, iterations):
     training = {"entropy_coeff": [[0, 0.1], [100, 0.0]], "grad_clip": 0.5, "kl_target": 1e-5}

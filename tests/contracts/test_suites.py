@@ -50,6 +50,7 @@ def skip_if_missing(case):
         pytest.skip(f"{name} is not installed: {error}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.label)
 def test_a_real_environment_is_trained_on(case):
     with warnings.catch_warnings():

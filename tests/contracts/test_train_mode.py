@@ -100,6 +100,7 @@ def equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(state(a), state(b), strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", SPECS)
 def test_runs_follow_from_their_seed_before_and_after_a_checkpoint(kind, tmp_path):
     with torch.random.fork_rng():

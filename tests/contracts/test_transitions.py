@@ -50,6 +50,7 @@ def chunks_by_episode(samples):
     return by_id
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lookback", [0, 1, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_transitions_equal_a_plain_loop(case, lookback):

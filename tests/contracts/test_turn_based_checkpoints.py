@@ -44,6 +44,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_restored_runner_goes_on_with_those_who_wait(name, tmp_path):
     runner, other = (CONFIGS[name]().build_algo().env_runner for _ in range(2))
@@ -62,6 +63,7 @@ def test_a_restored_runner_goes_on_with_those_who_wait(name, tmp_path):
     assert waiting
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["tictactoe", "states"])
 def test_the_same_seed_and_a_resumed_run_give_the_same_weights(name, tmp_path):
     whole, again = (CONFIGS[name]().build_algo() for _ in range(2))

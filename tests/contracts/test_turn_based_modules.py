@@ -38,6 +38,7 @@ def lives_of(chunks):
 # Modules with a state.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fragment", [1, 2, 3, 7, 40])
 def test_each_turn_begins_in_the_state_that_the_same_life_was_left_in(fragment):
     runner = stateful_config(fragment=fragment).build_algo().env_runner
@@ -63,6 +64,7 @@ def test_each_turn_begins_in_the_state_that_the_same_life_was_left_in(fragment):
     assert len(turns) >= 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fragment", [1, 5])
 def test_stateful_modules_learn_from_their_own_sequences(fragment):
     algo = stateful_config(fragment=fragment).training(train_batch_size_per_learner=30).build_algo()
@@ -192,6 +194,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_pieces_on_items_give_the_same_run(name):
     pieces, learner_pieces = COMBINATIONS[name]
@@ -288,6 +291,7 @@ def test_callbacks_are_told_of_games():
     assert told == ["created"] + [(game.id_, len(game), ["player_1", "player_2"]) for game in games]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fragment", [1, 2, 5])
 def test_cuts_while_agents_wait_leave_the_train_batch_whole(fragment):
     algo = config_of(lambda: RandomAEC(**ANYTHING), fragment=fragment, copies=3).build_algo()

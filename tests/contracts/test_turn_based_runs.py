@@ -82,6 +82,7 @@ def assert_all_seen(runner, make, chunks):
     assert not by_id
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lookback", [0, 1, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_transitions_equal_a_plain_loop(case, lookback):
@@ -92,6 +93,7 @@ def test_transitions_equal_a_plain_loop(case, lookback):
     assert runner.num_env_steps == 38 * 3
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("at_random", [False, True])
 @pytest.mark.parametrize("game", GAMES)
 def test_real_games_equal_a_plain_loop(game, at_random):
@@ -103,6 +105,7 @@ def test_real_games_equal_a_plain_loop(game, at_random):
     assert min(moves) >= BOARDS.get(game, 1)  # an illegal move would have ended a game at its mover's cost
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("fragment", range(1, 8))
 def test_no_reward_is_lost_or_doubled(fragment, num_envs):
@@ -126,6 +129,7 @@ def test_no_reward_is_lost_or_doubled(fragment, num_envs):
     assert paid
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fragment", [1, 4, 40])
 @pytest.mark.parametrize("dead_next", [True, False])
 def test_returns_are_all_that_each_agent_was_paid(fragment, dead_next):
@@ -323,6 +327,7 @@ def lives_by_episode(runner, pieces, **options):
 DISCRETE = {a: (spaces.Box(-1.0, 1.0, (2 + i,), np.float32), spaces.Discrete(2 + i % 3)) for i, a in enumerate("abcd")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_what_is_sampled_does_not_depend_on_fragments_or_other_copies(policies):
     spaces_of = DISCRETE if policies == "independent" else {}

@@ -99,6 +99,7 @@ def test_groups_loggers_and_vector_envs_print_what_they_hold():
         assert repr(algo.env_runner.vector_env) == wanted
 
 
+@pytest.mark.slow
 def test_an_exported_policy_prints_its_agents_and_files(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

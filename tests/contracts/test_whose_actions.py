@@ -158,6 +158,7 @@ def test_random_play_holds_the_actions_of_modules(space, normalized):
             assert_same(tree_map(np.asarray, action), tree_map(lambda leaf: leaf[0], for_env), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("space", "wanted"), [(spaces.Box(10, 12, (1,)), 11.0), (spaces.Box(0, 5, (1,)), 2.5)])
 def test_a_clone_of_random_play_acts_as_its_mean(space, wanted, tmp_path):
     with config_for(space).build_algo() as algo:
@@ -287,6 +288,7 @@ def test_the_mark_survives(units, tmp_path):
     assert open_one.cut().storage.action_units == ENV
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("space", [*ODD, *range(6), *fresh_seeds(100)])
 def test_recordings_come_back_from_tables_exactly(space, normalized, tmp_path):

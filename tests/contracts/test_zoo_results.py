@@ -131,6 +131,7 @@ def test_the_page_and_the_tasks_say_what_the_files_say(zoo_report):
     assert zoo_report.table() in zoo_report.PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_a_folder_of_finished_runs_is_condensed(zoo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["train", "CartPole-v1", "--seeds", "0-1", "--steps", "2500", "--eval-episodes", "2", "--no-video"]

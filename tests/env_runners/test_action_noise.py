@@ -38,6 +38,7 @@ def common(first, *others):
     return keys
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("env_class", [LifeEnv, RandomAEC])
 @pytest.mark.parametrize("seed", range(4))
 def test_agents_that_come_and_go_elsewhere_change_nothing_here(env_class, seed):

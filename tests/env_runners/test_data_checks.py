@@ -108,6 +108,7 @@ def test_rewards_that_are_not_finite_are_found_later_too(bad):
         algo.env_runner.sample()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bad", ["much", [1.0, 2.0]])
 def test_a_reward_that_is_no_number_is_named(bad):
     algo = build(steps_of(bad, 23, reward=True), fragment=12)

@@ -173,6 +173,7 @@ def test_the_count_is_that_of_the_environments_over_many_random_lives():
         check_the_count(seed)
 
 
+@pytest.mark.slow
 def test_the_count_goes_on_after_a_checkpoint_and_is_the_same_in_workers(tmp_path):
     def counts(num_env_workers, resumes):
         config, _ = lives_config(5, num_env_workers=num_env_workers)
@@ -218,6 +219,7 @@ KINDS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_count_does_not_depend_on_where_fragments_are_cut(kind):
     def counts(sizes):

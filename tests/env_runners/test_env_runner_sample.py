@@ -50,6 +50,7 @@ def started(episode):
 # Counts.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_timesteps_are_rounded_up_to_the_copies(kind):
     runner = runner_of(kind, num_envs=8)
@@ -65,6 +66,7 @@ def test_timesteps_are_rounded_up_to_the_copies(kind):
     runner.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_counted_by_agent_and_module(kind):
     config = small_config(KINDS[kind]).env_runners(
@@ -89,6 +91,7 @@ def test_steps_are_counted_by_agent_and_module(kind):
     runner.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", [0, 1, 3, 8])
 def test_episodes_are_the_first_of_each_copy(kind, number):
@@ -174,6 +177,7 @@ def noting(forward, found, flags):
     return wrapper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parallel", "turns", "batched", "workers"])
 def test_explore_holds_from_the_first_step_of_a_sample(kind):
     pieces, samples = [], []
@@ -195,6 +199,7 @@ def test_explore_holds_from_the_first_step_of_a_sample(kind):
         assert (calls, logged) == (other_calls, other_logged)
 
 
+@pytest.mark.slow
 def test_changing_explore_leaves_what_pieces_wrote_to_observations_right():
     for kind in ("parallel", "turns", "workers"):
         raw, doubled = (runner_of(kind, pieces=pieces) for pieces in (None, Flag))
@@ -229,6 +234,7 @@ def test_a_restored_runner_changes_explore_alike(tmp_path):
     assert one.env_runner.env_to_module[0].calls == other.env_runner.env_to_module[0].calls
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_with_random_actions_and_others_go_on_from_each_other(kind):
     algo = algo_of(kind)
@@ -245,6 +251,7 @@ def test_samples_with_random_actions_and_others_go_on_from_each_other(kind):
 # Resets and errors.
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forced_reset_begins_every_copy_anew(kind):
     runner = runner_of(kind)
@@ -268,6 +275,7 @@ class RaisesOnce(ConnectorV2):
             raise ZeroDivisionError("once")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["env_to_module_connector", "module_to_env_connector"])
 def test_after_an_error_of_a_piece_the_next_sample_starts_with_new_episodes(kind, place):
@@ -288,6 +296,7 @@ def test_after_an_error_of_a_piece_the_next_sample_starts_with_new_episodes(kind
     runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_an_error_of_an_environment_the_next_sample_starts_with_new_episodes(workers):
     class_of = partial(FailingEnv, chance=0.05, ways=("raise",))

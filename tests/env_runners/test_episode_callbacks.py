@@ -71,6 +71,7 @@ def runner_of(kind, *callbacks, num_envs=3, **told):
     return config.build_algo().env_runner
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS_AND_VECTORS)
 def test_the_life_of_each_episode_is_told_in_order(kind):
     runner = runner_of(kind, Journal)
@@ -111,6 +112,7 @@ def test_the_life_of_each_episode_is_told_in_order(kind):
     runner.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS_AND_VECTORS)
 def test_callbacks_change_nothing_in_the_samples(kind):
     found = []
@@ -123,6 +125,7 @@ def test_callbacks_change_nothing_in_the_samples(kind):
     np.testing.assert_equal(found[0], found[1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_get_what_the_documentation_says(kind):
     told = {}
@@ -258,6 +261,7 @@ def test_episodes_that_are_dropped_do_not_end():
     assert told == [("start", "0-0"), ("start", "0-1"), ("end", "0-1", [5]), ("start", "0-2")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_failure_the_next_episode_is_told_of(workers):
     config = small_config(partial(FailingEnv, chance=0.2, ways=("raise", "reset")), disable_env_checking=True)
@@ -293,6 +297,7 @@ def test_nothing_is_done_for_callbacks_that_are_not_overridden():
 # Figures.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_episodes_log_is_in_the_results_of_the_runners(kind):
     def log(*, metrics_logger, episode, prev_episode_chunks, **kwargs):
@@ -356,6 +361,7 @@ def test_a_figure_cannot_take_the_place_of_a_result():
 # Errors.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end"])
 @pytest.mark.parametrize("kind", ["parallel", "turns", "batched", "workers"])
 def test_an_error_in_a_callback_is_shown_as_it_is_and_the_next_sample_starts_afresh(kind, name):

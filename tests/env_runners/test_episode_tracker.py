@@ -81,6 +81,7 @@ def told_one_by_one(tracker, result):
     return result
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lookback", [0, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_together_or_one_by_one_is_the_same(case, lookback, monkeypatch):
@@ -95,6 +96,7 @@ def test_together_or_one_by_one_is_the_same(case, lookback, monkeypatch):
     assert len(together[0]) > 10
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES)
 def test_asked_for_or_not_is_the_same(case):
     asked, left = runner_of(case), runner_of(case)

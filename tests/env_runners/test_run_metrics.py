@@ -222,6 +222,7 @@ ENVS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fragment", [1, 4, 60])
 @pytest.mark.parametrize("env", ENVS)
 def test_lengths_are_those_of_all_chunks_together(env, fragment):

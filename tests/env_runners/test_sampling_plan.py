@@ -244,6 +244,7 @@ def in_tensors(monkeypatch):
     return switch
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("explore", [True, False])
 @pytest.mark.parametrize("case", OPEN)
 def test_bound_modules_give_what_their_own_methods_give(case, explore, in_tensors):

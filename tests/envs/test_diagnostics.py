@@ -93,10 +93,12 @@ def pay_late(monkeypatch):
     monkeypatch.setattr(VectorEnv, "step", paying_late)
 
 
+@pytest.mark.slow
 def test_matching_is_learned():
     assert play_match() > 0.9 * match_v0.parallel_env(n_agents=2, n_actions=3).optimal_return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [swap_actions, pay_late])
 def test_matching_is_not_learned_with_actions_swapped_or_rewards_a_step_late(monkeypatch, spoil):
     env = match_v0.parallel_env(n_agents=2, n_actions=3)
@@ -129,6 +131,7 @@ def take_truncation_for_termination(monkeypatch):
     monkeypatch.setattr(GeneralAdvantageEstimation, "on_columns", spoiled)
 
 
+@pytest.mark.slow
 def test_staying_is_learned_unless_truncation_is_taken_for_termination(monkeypatch):
     assert share_that_stays() > 0.9
     take_truncation_for_termination(monkeypatch)
@@ -166,6 +169,7 @@ def leak_states(monkeypatch):
     monkeypatch.setattr(AddStatesFromEpisodesToBatch, "_states", leak)
 
 
+@pytest.mark.slow
 def test_first_steps_are_known_unless_states_leak(monkeypatch):
     env = first_step_v0.parallel_env()
     assert play_first_steps() > 0.7 * env.optimal_return
@@ -196,10 +200,12 @@ def between_copies(leaf):
     return np.roll(leaf, 2, axis=0)
 
 
+@pytest.mark.slow
 def test_cues_are_recalled():
     assert play_recall() > 0.8 * recall_v0.parallel_env().optimal_return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [between_agents, between_copies])
 def test_cues_are_not_recalled_where_states_are_swapped(monkeypatch, swap):
     env = recall_v0.parallel_env()
@@ -219,6 +225,7 @@ def ignore_masks(monkeypatch):
     monkeypatch.setattr(ActionMasking, "_from_observations", lambda *args: np.ones_like(from_observations(*args)))
 
 
+@pytest.mark.slow
 def test_prices_are_earned_unless_masks_are_ignored(monkeypatch):
     env = masked_v0.parallel_env()
     assert play_masked() > 0.85 * env.optimal_return

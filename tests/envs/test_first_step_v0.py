@@ -56,6 +56,7 @@ def test_who_ends_at_the_last_step_is_terminated():
     assert env.step({"agent_0": 0})[2:4] == ({"agent_0": True}, {"agent_0": False})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("choose", "expected"),
     [

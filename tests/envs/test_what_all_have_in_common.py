@@ -45,6 +45,7 @@ def transitions(env, seed, steps=60):
     return told
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_the_same_seed_gives_the_same_episodes_and_another_one_others(name):
     first, again, other = (transitions(make(name), seed) for seed in (4, 4, 5))
@@ -52,6 +53,7 @@ def test_the_same_seed_gives_the_same_episodes_and_another_one_others(name):
     assert repr(first) != repr(other)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_a_seed_begins_the_sequence_anew_in_an_environment_that_has_played(name):
     env = make(name)

@@ -50,6 +50,7 @@ def rows_of(learner, episodes):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_batch_of_short_samples_is_that_of_one_sample(seed):
     config = random_run(seed)
@@ -81,6 +82,7 @@ def _without(value):
     return {**kept, "t": np.asarray(kept["t"]).tolist()} if "t" in kept else kept
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(12), *FRESH])
 def test_chunks_that_are_put_together_are_the_episode_that_concat_episode_makes(seed):
     rng, algo = np.random.default_rng(seed), random_run(seed).build_algo()
@@ -103,6 +105,7 @@ def test_chunks_that_are_put_together_are_the_episode_that_concat_episode_makes(
     algo.stop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("env", [StatedLife, StatedAEC])
 @pytest.mark.parametrize("seed", [*range(3), *fresh_seeds(20)])
 def test_the_states_of_the_environment_stay_with_their_rows(env, seed):

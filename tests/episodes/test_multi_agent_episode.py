@@ -330,6 +330,7 @@ def order_of_lives(episode):
     return list(episode.agent_episodes), [life.id_ for life in episode.all_agent_episodes()]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(30), *fresh_seeds(200)])
 def test_agents_and_their_lives_keep_their_order(seed, tmp_path):
     episode, cut = random_lives(seed)

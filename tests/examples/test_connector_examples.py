@@ -71,6 +71,7 @@ def test_the_last_reward_is_appended_and_written_back(example, capsys):
 STACKING = {"stack_ten_observations": 10, "stack_four_observations": 4, "frame_stacking": 4}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STACKING)
 def test_the_learner_stacks_the_same_observations_as_the_policy_that_acted(example, capsys, name):
     """After some updates, a learner that forgets the observations before a chunk is 0.01 away."""
@@ -199,6 +200,7 @@ def test_team_rewards_are_mixed_with_an_agents_own(example, capsys):
         assert {agent: list(rewards) for agent, rewards in episode.get_rewards().items()} == expected
 
 
+@pytest.mark.slow
 def test_a_default_module_plays_a_masked_game_without_an_illegal_move(example, capsys):
     masking = example("connectors/action_masking")
     before, after = masking.main(iterations=2)

@@ -3,6 +3,7 @@ import re
 import pytest
 
 
+@pytest.mark.slow
 def test_both_algorithms_are_trained(example, capsys):
     pytest.importorskip("mpe2")
     example("continuous_actions").main(num_iterations=2, num_env_steps=600)

@@ -37,6 +37,7 @@ def test_an_example_asks_a_question_and_says_what_it_prints(path):
     assert "prints" in first_lines.lower() and "seconds" in first_lines
 
 
+@pytest.mark.slow
 def test_shared_policies_prints_the_return_of_the_one_module(example, capsys):
     pytest.importorskip("mpe2")
     example("shared_policies").main(iterations=1, eval_episodes=2)
@@ -52,6 +53,7 @@ def test_shared_encoder_prints_the_return_and_the_sizes(example, capsys):
     assert lines[1] == "The shared encoder has 192 parameters, each agent's heads have 198."
 
 
+@pytest.mark.slow
 def test_independent_policies_prints_the_return_of_each_agents_module(example, capsys):
     pytest.importorskip("mpe2")
     at_random, trained = example("independent_policies").main(iterations=1, eval_episodes=2)
@@ -61,6 +63,7 @@ def test_independent_policies_prints_the_return_of_each_agents_module(example, c
     assert list(at_random) == list(trained) == ["agent_0", "agent_1", "agent_2"]
 
 
+@pytest.mark.slow
 def test_the_custom_mapping_gives_each_agent_its_turn_as_the_scout(example, capsys):
     pytest.importorskip("mpe2")
     means, counts = example("custom_mapping_function").main(iterations=1)
@@ -85,6 +88,7 @@ def test_the_custom_connector_prints_both_returns(example, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_self_play_adds_opponents_and_prints_who_wins(example, capsys):
     against_random, against_perfect, num_opponents = example("self_play").main(iterations=3, games=4)
     lines = capsys.readouterr().out.splitlines()
@@ -94,6 +98,7 @@ def test_self_play_adds_opponents_and_prints_who_wins(example, capsys):
     assert lines[-1] == f"Wins against perfect play when it begins: {against_perfect:.0%}"
 
 
+@pytest.mark.slow
 def test_the_league_grows_and_prints_ratings(example, capsys):
     module = example("league")
     module.GrowLeague.every = 1
@@ -175,6 +180,7 @@ def test_an_example_runs_as_a_script(tmp_path):
     assert done.stdout.count("of 10") == 2
 
 
+@pytest.mark.slow
 def test_imitation_prints_the_returns_of_the_policy_and_its_clone(example, tmp_path, capsys):
     returns = example("imitation").main(str(tmp_path / "data"))
     assert returns["recorded policy"] > 4 * returns["random play"] * 0.75
@@ -183,6 +189,7 @@ def test_imitation_prints_the_returns_of_the_policy_and_its_clone(example, tmp_p
     assert [line.split(":")[0] for line in lines] == ["agent_0", "agent_1", "agent_2", "random play"]
 
 
+@pytest.mark.slow
 def test_offline_data_prints_that_both_runs_have_learned_the_same(example, tmp_path, capsys):
     pytest.importorskip("mpe2")
     example("offline_data").main(str(tmp_path / "data"))
@@ -191,6 +198,7 @@ def test_offline_data_prints_that_both_runs_have_learned_the_same(example, tmp_p
     assert len([line for line in lines if line.startswith("a sample: ")]) == 3
 
 
+@pytest.mark.slow
 def test_value_decomposition_prints_what_each_algorithm_earns(example, capsys):
     found = example("value_decomposition").main(iterations=1)
     assert set(found.values()) <= {0.0, 1.0, 7.0, 8.0}

@@ -1,6 +1,7 @@
 import pytest
 
 
+@pytest.mark.slow
 def test_the_second_run_learns_the_same_from_the_files(example, tmp_path, capsys):
     pytest.importorskip("mpe2")
     example("offline_data").main(str(tmp_path))

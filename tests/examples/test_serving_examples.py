@@ -73,6 +73,7 @@ def ask(address, content, method="POST"):
         return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_explained(server, policy, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "MAX_SESSIONS", 1)
     with server.serving(server.make_app(policy.export_onnx(tmp_path / "export"))) as address:
@@ -100,6 +101,7 @@ def test_wrong_requests_are_explained(server, policy, tmp_path, monkeypatch):
         assert server.post(f"{address}/sessions") == {"session": 2}
 
 
+@pytest.mark.slow
 def test_a_server_without_torch_and_this_library_answers_as_the_policy_does(server, policy, tmp_path):
     command = [sys.executable, "-c", WITHOUT_TORCH, str(policy.export_onnx(tmp_path / "export"))]
     done = subprocess.run(command, cwd=SERVING, capture_output=True, text=True, check=False)

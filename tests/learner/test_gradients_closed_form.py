@@ -217,6 +217,7 @@ def check_case(seed: int, closed: list[bool]) -> None:
         assert (one - other).abs().max() <= 1e-4 * max(1.0, float(other.detach().abs().max())), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(24))
 def test_an_update_in_closed_form_is_that_of_autograd(seed, closed):
     check_case(seed, closed)
@@ -288,12 +289,14 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_modules_that_somebody_has_changed_are_updated_by_autograd(change, closed):
     train_once(change=change)
     assert not closed
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_modules_that_somebody_changes_between_updates_are_updated_by_autograd_from_then_on(change, closed):
     algo = train_once()

@@ -78,6 +78,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("module_class", [DefaultPPORLModule, Plain])
 def test_new_parameters_begin_without_moments_and_the_others_keep_theirs(module_class, change):
@@ -130,6 +131,7 @@ def test_another_architecture_under_an_id_goes_its_own_way():
     assert set(step_counts(algo, "agent_1").values()) == {2 * STEPS}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("module_class", [DefaultPPORLModule, Plain])
 def test_layers_that_are_tied_later_are_trained_by_both_modules(module_class):
     algo, alone = (build(module_class=module_class, stack=stack) for stack in (True, False))
@@ -303,6 +305,7 @@ def test_what_is_frozen_or_thawed_before_an_update_is_so_in_it(stack):
 # What nothing was changed in.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model_config", [{}, {"vf_share_layers": True}, {"use_lstm": True, "max_seq_len": 4}], ids=str)
 def test_an_ordinary_run_makes_its_buckets_once(model_config):
     algo = build(model_config={"fcnet_hiddens": (4,), **model_config})

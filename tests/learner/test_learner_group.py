@@ -86,6 +86,7 @@ def test_a_group_without_remote_learners_is_the_learner():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_remote_learners_update_as_one(remote):
     sent = []
 
@@ -110,6 +111,7 @@ def lost_before(update, signal_number):
     return lose
 
 
+@pytest.mark.slow
 def test_after_the_death_of_a_learner_all_are_replaced_and_repeat_the_update(remote, caplog):
     restarts = remote.num_restarts
     with caplog.at_level(logging.WARNING):
@@ -164,6 +166,7 @@ def test_an_error_of_a_function_leaves_the_learners_as_they_are(remote):
     assert seen[0] == seen[1] == seen[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow)])
 def test_after_a_loss_functions_get_new_learners_with_the_same_state(how, remote, monkeypatch, caplog):
     algo, group = group_of(remote, life_config())
@@ -203,6 +206,7 @@ def test_without_a_time_limit_learners_wait_for_their_places(monkeypatch, caplog
     cluster.close()
 
 
+@pytest.mark.slow
 def test_changes_in_this_process_reach_the_learners(remote):
     """Everything that happens between updates happens to one learner, and to the learner of a group."""
 
@@ -277,6 +281,7 @@ def test_what_needs_the_whole_batch_is_refused_before_anything_starts():
     algo.stop()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_episodes_are_divided_by_the_numbers_of_their_sub_environments(number):
     payloads = [object(), object()]

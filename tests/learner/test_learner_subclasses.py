@@ -56,6 +56,7 @@ def test_stacked_losses_are_one_for_each_module(change, shape):
         algo.train()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("term", "came"),
     [
@@ -97,6 +98,7 @@ def scaling(returned):
     return Scaling
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stack", [True, False])
 def test_gradients_that_are_returned_count_as_those_changed_in_place(stack):
     algos = [build(learner_class=scaling(returned), stack=stack) for returned in (True, False)]

@@ -71,6 +71,7 @@ def moments(algo):
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lazily", [False, True], ids=["looks at each step", "looks at the end"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
 def test_the_step_is_not_taken_and_the_minibatch_is_named(lazily, value):

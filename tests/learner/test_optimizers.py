@@ -137,6 +137,7 @@ class Decaying(PPOLearner):
         self.register_optimizer(module_id=module_id, optimizer=sgd)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
 @pytest.mark.parametrize("learner_class", [PPOLearner, Decaying])
 def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(learner_class, policies):
@@ -155,6 +156,7 @@ def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(learner_c
     assert changed(before, weights(algo, module_id)) == set(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner_class", [PPOLearner, Decaying])
 def test_a_checkpoint_knows_what_is_frozen(learner_class, tmp_path):
     algo = build(learner_class)
@@ -325,6 +327,7 @@ class ByOptimizers(PPOLearner):
                 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_layers_have_learning_rates_by_name(policies):
     runs = []

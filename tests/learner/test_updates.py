@@ -115,6 +115,7 @@ def test_a_step_equals_one_of_adam_on_the_sum_of_all_losses(kind):
     torch.testing.assert_close(flat(algo.rl_module), flat(by_hand), atol=2e-5, rtol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_from_a_checkpoint(kind, tmp_path):
     algo, again = build(kind), build(kind)
@@ -159,6 +160,7 @@ def without_agents(module_id, batch):
     return module_id in batch
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies_to_train", [AGENTS, without_agents])
 def test_a_module_beside_that_is_not_to_be_trained_stays(policies_to_train):
     algo = build("module", policies_to_train=policies_to_train)
@@ -225,6 +227,7 @@ def test_modules_behind_an_encoder_have_the_space_of_what_it_gives():
     assert not torch.equal(before, algo.rl_module.encoder.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_encoder_stays_frozen_in_a_checkpoint(kind):
     algo = build(kind)

@@ -226,6 +226,7 @@ MORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "case"), [*COMBINATIONS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE)]
 )

@@ -78,6 +78,7 @@ def perturbed(algo, seed=0):
 # An update.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq_len", [1, 3, 12])
 @pytest.mark.parametrize(
     "training",
@@ -137,6 +138,7 @@ def rows_of_batch(algo, episodes, standardize=False):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("max_seq_len", [1, 4, 12])
 @pytest.mark.parametrize("standardize", [False, True])
 def test_values_are_those_of_chunks_unrolled_from_the_recorded_states(max_seq_len, standardize):
@@ -166,6 +168,7 @@ def test_values_are_those_of_chunks_unrolled_from_the_recorded_states(max_seq_le
     assert beginnings == {False, True}
 
 
+@pytest.mark.slow
 def test_before_anything_has_changed_sequences_give_what_was_recorded_whatever_their_length():
     for max_seq_len in (1, 2, 5, 12):
         algo = lives_config(max_seq_len, num_epochs=1, minibatch_size=None).build_algo()
@@ -176,6 +179,7 @@ def test_before_anything_has_changed_sequences_give_what_was_recorded_whatever_t
             assert figures["mean_kl_loss"] == pytest.approx(0.0, abs=1e-7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("use_critic", [True, False])
 def test_the_pipeline_on_items_gives_the_same_batch(use_critic):
     algo = lives_config(4, use_critic=use_critic).build_algo()
@@ -300,6 +304,7 @@ def assert_same_outcome(found, expected):
             assert torch.equal(one, other), "bit for bit"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("value", [float("nan"), 1e30], ids=str)
 @pytest.mark.parametrize(
     ("place", "piece_class"),
@@ -317,6 +322,7 @@ def test_nonsense_in_padding_changes_nothing(untouched, place, piece_class, valu
     assert piece.planted > 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("value", [float("nan"), 1e30], ids=str)
 def test_nonsense_in_what_a_loss_is_given_changes_nothing(untouched, value):
     planting = type("Planting", (PlantInLoss,), {"value": value})

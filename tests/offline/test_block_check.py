@@ -144,6 +144,7 @@ def use(folder, spaces_of):
     summarize(EpisodeReader(folder, check_all=True))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(1500)])
 def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     rng = np.random.default_rng(seed)
@@ -202,6 +203,7 @@ def test_rows_cannot_be_those_of_many_chunks(tmp_path):
         EpisodeReader(tmp_path / "data")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "line", [{"blocks": "many"}, {"episodes": None}, {"is_closed": 3}, {"file": 7}, {"blocks": -1}, {"more": 1}]
 )

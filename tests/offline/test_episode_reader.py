@@ -28,6 +28,7 @@ def names_of(episodes):
     return [int(episode.id_[1:]) for episode in episodes]
 
 
+@pytest.mark.slow
 def test_samples_in_order_have_as_few_episodes_as_have_the_steps(folder):
     reader = EpisodeReader(folder, order="in_order")
     assert [names_of(reader.sample(4)) for _ in range(7)] == [
@@ -144,6 +145,7 @@ def test_chunks_are_put_together(tmp_path, lengths):
     assert (reader.num_episodes, reader.num_incomplete) == (1, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("env", [StatedLife, StatedAEC])
 @pytest.mark.parametrize("seed", [*range(2), *fresh_seeds(20)])
 def test_chunks_that_are_put_together_keep_the_states_of_the_environment(env, seed, tmp_path):

@@ -49,6 +49,7 @@ def test_a_file_that_is_gone_is_missed(folder):
         assert EpisodeReader(files_of(folder)).num_episodes == 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [0, 2, 3])
 @pytest.mark.parametrize("content", [b"", b"something else"])
 def test_a_file_that_is_none_loses_no_other_file(number, content, folder):
@@ -97,6 +98,7 @@ def test_blocks_that_were_on_disk_at_a_checkpoint_are_missed_though_the_file_was
     writer._file.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_a_damaged_index_loses_nothing_and_says_so(seed, folder):
     index = folder / INDEX_FILE
@@ -194,6 +196,7 @@ def test_a_first_block_that_cannot_be_written_leaves_no_file(tmp_path, monkeypat
 DAMAGES = ("flip", "replace", "truncate", "delete", "empty")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(400)])
 def test_random_damage_loses_nothing_but_what_is_damaged_and_says_what(seed, tmp_path):
     """Each block is a folder's part that damage either touches or not."""

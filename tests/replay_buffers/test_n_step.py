@@ -43,6 +43,7 @@ def returns_of(sample, n_step):
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 @pytest.mark.parametrize("make", [EpisodeReplayBuffer, lambda **own: JointReplayBuffer(agents=AGENTS, **own)])
 def test_returns_of_a_range_are_those_of_the_numbers_that_were_drawn(make, seed):
@@ -68,6 +69,7 @@ def test_a_team_has_one_number_for_each_env_step(seed):
     assert set(ahead[longest >= 5].tolist()) == {2, 3, 4, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [DQNConfig, SACConfig, QMIXConfig, MADDPGConfig])
 def test_a_range_of_one_number_is_that_number_and_one_of_several_is_not(cls):
     losses = []

@@ -36,6 +36,7 @@ def errors_of(sample, size_of):
     return {m: (-1) ** np.arange(len(i)) * size_of[i] for m in sample.segments for i in [sample.items_of(m)]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cls", BUFFERS)
 @pytest.mark.parametrize("seed", [*range(2), *FRESH])
 def test_env_steps_are_drawn_in_proportion_to_their_priorities_and_weighted_against_them(cls, seed):
@@ -55,6 +56,7 @@ def test_env_steps_are_drawn_in_proportion_to_their_priorities_and_weighted_agai
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cls", BUFFERS)
 def test_new_env_steps_have_the_greatest_priority_and_old_ones_keep_theirs_when_lanes_are_added(cls):
     buffer = filled(cls, alpha=1.0)
@@ -85,6 +87,7 @@ def test_errors_that_do_not_fit_are_refused(cls):
         buffer.update_priorities(sample, {"y": np.zeros(1)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [False, True])
 def test_modules_that_act_at_unlike_numbers_of_env_steps_have_an_error_for_each(stack):
     config = MADDPGConfig().environment(LifeEnv, env_config={"die": 0.5, "join": 0.2}, disable_env_checking=True)
@@ -104,6 +107,7 @@ def test_modules_that_act_at_unlike_numbers_of_env_steps_have_an_error_for_each(
         algo.replay_buffer.update_priorities(sample, algo.learner.td_errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("cls", [QMIXConfig, VDNConfig, MADDPGConfig])
 def test_a_run_with_priorities_sets_them_and_continues_exactly(cls, memory, tmp_path):

@@ -95,6 +95,7 @@ def test_recurrent_modules_learn_the_rule(tmp_path):
         assert all(own["mean_logp"] > -0.35 for own in result["learners"].values())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("distribution", ["gaussian", "squashed_gaussian", "beta"])
 def test_continuous_actions_are_cloned(tmp_path, distribution):
     box = spaces.Box(-1, 1, (1,), np.float32)
@@ -122,6 +123,7 @@ def test_masked_actions_are_cloned_and_never_chosen(tmp_path):
         algo.evaluate(num_episodes=5, explore=True)  # a forbidden action would be an error
 
 
+@pytest.mark.slow
 def test_a_clone_is_saved_loaded_and_exported_as_any_policy(tmp_path):
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)

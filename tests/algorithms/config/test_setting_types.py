@@ -126,6 +126,7 @@ def test_defaults_are_kept_as_they_are():
             assert kept == default and type(kept) is type(default), name
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("cls", "name"), [*((PPOConfig, name) for name in SETTINGS[PPOConfig]), (MAPPOConfig, "critic_obs")]
 )
@@ -176,6 +177,7 @@ def accepted(cls, name, env):
         yield config, value
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", SETTINGS[PPOConfig])
 def test_what_is_kept_builds_or_is_an_error_of_the_library(name, actors_here):
     for config, _ in accepted(PPOConfig, name, "CartPole-v1"):

@@ -85,6 +85,7 @@ def parameters(algo):
     return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_dqn(seed)
@@ -107,6 +108,7 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     resumed.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []
@@ -174,6 +176,7 @@ class ByAutograd(DQNLearner):
         return super().compute_loss_for_stacked_modules(**given)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
     runs = []
@@ -191,6 +194,7 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
             assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed):
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
@@ -242,6 +246,7 @@ def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
     algo.stop()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
 def test_target_networks_that_a_user_has_changed_are_called(place):
     calls = []
@@ -430,6 +435,7 @@ class TimesTen(ColumnConnector):
         columns[Columns.OBS] = 10 * columns.rows.get(Columns.OBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config_class", [DQNConfig, SACConfig, MADDPGConfig])
 def test_observations_that_only_the_batch_has_are_refused_as_targets_would_continue_from_others(config_class):
     config = config_class().environment(LifeEnv, disable_env_checking=True).env_runners(num_env_workers=0)

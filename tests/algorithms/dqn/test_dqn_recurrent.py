@@ -46,6 +46,7 @@ def parameters(algo):
     return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_dqn(seed)
@@ -102,6 +103,7 @@ def by_hand(algo, module_id, segments, config):
     return torch.stack(losses).mean(), sizes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(10), *FRESH])
 def test_the_loss_is_that_of_the_papers_with_states_unrolled_by_hand(seed):
     config = random_dqn(seed)
@@ -122,6 +124,7 @@ def test_the_loss_is_that_of_the_papers_with_states_unrolled_by_hand(seed):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []
@@ -157,6 +160,7 @@ def test_train_batches_have_about_as_many_steps_as_asked_for():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_a_policy_acts_after_training_with_and_without_torch(tmp_path):
     algo = random_dqn(2).build_algo()
     algo.train()

@@ -221,11 +221,13 @@ def check_restored(seed, folder):
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_two_calls_are_one_call_and_a_loop_over_train(seed, tmp_path):
     check_calls(seed, tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_that_is_restored_from_its_folder_ends_as_if_it_had_never_stopped(seed, tmp_path):
     check_restored(seed, tmp_path)
@@ -280,6 +282,7 @@ def test_no_folder_is_written_unless_one_is_wanted(algo, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("iterations", [0, 3, 5])
 @pytest.mark.parametrize("has_checkpoints", [True, False])
 def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_path, iterations, has_checkpoints):

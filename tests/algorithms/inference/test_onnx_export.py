@@ -105,6 +105,7 @@ def play(policy, acts, num_envs, num_steps, seed):
         acts.reset(ended)
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_give_what_load_policy_gives(plain, masked, OnnxPolicy):
     policy, folder = plain
     play(policy, OnnxPolicy(folder), 10_000, 1, 0)

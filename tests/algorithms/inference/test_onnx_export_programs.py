@@ -105,6 +105,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_does_what_the_policy_does(case):
     compare(give_statistics(CASES[case]()))

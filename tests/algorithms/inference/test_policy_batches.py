@@ -130,6 +130,7 @@ def play(loaded, seed, num_calls=40):
         policy_module._CUT_AFTER = cut_after
 
 
+@pytest.mark.few(1)
 def test_a_batch_does_what_its_environments_do_alone(loaded):
     for seed in range(4):
         play(loaded, seed)

@@ -160,6 +160,7 @@ def in_threads(work):
     return found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("explore", [False, True])
 def test_agents_in_threads_act_as_one_after_another(saved, switching, explore):
     threads_change_nothing(saved, explore, 5)
@@ -254,6 +255,7 @@ def test_calls_that_fail_leave_everybody_as_they_were(saved, switching):
     same(in_threads({a: lambda a=a: with_failures(a) for a in AGENTS}), expected)
 
 
+@pytest.mark.few(3)
 def test_the_first_call_of_all_may_fail(saved):
     for call in range(6):
         policy, other = (load_policy(saved, seed=2) for _ in range(2))
@@ -283,6 +285,7 @@ def test_an_agent_that_comes_back_may_fail_and_come_back_again(saved):
     same(found, expected)
 
 
+@pytest.mark.few(5)
 def test_sessions_act_side_by_side_each_in_its_own_episode(saved, switching):
     policy = load_policy(saved)
     sessions = {i: policy.session(explore=bool(i % 2), seed=i) for i in range(4)}
@@ -333,6 +336,7 @@ def test_sessions_have_other_random_numbers_unless_they_are_given_a_seed(saved):
     np.testing.assert_array_equal(drawn(again), expected)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda own: pickle.loads(pickle.dumps(own))], ids=["copy", "pickle"])
 def test_copies_that_are_made_while_others_act_are_whole(saved, switching, copied):
     policy = load_policy(saved, explore=True, seed=4)

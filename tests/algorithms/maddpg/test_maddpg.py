@@ -78,6 +78,7 @@ def changes(algo, before):
     return [name for name, value in parameters(algo).items() if not torch.equal(value, before[name])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_config(seed)
@@ -94,6 +95,7 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     resumed.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     space, runs = [spaces.Discrete(3), BOXES][seed % 2], []
@@ -123,6 +125,7 @@ def flat_action(space, action):
     return np.asarray(action).reshape(-1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_critics_see_all_agents_at_the_env_step_of_a_row(seed):
     config = random_config(seed).training(n_step=1)
@@ -240,6 +243,7 @@ def by_hand(algo, module, batch, noise):
     return of_critics, of_policy
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_losses_and_gradients_are_those_of_the_papers(seed):
     algo = random_config(seed).build_algo()
@@ -305,6 +309,7 @@ def test_noise_of_target_actions_is_clipped():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_exploration_follows_its_schedule_and_is_not_used_without_exploration(tmp_path):
     config = small(MADDPGConfig, exploration_stddev=[[0, 0.5], [60, 0.0]])
     algo = config.build_algo()

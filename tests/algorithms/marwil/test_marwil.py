@@ -61,6 +61,7 @@ def trained(algo, iterations):
     return plain([[own[name] for name in kept] for own in results]), plain(algo.rl_module.get_state())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_imitation(seed, tmp_path)
@@ -117,6 +118,7 @@ def by_hand(algo, config, module_id, batch, dist_cls):
     return -(factors * gain).mean() + config.vf_coeff * 0.5 * advantages.square().mean()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(100, 110), *FRESH])
 def test_the_loss_is_that_of_the_paper(seed, tmp_path):
     config = random_imitation(seed, tmp_path)

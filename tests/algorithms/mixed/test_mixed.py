@@ -116,6 +116,7 @@ def assert_close(one, other):
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5, msg=str(name))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_mixed(seed)
@@ -148,6 +149,7 @@ def captured(learner):
     return calls
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn()}, seed=seed).env_runners(num_envs_per_env_runner=2).build_algo()
@@ -167,6 +169,7 @@ def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo.stop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_dqn_learns_from_a_batch_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn(n_step=2)}, seed=seed).build_algo()
@@ -188,6 +191,7 @@ def test_dqn_learns_from_a_batch_what_it_learns_alone(seed):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("own", [ppo(), dqn()], ids=["ppo", "dqn"])
 @pytest.mark.parametrize("env", [LifeEnv, "CartPole-v1"])
 def test_a_mixed_run_with_one_algorithm_is_a_run_of_that_algorithm(own, env):
@@ -333,6 +337,7 @@ def test_policies_act_as_the_modules_do(tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_policies_become_onnx_programs(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

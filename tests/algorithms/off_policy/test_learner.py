@@ -122,6 +122,7 @@ def random_config(seed: int) -> tuple[Any, np.random.Generator]:
     return config.learners(stack_modules=bool(rng.integers(2))), rng
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(18), *FRESH])
 def test_target_networks_of_trained_modules_move_by_their_tau_when_it_is_time(seed):
     config, rng = random_config(seed)
@@ -182,6 +183,7 @@ def test_the_target_mixer_follows_the_mixer():
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("freq", [20, 25, 30])
 def test_a_target_update_that_falls_due_while_policies_rest_waits_for_the_next_update_that_moves_them(freq):
     algo = sampled(small(MATD3Config, target_network_update_freq=freq, policy_delay=2, tau=1.0))
@@ -275,6 +277,7 @@ def clips_by_super(config: Any) -> Any:
     return config.learners(learner_class=Hooked)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("config_class", [SACConfig, MADDPGConfig, MATD3Config])
 @pytest.mark.parametrize("way", ["stacked", "one by one", "by a hook"])
 def test_the_gradients_of_policy_critics_and_temperature_are_clipped_alone(config_class, way):

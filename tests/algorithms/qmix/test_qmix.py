@@ -110,6 +110,7 @@ def parameters(algo):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_qmix(seed)
@@ -288,6 +289,7 @@ def team_gradients(learner, sample):
     return loss, {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(16), *FRESH])
 def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     config = random_qmix(seed)
@@ -313,6 +315,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     algo.stop()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
     rng = np.random.default_rng(seed)
@@ -350,6 +353,7 @@ def named(algo, module_id):
     return [(f"{module_id}.{n}", p) for n, p in algo.get_module(module_id).named_parameters() if p.requires_grad]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []
@@ -428,6 +432,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     algo.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"use_gru": True, "max_seq_len": 4}])
 def test_a_policy_acts_after_training_with_and_without_torch(model, tmp_path):
     algo = small_qmix(model_config=model).build_algo()

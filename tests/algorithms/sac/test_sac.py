@@ -95,6 +95,7 @@ def parameters(algo):
     return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_sac(seed)
@@ -114,6 +115,7 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     resumed.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     space, runs = ACTION_SPACES[seed % len(ACTION_SPACES)], []
@@ -210,6 +212,7 @@ class ByHand:
         return of_critics, -value, of_alpha, error
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", [*range(12), *FRESH])
 def test_losses_and_gradients_are_those_of_the_papers(seed):
     algo = random_sac(seed).build_algo()
@@ -258,6 +261,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_policy_critics_and_temperature_have_their_own_learning_rates(policies):
     for frozen in ("actor_lr", "critic_lr", "alpha_lr"):
@@ -297,6 +301,7 @@ def test_the_temperature_falls_towards_the_target_entropy():
     high.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_a_policy_acts_after_training_and_as_a_program(env, tmp_path):
     algo = small_sac(env).build_algo()

@@ -103,6 +103,7 @@ def assert_played_by(env, episodes, seed, shown=lambda observation: observation)
 # The same episodes.
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("lookback", [0, 2])
 @pytest.mark.parametrize("kind", OWN_SEEDS)
 def test_where_single_copies_can_be_reset_all_is_as_with_copies_of_our_own(kind, lookback):
@@ -128,6 +129,7 @@ def test_an_async_vector_env_gives_the_same_as_copies_of_our_own(kind):
         algo._setup.sample_env.close()
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("fragment", [1, 2, 3, 7])
 @pytest.mark.parametrize("kind", ENVS_OWN_WAY)
 def test_where_the_env_resets_itself_episodes_are_those_of_a_plain_loop(kind, fragment):

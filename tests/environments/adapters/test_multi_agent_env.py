@@ -115,6 +115,7 @@ def test_agents_that_act_in_one_step_draw_their_actions_independently(algo, at_r
     assert any(first != second for first, second in pairs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_continues_from_a_checkpoint_as_if_it_had_not_stopped(workers, tmp_path):
     config = config_of(EachAtItsPace).env_runners(num_env_workers=workers)
@@ -127,6 +128,7 @@ def test_training_continues_from_a_checkpoint_as_if_it_had_not_stopped(workers, 
     two.stop()
 
 
+@pytest.mark.slow
 def test_all_results_do_not_depend_on_worker_processes():
     results = []
     for workers in (0, 2):
@@ -251,6 +253,7 @@ class OneBuffer(MultiAgentEnv):
         return self.observed(*agents), {}, {"y": self.t == 2}, {"__all__": self.t == 3}, {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_last_observations_are_kept_although_the_reset_writes_to_the_same_arrays(workers):
     known = dict.fromkeys(OneBuffer.possible_agents, (OneBuffer.observation_space, OneBuffer.action_space))

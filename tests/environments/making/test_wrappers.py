@@ -197,6 +197,7 @@ def test_a_missing_supersuit_names_what_to_install(missing, monkeypatch, tmp_pat
         make_env(CountingEnv, wrappers=["frame_skip_v0:4"])
 
 
+@pytest.mark.slow
 def test_supersuit_is_not_imported_unless_it_is_named():
     code = (
         "import sys; from marl_connectors import PPOConfig\n"
@@ -228,6 +229,7 @@ def test_episodes_hold_what_the_wrapped_environment_gave():
     assert agent.get_rewards().tolist() == [4, 7, 8, 8]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "wrappers", "shape"),
     [

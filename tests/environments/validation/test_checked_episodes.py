@@ -93,6 +93,7 @@ class NoList(Sound):
         return result
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "agent"),
     [
@@ -329,6 +330,7 @@ class NoModes(Sound):
     metadata = {"name": "plain"}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
     [

@@ -50,6 +50,7 @@ def test_an_observation_unlike_its_space_is_an_error(make, kind, words):
     assert finding.num_agents == 1
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -228,6 +229,7 @@ def paying(reward):
     return Broken
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("reward", [None, "much", np.nan, -np.inf, [1.0], np.ones(1), np.ones(2), [[1], [1, 2]]])
 def test_a_reward_must_be_one_finite_number(reward):
     finding = found(paying(reward), "reward", "error")
@@ -310,6 +312,7 @@ def masked(mask, where="observation", action_space=None):
 ONLY_2 = np.array([0, 0, 1, 0], np.int8)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("where", ["observation", "info"])
 @pytest.mark.parametrize("conformance", [True, False])
 @pytest.mark.parametrize("only", [0, 2])
@@ -359,6 +362,7 @@ def test_an_allowed_action_that_is_refused_is_an_error():
     assert finding.step == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mask", "kind", "level"),
     [

@@ -112,6 +112,7 @@ class ClockAndNoSeed(ClockInInfo, IgnoresSeed):
     """Both differ in the same step."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("as_object", [False, True])
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
@@ -134,6 +135,7 @@ def test_seeds(env, kind, level, words, as_object):
     assert words in found(env() if as_object else env, kind, level).what
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_short_episodes_that_are_alike_by_chance_are_no_finding(seed):
     report = check_env("marl_envs.first_step_v0", seed=seed, conformance=False)
@@ -162,6 +164,7 @@ def test_an_object_is_not_closed_through_its_copies():
     assert len(closed) == 4  # the one that is played, one to compare with, and two with different seeds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "name"), [(FromGlobals, "np.random"), (SeedsGlobals, "np.random"), (FromPythonGlobals, "random")]
 )

@@ -57,6 +57,7 @@ def without_bounds():
     return space
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
     [

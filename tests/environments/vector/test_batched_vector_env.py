@@ -93,6 +93,7 @@ def steps(*numbers, copies=3, **settings):
 # The same transitions.
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lookback", [0, 1, 3])
 @pytest.mark.parametrize("fragment", range(1, 8))
 def test_any_cut_gives_the_same_chunks(fragment, lookback):
@@ -101,6 +102,7 @@ def test_any_cut_gives_the_same_chunks(fragment, lookback):
     assert len({id_ for id_, *_ in found}) > 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 @pytest.mark.parametrize("act", ["discrete", "from 5", "box", "matrix"])
 def test_any_actions_and_policies_give_the_same(act, policies):
@@ -108,6 +110,7 @@ def test_any_actions_and_policies_give_the_same(act, policies):
     assert_same(runners, steps(4, 9, 3))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("obs", ["float64", "discrete", "dict"])
 def test_any_observations_give_the_same(obs):
     def flat(config):
@@ -122,12 +125,14 @@ def unlike(config):
     return config.multi_agent(policies="b=b,d=d,*=others")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookback", [0, 2])
 def test_agents_with_unlike_spaces_give_the_same(lookback):
     runners = both(envs=(UnlikeWorlds, OneUnlikeWorld), lookback=lookback, infos=True, change=unlike)
     assert_same(runners, [*steps(4, 9, 3), {"num_episodes": 4}, *steps(5, random_actions=True)])
 
 
+@pytest.mark.slow
 def test_agents_with_unlike_spaces_are_tried_out_trained_and_evaluated():
     assert check_env(UnlikeWorlds, env_config={"infos": True}).ok
     results = []
@@ -203,6 +208,7 @@ def test_any_calls_of_sample_give_the_same(calls):
     assert_same(both(copies=2, infos=True), [arguments[call] for call in calls])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("continuous", [False, True])
 def test_spread_gives_the_same_as_its_parallel_env(continuous):
     envs = ("marl_envs.spread_v0:batched_env", "marl_envs.spread_v0:parallel_env")
@@ -295,6 +301,7 @@ def test_a_filter_of_observations_has_seen_the_same():
     assert left == right and "MeanStdFilter" in left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_training_evaluation_and_explanations_are_the_same(policies):
     outcomes = []

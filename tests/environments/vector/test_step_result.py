@@ -111,6 +111,7 @@ def play(kind, seed, num_steps=60, **settings):
     return found
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_kind_of_environment_gives_what_a_step_result_promises(kind, seed):
@@ -126,6 +127,7 @@ def test_many_random_runs_of_each_kind_do(kind):
         play(kind, seed, num_envs=1 + seed % 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*PARALLEL, *TURNS])
 def test_results_of_worker_processes_are_those_of_one_process(kind):
     assert play(kind, 3, num_workers=2) == play(kind, 3)

@@ -38,6 +38,7 @@ def test_the_other_copies_are_closed_too(tmp_path, caplog, error):
         assert re.fullmatch(said, message)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_is_stopped_all_the_same(tmp_path, workers):
     path = tmp_path / "closed"

@@ -205,6 +205,7 @@ def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
     np.testing.assert_equal(found[Watches], found[Callbacks])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_steps")
 def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_get_none(monkeypatch):
     """A step takes 10 ms; episodes are taken to have 100 steps before the first one has ended, and 4 after it has."""

@@ -51,6 +51,7 @@ print(json.dumps(infos))
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
