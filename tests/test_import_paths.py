@@ -158,6 +158,7 @@ def test_the_names_of_all_files_at_paths_of_rllib_are_listed():
         assert defined <= listed.get(name_of(path), set()), name_of(path)
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("path", STUBS, ids=name_of)
 def test_a_stub_only_imports_names_from_the_module_that_defines_them(path):
     for statement in ast.parse(path.read_text()).body[1:]:
@@ -184,6 +185,7 @@ def test_a_package_shows_editors_the_names_that_it_re_exports(path):
     assert set(module.__all__) <= set(dir(module))
 
 
+@pytest.mark.slow
 def test_a_package_imports_a_name_when_it_is_first_used():
     code = (
         "import sys, marl_connectors.connectors.env_to_module as package\n"

@@ -59,11 +59,13 @@ def test_importing_the_library_is_lazy():
     assert loaded_after("import marl_connectors", ["torch", "gymnasium", "pettingzoo"]) == []
 
 
+@pytest.mark.slow
 def test_the_whole_default_path_imports_no_optional_package():
     statement = "from marl_connectors.algorithms.ppo import PPOConfig\nPPOConfig()"
     assert loaded_after(statement, OPTIONAL) == []
 
 
+@pytest.mark.slow
 def test_training_in_one_process_imports_no_ray():
     statement = (
         "from marl_connectors import PPOConfig\n"

@@ -144,6 +144,7 @@ def test_the_readme_is_read_in_a_minute():
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
 def test_the_python_code_of_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch, capsys, ready_for_pages):
     if page.stem == "offline_data":
@@ -253,6 +254,7 @@ def test_the_table_of_results_has_every_key():
     assert len(listed) == len(set(listed))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["DQN", "VDN", "QMIX", "SAC", "MADDPG", "MATD3", "BC", "MARWIL"])
 def test_the_table_of_loss_statistics_has_those_of_each_algorithm(name, tmp_path):
     rows = text(ROOT / "docs/results.md").partition("<!-- loss statistics -->")[2].partition("\n\n")[0].splitlines()[3:]

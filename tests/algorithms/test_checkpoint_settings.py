@@ -301,7 +301,6 @@ def restored_into(own):
     return load
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("there", "here", "same", "cls"),
     [

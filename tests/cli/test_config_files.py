@@ -144,7 +144,6 @@ def as_data(config):
     return data
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
 @pytest.mark.parametrize("algo", ["ppo", "mappo"])
 def test_a_file_can_have_all_data_of_a_config(algo, suffix, tmp_path):

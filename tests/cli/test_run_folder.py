@@ -172,7 +172,6 @@ def vars_of(run_settings):
     return {name: getattr(run_settings, name) for name in RunSettings.__dataclass_fields__}
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["config.json", "baselines.json", "metrics.jsonl"])
 def test_a_folder_in_the_place_of_a_file_is_named(run, name):
     (RUN / name).unlink()

@@ -252,7 +252,6 @@ class Unstorable(ConnectorV2):
         shared_data["anything"] = object()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("pieces", [[ActionMasking], [ActionMasking, Unstorable], [OnItems, Unstorable]])
 def test_a_restored_run_goes_on_with_the_same_masks(pieces, tmp_path):
     """With Unstorable the next forward batch is made anew, of observations that the masks are gone from."""

@@ -307,7 +307,6 @@ GYM = {name: (single(column, value), kind) for name, (column, value, kind) in PL
 }
 
 
-@pytest.mark.few(18)
 @pytest.mark.parametrize("name", GYM)
 def test_gymnasium_environments(name, caplog):
     env, kind = GYM[name]
@@ -317,7 +316,6 @@ def test_gymnasium_environments(name, caplog):
         assert_replaced(env, clause, caplog, single=True)
 
 
-@pytest.mark.few(8)
 @pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("name", ["observation: NaN", "observation: infinity", "observation: bounds", "reward: NaN"])
@@ -404,7 +402,6 @@ BATCHED = {
 }
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BATCHED)
 def test_natively_batched_environments(name):
     env, kind = BATCHED[name]

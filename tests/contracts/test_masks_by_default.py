@@ -133,7 +133,6 @@ class AllFromTheStart(RandomMasks):
         return self._told(self.agents)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("case", [*range(4), *fresh_seeds(12)])
 def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path):
     env = AllFromTheStart(case, most=4)

@@ -31,7 +31,6 @@ def levels(episodes):
     return found
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("env", KINDS)
 def test_all_resets_get_them(env, workers):

@@ -51,7 +51,6 @@ def test_no_two_episodes_of_a_run_begin_alike(kind):
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ENVS)
 def test_one_seed_plays_the_same_episodes_and_another_one_others(kind):
     found = first_observations(ENVS[kind], seed=3)

@@ -219,7 +219,6 @@ KINDS = {
 }
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_count_does_not_depend_on_where_fragments_are_cut(kind):
     def counts(sizes):

@@ -281,7 +281,6 @@ def test_what_needs_the_whole_batch_is_refused_before_anything_starts():
     algo.stop()
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_episodes_are_divided_by_the_numbers_of_their_sub_environments(number):
     payloads = [object(), object()]

@@ -203,7 +203,6 @@ def test_rows_cannot_be_those_of_many_chunks(tmp_path):
         EpisodeReader(tmp_path / "data")
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "line", [{"blocks": "many"}, {"episodes": None}, {"is_closed": 3}, {"file": 7}, {"blocks": -1}, {"more": 1}]
 )

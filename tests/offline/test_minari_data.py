@@ -19,6 +19,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:to_minari. not written")
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_come_back(seed):

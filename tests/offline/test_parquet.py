@@ -32,6 +32,7 @@ def sampled(seed):
     return [episode for episode in episodes if agent_rows(episode)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(8))
 def test_steps_come_back(seed, tmp_path):
@@ -227,6 +228,7 @@ def test_damaged_files_of_a_folder_are_left_out_by_name(tmp_path):
             from_parquet(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", [0, 2, 6])
 def test_no_flipped_bit_changes_anything_silently(bit, tmp_path):
     episode = chunk("m", 10, 3)
@@ -292,6 +294,7 @@ def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
         from_parquet(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_come_back_in_any_order_of_the_rows(seed, tmp_path):

@@ -34,6 +34,7 @@ def assert_same_batches(config, iterations=3):
 # The train batch.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_a_train_batch_of_random_settings_is_the_same_bit_for_bit(seed):
     try:
@@ -50,6 +51,7 @@ def test_a_train_batch_of_fresh_settings_is_the_same_bit_for_bit(repetition):
     assert_same_batches(random_config(seed))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [

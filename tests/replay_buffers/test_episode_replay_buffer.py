@@ -74,6 +74,7 @@ def rows_of(segments):
 SEEDS = [*range(6), *fresh_seeds(60)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_drawn_was_played(seed):
     algo, rng = random_run(seed)
@@ -103,6 +104,7 @@ def test_what_is_drawn_was_played(seed):
     algo.stop()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_that_was_played_is_kept_while_there_is_room(seed):
     algo, rng = random_run(seed)
@@ -119,6 +121,7 @@ def test_all_that_was_played_is_kept_while_there_is_room(seed):
     algo.stop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sequences_are_consecutive_steps_of_one_episode(seed):
     algo, rng = random_run(seed)
@@ -201,6 +204,7 @@ def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
         np.testing.assert_array_equal(column, other.rollout.columns[name])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("capacity", [40, 300, 5000])
 def test_a_buffer_of_another_capacity_keeps_the_newest_rows(capacity):
     algo = cart_pole_algo()
@@ -309,6 +313,7 @@ def chunk_of(number, begin, num_steps, is_done=False):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("seed", [*range(3), *fresh_seeds(60)])
 def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(seed, at_once):

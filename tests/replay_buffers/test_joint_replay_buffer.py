@@ -50,6 +50,7 @@ def steps_of(sample, n_step):
     return found
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_n_step_returns_are_those_of_each_agent_alone(seed, n_step):

@@ -43,7 +43,6 @@ def returns_of(sample, n_step):
     return found
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 @pytest.mark.parametrize("make", [EpisodeReplayBuffer, lambda **own: JointReplayBuffer(agents=AGENTS, **own)])
 def test_returns_of_a_range_are_those_of_the_numbers_that_were_drawn(make, seed):

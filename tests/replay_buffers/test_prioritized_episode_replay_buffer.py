@@ -126,7 +126,6 @@ def test_priorities_stay_with_their_steps_in_a_buffer_of_another_capacity(capaci
     assert not other.tree.weights[(other.flags & ACTED) == 0].any()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("errors", [np.ones(3), np.array([1.0, np.nan]), np.ones((2, 1))])
 def test_wrong_errors_are_named(errors):
     _, buffer, _ = filled()

@@ -34,6 +34,7 @@ def is_file(array):
     return isinstance(array, np.memmap)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cls", BUFFERS)
 @pytest.mark.parametrize("seed", [0, *fresh_seeds(10)])
 def test_a_buffer_in_files_holds_and_draws_the_same(cls, seed, tmp_path):
@@ -71,6 +72,7 @@ def _arrays(state):
     return np.asarray(state) if isinstance(state, np.ndarray) else np.asarray(str(state))
 
 
+@pytest.mark.slow
 def test_an_algorithm_takes_the_folder_from_its_config(tmp_path):
     algo = (
         DQNConfig()

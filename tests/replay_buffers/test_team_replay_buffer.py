@@ -83,6 +83,7 @@ def filled(seed, capacity):
     return algo, buffer, log, rng
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(12), *FRESH])
 def test_all_agents_of_an_env_step_are_drawn_together(seed):
     algo, buffer, log, rng = filled(seed, capacity=[10_000, 25][seed % 2])
@@ -125,6 +126,7 @@ def test_all_agents_of_an_env_step_are_drawn_together(seed):
     algo.stop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_the_rows_of_a_module_are_runs_of_its_agents_lives(seed):
     algo, buffer, log, rng = filled(seed, capacity=10_000)
@@ -164,6 +166,7 @@ def test_the_rows_of_a_module_are_runs_of_its_agents_lives(seed):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_all_env_steps_are_kept_while_there_is_room(seed):
     algo, buffer, log, _ = filled(seed, capacity=10_000)

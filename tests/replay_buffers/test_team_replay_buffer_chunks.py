@@ -78,6 +78,7 @@ def kept_in(buffer):
     return found
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "cls", [TeamReplayBuffer, JointReplayBuffer, PrioritizedTeamReplayBuffer, PrioritizedJointReplayBuffer]
 )

@@ -252,6 +252,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("number", [1, 3])
 def test_changed_modules_compute_what_they_are_now(change, number):
@@ -302,6 +303,7 @@ def test_hooks_see_their_own_module_in_every_forward_pass(register):
     check_each_is_itself(multi, [("a", "b", "c")])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("policies", ["independent", "shared"])
 def test_a_run_acts_with_changed_modules_as_they_are_now(change, policies):

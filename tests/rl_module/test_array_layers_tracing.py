@@ -147,6 +147,7 @@ def exported(acts, batch, **kwargs):
     return torch.export.export(acts, (batch,), dynamic_shapes=(rows,), **kwargs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_traced_module_gives_what_the_module_gives(kind):
     acts = Acts(make(kind))
@@ -154,6 +155,7 @@ def test_a_traced_module_gives_what_the_module_gives(kind):
     same_on_fresh_batches(traced(acts, batch_for(acts.module, 3)), acts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_module_gives_what_the_module_gives(kind):
     acts = Acts(make(kind))
@@ -161,6 +163,7 @@ def test_an_exported_module_gives_what_the_module_gives(kind):
     same_on_fresh_batches(program.module(), acts)
 
 
+@pytest.mark.slow
 def test_an_exported_module_can_be_saved_and_loaded():
     acts, buffer = Acts(make("dict")), io.BytesIO()
     torch.export.save(exported(acts, batch_for(acts.module, 3)), buffer)
@@ -178,6 +181,7 @@ def test_the_other_forward_passes_can_be_exported_too(purpose):
     same_on_fresh_batches(exported(passes, batch_for(passes.module, 3)).module(), passes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("kind", ["mlp", "relu", "norms", "mappo"])
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -193,6 +197,7 @@ def test_a_module_that_is_traced_itself_without_gradients_is_no_constant(kind, m
                 close([found], [expected])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_module_that_is_exported_itself_without_gradients_is_no_constant(mode, strict):
@@ -287,6 +292,7 @@ def test_a_compiled_module_gives_what_the_module_gives():
     same_on_fresh_batches(compiled, acts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "dict", "lstm", "gru"])
 def test_onnx_gives_what_the_module_gives(kind, tmp_path):
     pytest.importorskip("onnxscript")

@@ -109,6 +109,7 @@ def test_observations_may_have_parts_and_a_time_axis():
     assert module.forward_inference({Columns.OBS: batch})[Columns.ACTION_DIST_INPUTS].shape == (7, 1, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 4}], ids=["mlp", "lstm"])
 @pytest.mark.parametrize("base", [PPOConfig, MAPPOConfig])
 def test_it_plays_beside_a_module_that_learns(base, model):

@@ -47,6 +47,7 @@ def test_the_last_chunk_of_a_game_says_nothing():
     assert games_won(None, game(modules, {"player_0": 1.0, "player_1": -1.0}, env_t_started=5)) is None
 
 
+@pytest.mark.slow
 def test_success_is_the_share_of_games_with_a_positive_return():
     settings = RunSettings("marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4])
     algo = settings.build_algorithm()

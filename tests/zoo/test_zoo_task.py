@@ -40,6 +40,7 @@ def test_names_and_environments_are_different_and_in_order():
     assert {"simple_spread_v3", "CartPole-v1", "LunarLander-v3", "Acrobot-v1"} <= set(NAMES)
 
 
+@pytest.mark.few(3)
 def test_settings_are_those_of_a_users_file(task, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps({**task.settings, "preset": False}))
@@ -49,6 +50,7 @@ def test_settings_are_those_of_a_users_file(task, tmp_path):
     assert not SHORT_FORMS.keys() & task.settings.get("model", {}).keys(), "these settings have keys of their own"
 
 
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("installed")
 def test_a_task_is_found_by_its_name_and_by_its_environment(task):
     algo = task.algo if task.is_variant else None
@@ -65,6 +67,7 @@ def test_expected_results_are_plausible(task):
     assert (expected.published is None) == (not expected.source)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("installed")
 def test_a_run_with_the_settings_can_be_built_and_its_success_is_a_share(task):
     algo = dataclasses.replace(settings_of_task(task), num_envs=1, num_env_workers=0).build_algorithm()

@@ -95,7 +95,6 @@ def test_recurrent_modules_learn_the_rule(tmp_path):
         assert all(own["mean_logp"] > -0.35 for own in result["learners"].values())
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("distribution", ["gaussian", "squashed_gaussian", "beta"])
 def test_continuous_actions_are_cloned(tmp_path, distribution):
     box = spaces.Box(-1, 1, (1,), np.float32)

@@ -246,7 +246,6 @@ def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
     algo.stop()
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
 def test_target_networks_that_a_user_has_changed_are_called(place):
     calls = []

@@ -174,7 +174,6 @@ def close(found, expected):
         np.testing.assert_allclose(action, expected[agent_id], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.few(8)
 def test_the_actions_are_those_of_an_evaluation(played):
     saved, episodes, may_come_back = played
     policy = load_policy(saved)
@@ -442,7 +441,6 @@ def test_actions_are_sampled_if_asked_and_the_seed_decides(saved):
 # What pieces need.
 
 
-@pytest.mark.few(22)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))], ids=["copy", "pickle"]
 )

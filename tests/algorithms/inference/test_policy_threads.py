@@ -160,7 +160,6 @@ def in_threads(work):
     return found
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("explore", [False, True])
 def test_agents_in_threads_act_as_one_after_another(saved, switching, explore):
     threads_change_nothing(saved, explore, 5)
@@ -285,7 +284,6 @@ def test_an_agent_that_comes_back_may_fail_and_come_back_again(saved):
     same(found, expected)
 
 
-@pytest.mark.few(5)
 def test_sessions_act_side_by_side_each_in_its_own_episode(saved, switching):
     policy = load_policy(saved)
     sessions = {i: policy.session(explore=bool(i % 2), seed=i) for i in range(4)}

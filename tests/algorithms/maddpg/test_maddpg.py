@@ -125,7 +125,6 @@ def flat_action(space, action):
     return np.asarray(action).reshape(-1)
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_critics_see_all_agents_at_the_env_step_of_a_row(seed):
     config = random_config(seed).training(n_step=1)
@@ -243,7 +242,6 @@ def by_hand(algo, module, batch, noise):
     return of_critics, of_policy
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_losses_and_gradients_are_those_of_the_papers(seed):
     algo = random_config(seed).build_algo()

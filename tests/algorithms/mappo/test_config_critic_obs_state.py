@@ -52,7 +52,6 @@ def check(algo, episodes, seed=0):
     return len(rows), ended
 
 
-@pytest.mark.few(9)
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("env", "life"), [*((StatedLife, x) for x in LIVES), *((StatedAEC, x) for x in TURNS)])
 def test_each_row_has_the_state_of_its_moment(env, life, told):

@@ -149,7 +149,6 @@ def captured(learner):
     return calls
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn()}, seed=seed).env_runners(num_envs_per_env_runner=2).build_algo()
@@ -169,7 +168,6 @@ def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo.stop()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_dqn_learns_from_a_batch_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn(n_step=2)}, seed=seed).build_algo()

@@ -103,7 +103,6 @@ def assert_played_by(env, episodes, seed, shown=lambda observation: observation)
 # The same episodes.
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("lookback", [0, 2])
 @pytest.mark.parametrize("kind", OWN_SEEDS)
 def test_where_single_copies_can_be_reset_all_is_as_with_copies_of_our_own(kind, lookback):

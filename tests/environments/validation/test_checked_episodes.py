@@ -330,7 +330,6 @@ class NoModes(Sound):
     metadata = {"name": "plain"}
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
     [

@@ -50,7 +50,6 @@ def test_an_observation_unlike_its_space_is_an_error(make, kind, words):
     assert finding.num_agents == 1
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -229,7 +228,6 @@ def paying(reward):
     return Broken
 
 
-@pytest.mark.few(7)
 @pytest.mark.parametrize("reward", [None, "much", np.nan, -np.inf, [1.0], np.ones(1), np.ones(2), [[1], [1, 2]]])
 def test_a_reward_must_be_one_finite_number(reward):
     finding = found(paying(reward), "reward", "error")

@@ -404,6 +404,7 @@ def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(m
         make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env", [LifeEnv, RandomAEC], ids=["parallel", "turns"])
 def test_workers_may_be_killed_at_any_time(env, kills):

@@ -91,6 +91,7 @@ def test_an_environment_is_free_again_after_close_or_without_a_user():
     VectorEnv([env], seed=0).reset_all()
 
 
+@pytest.mark.slow
 def test_worker_processes_have_copies_of_their_own():
     config = small_config(ReturnsTheSame(), disable_env_checking=True).multi_agent(policies="shared")
     with config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo() as algo:
