@@ -13,7 +13,6 @@ import numpy as np
 from marl_connectors.errors import ConfigError, did_you_mean, listed
 
 EMA_COEFF = 0.01
-_ABSENT = object()
 _OF_NUMBERS = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
 REDUCTIONS = (*_OF_NUMBERS, "ema", "lifetime_sum", "item", "item_series")
 _ARGUMENTS = ("reduce", "window", "ema_coeff", "clear_on_reduce")

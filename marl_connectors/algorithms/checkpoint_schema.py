@@ -103,7 +103,6 @@ _ID = _value("an id", is_id)
 _ANY = _value("anything", lambda value: True)
 _DICT = _value("a dict", lambda value: isinstance(value, Mapping))
 _LIST = _value("a list", lambda value: isinstance(value, list))
-_NONE = _value("null", lambda value: value is None)
 
 
 def _maybe(check: Check) -> Check:
@@ -147,7 +146,7 @@ class _Record:
 
     Attributes:
         needed: The keys that must be there.
-        optional: The keys that older versions did not write.
+        optional: The keys that may be missing.
     """
 
     def __init__(self, needed: Mapping[str, Check], optional: Mapping[str, Check] | None = None):
@@ -367,12 +366,9 @@ _ROW_RING = _Record(
         "num_episodes_added": _COUNT,
         "open": _map_of(_open_episode),
         "action_units": _UNITS,
-    },
-    {
-        "weights": _line("numbers", "f"),
-        "greatest": _NUMBER,
         "spaces": _map_of(_row(_space, _space)),
     },
+    {"weights": _line("numbers", "f"), "greatest": _NUMBER},
 )
 
 
@@ -441,11 +437,10 @@ _GROUP = _Record(
                 "columns": _map_of(_tree),
                 "layers": _map_of(_list_of(_tree)),
                 "level": _map_of(_line("whole numbers", "iu")),
-            },
-            {"given": _map_of(_line("booleans or whole numbers", "biu"))},
+                "given": _map_of(_line("booleans or whole numbers", "biu")),
+            }
         ),
-    },
-    {"num_slots": _ANY, "slots": _ANY},  # of former versions
+    }
 )
 _LANE = _Record(
     {
@@ -484,11 +479,6 @@ _BATCH = _Record(
 )
 
 
-def _uncredited_reward(value: Any, where: str) -> None:
-    """Accepts a number for each sub-environment. Former versions wrote their sum."""
-    (_list_of(_NUMBER) if isinstance(value, list) else _NUMBER)(value, where)
-
-
 _ENV_RUNNER = _Record(
     {
         "seed": _SEED,
@@ -510,17 +500,15 @@ _ENV_RUNNER = _Record(
             }
         ),
         "finished": _list_of(_summary),
-        "uncredited_reward": _uncredited_reward,
+        "uncredited_reward": _list_of(_NUMBER),
         "episode_numbers": _list_of(_value("a whole number from -1", lambda n: _is_whole(n) and -1 <= n < 2**31)),
-    },
-    {
         "metrics": _map_of(_METRICS),
         "callback_metrics": _METRICS,
         "finished_at": _list_of(_row(_INDEX, _INDEX, _INDEX)),
         "num_samples": _INDEX,
         "observations_out_of_bounds": _COUNT,
         "lost": _Record(dict.fromkeys((field.name for field in dataclasses.fields(FailureCounts)), _COUNT)),
-    },
+    }
 )
 
 
@@ -599,12 +587,12 @@ def _check_modules(state: Mapping[str, Any]) -> None:
 def _check_counts(state: Mapping[str, Any]) -> None:
     """Checks that the counts are of the sub-environments and the finished episodes of the state."""
     runner = state["env_runner"]
-    num_envs, rewards, places = len(runner["episode_numbers"]), runner["uncredited_reward"], runner.get("finished_at")
-    if isinstance(rewards, list) and len(rewards) != num_envs:
+    num_envs, rewards, places = len(runner["episode_numbers"]), runner["uncredited_reward"], runner["finished_at"]
+    if len(rewards) != num_envs:
         raise _fault("env_runner/uncredited_reward", f"{num_envs} numbers", rewards)
-    if places is not None and len(places) != len(runner["finished"]):
+    if len(places) != len(runner["finished"]):
         raise _fault("env_runner/finished_at", f"as many as the {len(runner['finished'])} in finished", places)
-    if any(env_index >= num_envs for *_, env_index in places or ()):
+    if any(env_index >= num_envs for *_, env_index in places):
         raise _fault("env_runner/finished_at", f"of {num_envs} sub-environments", places)
 
 
@@ -666,6 +654,6 @@ def _check_rollout(group: Mapping[str, Any], where: str) -> None:
         for leaf in leaves(rollout["columns"].get(name, ())):
             _FLOATS(leaf, f"{where}/rollout/columns/{name}")
     for name in ("columns", "layers", "level", "given"):
-        for column, value in rollout.get(name, {}).items():
+        for column, value in rollout[name].items():
             if any(len(leaf) != size for leaf in leaves(value if name != "layers" else tuple(value))):
                 raise _fault(f"{where}/rollout/{name}/{column}", f"of {size} rows", "of another length")

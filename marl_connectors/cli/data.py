@@ -17,6 +17,7 @@ from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.pictures import draw_data
 from marl_connectors.cli.run_folder import writing
 from marl_connectors.cli.values import require_extras
+from marl_connectors.episodes.action_units import ENV, MODULE, NORMALIZED, UNSCALED
 from marl_connectors.errors import ConfigError, OfflineDataWarning
 from marl_connectors.json_data import jsonable
 from marl_connectors.offline.episode_reader import EpisodeReader
@@ -24,6 +25,12 @@ from marl_connectors.offline.summary import summarize
 
 _AGENTS_SHOWN = 20
 _BINS, _WIDTH = 10, 40
+_UNITS = {
+    ENV: "as the environment gets them",
+    NORMALIZED: "as modules output them, whole numbers from 0 and bounded Boxes in [-1, 1]",
+    UNSCALED: "as modules output them, whole numbers from 0 and Boxes as the environment gets them",
+    MODULE: "as modules output them, scaled as in the run that learns from them",
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,8 +58,12 @@ def _as_text(found: dict[str, Any], picture: str | None) -> str:
         f"steps. {size}.",
         _agents_table(found["agents"]),
     ]
-    columns = list(dict.fromkeys(name for own in found["agents"].values() for name in own["columns"]))
+    columns, units = (
+        list(dict.fromkeys(name for own in found["agents"].values() for name in own[kind]))
+        for kind in ("columns", "action_units")
+    )
     lines.append(f"Columns: {', '.join(columns)}")
+    lines.append(f"Actions: {'; '.join(_UNITS[name] for name in units)}")
     if whole:
         lines.append(f"Lengths of whole episodes, in env steps: {_line_of(found['lengths'])}")
         lines.append(f"Returns of whole episodes, summed over agents: {_line_of(found['returns'])}")

@@ -9,8 +9,8 @@ from typing import Final
 from marl_connectors.cli.values import TRACKER_NAMES
 
 _STEPS = (
-    *("iterations", "max_steps", "num_env_steps", "num_iterations", "num_steps", "num_timesteps", "timesteps"),
-    *("total_env_steps", "total_steps", "total_timesteps", "training_steps"),
+    *("agent_steps", "env_steps", "iterations", "max_steps", "num_env_steps", "num_iterations", "num_steps"),
+    *("num_timesteps", "timesteps", "total_env_steps", "total_steps", "total_timesteps", "training_steps"),
 )
 _FOLDERS = ("exp_name", "log_dir", "logdir", "name", "output", "output_dir", "run_name", "save_dir", "save_path")
 _OPTIONS: Final[Mapping[str, str]] = {

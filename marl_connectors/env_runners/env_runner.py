@@ -718,14 +718,14 @@ class EnvRunner(RefusesIgnoredMethods):
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
         self._finished.set_state(state)
-        self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
+        self._out_of_bounds.count = state["observations_out_of_bounds"]
         self._episodes.lanes.counts.vector_steps = 0
         self._episodes.lanes.settle_counts()
         self._episodes.lanes.counts.set_state(state["counts"])
         for name, logger in self.metrics.items():
-            logger.set_state(state.get("metrics", {}).get(name, []))
-        self.callback_metrics.set_state(state.get("callback_metrics", []))
-        self._episodes.lost = FailureCounts(**state.get("lost", {}))
+            logger.set_state(state["metrics"].get(name, []))
+        self.callback_metrics.set_state(state["callback_metrics"])
+        self._episodes.lost = FailureCounts(**state["lost"])
         self.restart_episodes()
         if new_episodes:
             return

@@ -7,7 +7,6 @@ from typing import Any
 
 from marl_connectors.env_runners.done_episodes import DoneEpisode
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
-from marl_connectors.env_runners.state_shares import finished_places, uncredited_rewards
 
 
 class FinishedEpisodes:
@@ -60,8 +59,8 @@ class FinishedEpisodes:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores these entries of a runner's state. Older checkpoints have no ``num_samples``."""
+        """Restores these entries of a runner's state."""
         self._summaries = [EpisodeSummary.from_state(summary) for summary in state["finished"]]
-        self._places = finished_places(state)
-        self._num_samples = state.get("num_samples", 1)
-        self._uncredited_rewards = uncredited_rewards(state)
+        self._places = [(sample, step, env_index) for sample, step, env_index in state["finished_at"]]
+        self._num_samples = state["num_samples"]
+        self._uncredited_rewards = list(state["uncredited_reward"])

@@ -151,15 +151,15 @@ def _share_of(state: State, begin: int, end: int) -> dict[str, Any]:
         "before_batch": None
         if before is None
         else {"pieces": copy.deepcopy(before["pieces"]), "metrics": before["metrics"] if is_first else []},
-        "metrics": {name: own if is_first else [] for name, own in state.get("metrics", {}).items()},
-        "callback_metrics": state.get("callback_metrics", []) if is_first else [],
+        "metrics": {name: own if is_first else [] for name, own in state["metrics"].items()},
+        "callback_metrics": state["callback_metrics"] if is_first else [],
         "counts": state["counts"] if is_first else {"env_steps": 0, "agents": [], "modules": []},
         "finished": [own for _, own in finished],
         "finished_at": [[sample, vector_step, index - begin] for (sample, vector_step, index), _ in finished],
-        "num_samples": state.get("num_samples", 1),
-        "uncredited_reward": uncredited_rewards(state)[begin:end],
-        "observations_out_of_bounds": state.get("observations_out_of_bounds", 0) if is_first else 0,
-        "lost": none | (state.get("lost", {}) if is_first else {}),
+        "num_samples": state["num_samples"],
+        "uncredited_reward": state["uncredited_reward"][begin:end],
+        "observations_out_of_bounds": state["observations_out_of_bounds"] if is_first else 0,
+        "lost": none | (state["lost"] if is_first else {}),
         "episode_numbers": state["episode_numbers"][begin:end],
     }
 
@@ -172,23 +172,8 @@ def without_episodes(state: State) -> dict[str, Any]:
 # Counts and states of pieces.
 
 
-def uncredited_rewards(state: State) -> list[float]:
-    """Returns the sum of the uncredited rewards of each sub-environment. States of older versions have one sum."""
-    found = state["uncredited_reward"]
-    return list(found) if isinstance(found, list) else [found, *[0.0] * (len(state["episode_numbers"]) - 1)]
-
-
-def finished_places(state: State) -> list[tuple[int, int, int]]:
-    """Returns the sample, the vector step and the sub-environment of each finished episode in a state.
-
-    States of older versions lack them. Their episodes keep their order in the first sub-environment.
-    """
-    known = state.get("finished_at", [[0, step, 0] for step in range(len(state["finished"]))])
-    return [(sample, vector_step, env_index) for sample, vector_step, env_index in known]
-
-
 def _finished(state: State) -> list[tuple[tuple[int, int, int], Any]]:
-    return list(zip(finished_places(state), state["finished"], strict=True))
+    return list(zip(map(tuple, state["finished_at"]), state["finished"], strict=True))
 
 
 def _merged_counts(states: Sequence[State], offsets: Sequence[int]) -> dict[str, Any]:
@@ -196,7 +181,7 @@ def _merged_counts(states: Sequence[State], offsets: Sequence[int]) -> dict[str,
     for state in states:
         agents.update(dict(state["counts"]["agents"]))
         modules.update(dict(state["counts"]["modules"]))
-        lost.update(state.get("lost", {}))
+        lost.update(state["lost"])
     finished = [
         ((sample, vector_step, env_index + offset), own)
         for state, offset in zip(states, offsets, strict=False)
@@ -211,9 +196,9 @@ def _merged_counts(states: Sequence[State], offsets: Sequence[int]) -> dict[str,
         },
         "finished": [own for _, own in finished],
         "finished_at": [list(at) for at, _ in finished],
-        "num_samples": max(state.get("num_samples", 1) for state in states),
-        "uncredited_reward": [reward for state in states for reward in uncredited_rewards(state)],
-        "observations_out_of_bounds": sum(state.get("observations_out_of_bounds", 0) for state in states),
+        "num_samples": max(state["num_samples"] for state in states),
+        "uncredited_reward": [reward for state in states for reward in state["uncredited_reward"]],
+        "observations_out_of_bounds": sum(state["observations_out_of_bounds"] for state in states),
         "lost": dict(lost),
     }
 
@@ -446,7 +431,7 @@ class _Lanes:
 
     def __init__(self, source: _Source):
         group = source.part.state["episodes"]["groups"][source.group]
-        self.state: Mapping[str, Any] = {"given": {}, **group["rollout"]}  # states of older versions lack it
+        self.state: Mapping[str, Any] = group["rollout"]
         self._num_lanes: int = group["num_lanes"]
         self._numbers = [lane["number"] for lane in source.lanes]
         self.count = len(self._numbers)

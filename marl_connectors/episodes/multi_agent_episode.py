@@ -408,6 +408,17 @@ class MultiAgentEpisode(EpisodeBase):
             return unclaimed
         return unclaimed + sum(episode.uncredited_reward for episode in self.all_agent_episodes())
 
+    def get_paid_returns(self) -> dict[AgentID, float]:
+        """Returns all that the environment has paid each agent in this chunk, also what belongs to no action.
+
+        Agents that never had a turn are included if they were paid.
+        """
+        paid = dict(self._unclaimed)
+        for episode in self.all_agent_episodes():
+            agent_id: Any = episode.agent_id
+            paid[agent_id] = paid.get(agent_id, 0.0) + episode.get_return() + episode.uncredited_reward
+        return paid
+
     def get_terminateds(self) -> dict[AgentID, bool]:
         """Returns whether each agent, and ``"__all__"``, is terminated."""
         return {agent_id: e.is_terminated for agent_id, e in self.agent_episodes.items()} | {ALL: self.is_terminated}

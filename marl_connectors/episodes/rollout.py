@@ -547,7 +547,6 @@ class Rollout:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the state of ``get_state``. This rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
-        state = {"given": {}, **state}  # states of older versions lack it
         for home, saved in (
             (self.columns, "columns"),
             (self._layers, "layers"),

@@ -23,8 +23,9 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
     Returns:
         ``files``, ``bytes``, ``samples``, ``chunks``, ``env_steps``, ``agent_steps``, ``whole_episodes`` (from the
         beginning to the end), ``lengths`` and ``returns`` of these, ``agents`` and ``damages``. ``agents`` has for each
-        agent the spaces, the agent steps by module, the columns, and the returns in whole episodes. Returns are all
-        that the environment paid, including rewards that belong to no action.
+        agent the spaces, the agent steps by module, the columns, whose actions they are (of ``action_units.ALL``), and
+        the returns in whole episodes. Returns are all that the environment paid, including rewards that belong to no
+        action.
     """
     agents: dict[AgentID, dict[str, Any]] = {}
     returns_of: dict[int, np.ndarray] = {}
@@ -85,13 +86,16 @@ def _add_agents(agents: dict[AgentID, dict[str, Any]], stored: StoredEpisodes) -
                 "action_space": None if action_space is None else spaces.describe(action_space),
                 "steps_by_module": {},
                 "columns": [],
+                "action_units": [],
                 "returns": [],
             },
         )
         module_id = stored.modules[module]
         counts = own["steps_by_module"]
         counts[module_id] = counts.get(module_id, 0) + int(steps[members].sum())
-        own["columns"] = list(dict.fromkeys([*own["columns"], *stored.rollouts[rollout].columns]))
+        recorded = stored.rollouts[rollout]
+        own["columns"] = list(dict.fromkeys([*own["columns"], *recorded.columns]))
+        own["action_units"] = list(dict.fromkeys([*own["action_units"], recorded.action_units]))
 
 
 def _returns_by_agent(chain: Sequence[Record], returns_of: dict[int, np.ndarray]) -> dict[AgentID, float]:

@@ -515,7 +515,7 @@ class RowRing:
         self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
         self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
         self.action_units = state["action_units"]
-        self._set_spaces(spaces_from_json(state.get("spaces", {})))  # older states have none
+        self._set_spaces(spaces_from_json(state["spaces"]))
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
         taken = {episode.lane for episode in self._open.values()}

@@ -333,7 +333,16 @@ class RLModuleSpec(ChecksFields):
 
     @classmethod
     def from_module(cls, module: RLModule) -> RLModuleSpec:
-        """Returns the spec of another module like this one, with new parameters."""
+        """Returns the spec of another module like this one, with new parameters.
+
+        Raises:
+            ModuleError: If it is a MultiRLModule.
+        """
+        if module.holds_modules:
+            raise ModuleError(
+                f"RLModuleSpec.from_module: expected a single RLModule, but got a {type(module).__name__}. Pass one of "
+                f"its modules, or use MultiRLModuleSpec.from_module."
+            )
         return cls(
             type(module),
             module.observation_space,

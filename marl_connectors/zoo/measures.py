@@ -26,10 +26,11 @@ def games_won(env: Any, episode: Any) -> float | None:
     """
     if episode.env_t_started:
         return None
-    players = [agent_id for agent_id in episode.agent_ids if episode.module_for(agent_id) != OPPONENT]
-    if len(players) in (0, len(episode.agent_ids)):
+    paid = episode.get_paid_returns()  # of all players, also of one whose opponent gave up first
+    players = [agent_id for agent_id in paid if episode.module_for(agent_id) != OPPONENT]
+    if len(players) in (0, len(paid)):
         return None
-    return float(sum(episode.agent_episodes[agent_id].get_return() for agent_id in players) > 0)
+    return float(sum(paid[agent_id] for agent_id in players) > 0)
 
 
 def reached_the_line(env: Any, episode: Any) -> float:

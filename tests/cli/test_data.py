@@ -31,6 +31,18 @@ def test_a_table_says_what_is_there(folder, capsys):
     assert out.startswith("4 whole episodes in 4 chunks of 4 samples: 4 env steps, 4 agent steps. 1 file,")
     assert "wolf    hunters   4       1.50 ± 1.12" in out
     assert "Returns of whole episodes, summed over agents: 1.50 ± 1.12, from 0 to 3.00" in out
+    assert "Actions: as the environment gets them\n" in out
+
+
+def test_of_each_kind_of_actions_there_is_a_line_once(folder, capsys):
+    """Steps with ``action_logp`` were taken by a module."""
+    with EpisodeWriter(folder / "more") as writer:
+        writer.write([chunk("hunters", 0, 2, action_logp=0.0), chunk("hunters", 0, 2)])
+    assert main(["data", str(folder), str(folder / "more")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("Actions")] == [
+        "Actions: as the environment gets them; as modules output them, scaled as in the run that learns from them"
+    ]
 
 
 def test_a_long_reading_is_announced(folder, capsys, monkeypatch):

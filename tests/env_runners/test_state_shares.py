@@ -10,7 +10,7 @@ from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.runs.random_runs import AddsCount, Doubles, differences, plain
 from helpers.runs.runner_shares import DividedRun
 from marl_connectors import MeanStdFilter
-from marl_connectors.env_runners.state_shares import divided_runner_state, finished_places, merged_runner_state
+from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
 from marl_connectors.errors import CheckpointError, ConnectorError
 
 GAME = {"agents": list("abcd"), "die": 0.3, "join": 0.5, "fixed": False, "max_steps": 6}
@@ -149,21 +149,6 @@ def test_groups_without_modules_are_kept_as_long_as_they_have_lanes(played):
     assert [(group["members"], group["num_lanes"]) for group in found] == [
         (["a", None, True], number) for number in per_runner
     ]
-
-
-def test_states_of_former_versions_are_divided_and_merged(played):
-    """They have one sum of uncredited rewards, and their finished episodes have no places."""
-    run = played()
-    state = run.state()
-    former = {**state, "uncredited_reward": 2.5}
-    del former["finished_at"], former["num_samples"]
-    parts = divided_runner_state(former, [2, 3])
-    assert [part["uncredited_reward"] for part in parts] == [[2.5, 0.0], [0.0, 0.0, 0.0]]
-    assert [len(part["finished"]) for part in parts] == [len(state["finished"]), 0]
-    assert plain(merged(run, parts)["finished"]) == plain(state["finished"])
-    run.runners[0].set_state(former)
-    assert run.runners[0].take_uncredited_reward() == 2.5
-    assert finished_places(former)[:2] == [(0, 0, 0), (0, 1, 0)]
 
 
 def test_finished_episodes_are_sorted_by_sample_step_and_sub_environment(played):

@@ -123,14 +123,6 @@ def test_it_stays_where_it_is_when_the_rollout_grows_or_goes_on():
     assert keys(*(view(restored, lane, first=0, start=2) for lane in (1, 2))) == [{"logp", "new"}, {"logp"}]
 
 
-def test_a_state_from_before_there_were_such_columns_can_still_be_read():
-    state = played().get_state(np.arange(3))
-    del state["given"]
-    restored = Rollout(OBS, ACT, num_rows=8, num_lanes=3)
-    restored.set_state(state)
-    assert keys(view(restored, 0, first=0, start=1, stop=3)) == [{"logp"}]
-
-
 def test_what_modules_put_out_is_of_all_even_if_it_begins_late():
     rollout = played()
     rollout.record(slice(9, 12), {"late": np.ones(3, np.float32)})

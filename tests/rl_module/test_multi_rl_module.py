@@ -369,3 +369,5 @@ def test_a_multi_rl_module_is_an_rl_module():
 def test_the_spec_of_one_module_names_the_spec_for_several():
     with pytest.raises(ConfigError, match=r"MultiRLModuleSpec\(multi_rl_module_class=MultiRLModule\)"):
         RLModuleSpec(MultiRLModule)
+    with pytest.raises(ModuleError, match=r"got a MultiRLModule\. .* MultiRLModuleSpec\.from_module"):
+        RLModuleSpec.from_module(MultiRLModule())

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from marl_connectors import MultiAgentEpisode
 from marl_connectors.callbacks import Success
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.zoo.measures import (
@@ -18,12 +19,15 @@ from marl_connectors.zoo.measures import (
 )
 
 
-def game(modules, returns, env_t_started=0):
-    """A finished episode, or its last chunk."""
-    agents = {agent_id: SimpleNamespace(get_return=lambda own=own: own) for agent_id, own in returns.items()}
-    return SimpleNamespace(
-        agent_ids=set(agents), module_for=modules.get, agent_episodes=agents, env_t_started=env_t_started
+def game(modules, returns, env_t_started=0, acting=("player_0", "player_1")):
+    """A finished episode, or its last chunk, in which these players have acted and the others never had a turn."""
+    episode = MultiAgentEpisode(
+        agent_to_module_mapping_fn=lambda agent_id, episode: modules[agent_id], env_t_started=env_t_started
     )
+    observed = dict.fromkeys(acting, 0)
+    episode.add_env_reset(observations=observed)
+    episode.add_env_step(observed, dict.fromkeys(acting, 1), returns, terminateds={"__all__": True})
+    return episode
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,13 @@ def game(modules, returns, env_t_started=0):
 def test_the_agent_that_is_not_random_has_to_win(first, second, returns, expected):
     modules = {"player_0": first, "player_1": second}
     assert games_won(None, game(modules, dict(zip(modules, returns, strict=True)))) == expected
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [("main", "random", 0.0), ("random", "main", 1.0)])
+def test_a_game_that_the_first_player_gives_up_before_the_second_has_a_turn_counts(first, second, expected):
+    modules = {"player_0": first, "player_1": second}
+    given_up = game(modules, {"player_0": -0.5, "player_1": 0.5}, acting=("player_0",))
+    assert games_won(None, given_up) == expected
 
 
 def test_the_last_chunk_of_a_game_says_nothing():

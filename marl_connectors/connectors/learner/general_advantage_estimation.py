@@ -26,7 +26,6 @@ from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
-_OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
 _ESTIMATES = "unfinished_estimates"
 """Key in ``shared_data``: the estimates of groups, if they are completed with the moments of all learners' rows."""
 _LEAST_VARIANCE = 1e-2

@@ -29,8 +29,4 @@ __all__ = [
     "TorchUniform",
     "apply_action_mask",
     "default_distribution",
-    "without_forbidden",
 ]
-
-without_forbidden = apply_action_mask
-"""The name of ``apply_action_mask`` in earlier versions."""

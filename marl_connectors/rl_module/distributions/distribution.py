@@ -144,16 +144,6 @@ class Distribution(metaclass=_DistributionKind):
             return apply_mask_to_rows(inputs, mask)
         return cls.apply_action_mask(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
-    without_forbidden = apply_action_mask
-    """The name of ``apply_action_mask`` in earlier versions. Subclasses may use and override it, too."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        names = "apply_action_mask", "without_forbidden"
-        for name, other in (names, names[::-1]):
-            if name in vars(cls) and other not in vars(cls):
-                setattr(cls, other, vars(cls)[name])
-
     @abstractmethod
     def sample(self, noise: Tensor | None = None) -> Any:
         """Returns one action for each row.

@@ -50,8 +50,6 @@ class EpsilonGreedy(Distribution):
     def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
         return torch.cat([apply_action_mask(inputs[..., :-1], mask), inputs[..., -1:]], -1)
 
-    without_forbidden = apply_action_mask
-
     @cached_property
     def _allowed(self) -> Tensor:
         return self.values > torch.finfo(self.values.dtype).min

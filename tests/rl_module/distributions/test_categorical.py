@@ -146,23 +146,22 @@ def test_masks_that_do_not_fit_are_errors():
         default_distribution(UNEQUAL).apply_action_mask(LOGITS, torch.ones(4, 6))
 
 
-def test_masks_are_applied_by_an_override_under_the_earlier_name():
+def test_masks_are_applied_by_an_override():
     class ForbidsNothing(TorchCategorical):
         @classmethod
-        def without_forbidden(cls, inputs, mask):
+        def apply_action_mask(cls, inputs, mask):
             del mask
             return inputs
 
     class Shifted(TorchCategorical):
         @classmethod
-        def without_forbidden(cls, inputs, mask):
-            return super().without_forbidden(inputs, mask) + 1.0
+        def apply_action_mask(cls, inputs, mask):
+            return super().apply_action_mask(inputs, mask) + 1.0
 
     logits, mask = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[True, False, True]])
     assert torch.equal(ForbidsNothing.apply_action_mask(logits, mask), logits)
     lowest = torch.finfo(torch.float32).min
     assert torch.equal(Shifted.apply_action_mask(logits, mask), torch.tensor([[2.0, lowest + 1.0, 4.0]]))
-    assert torch.equal(TorchBernoulli.without_forbidden(logits, torch.ones(1, 6)), logits)
     assert np.array_equal(ForbidsNothing.apply_mask_to_rows(logits.numpy(), mask.numpy()), logits)
     assert Shifted.apply_mask_to_rows(logits.numpy(), mask.numpy()).tolist() == [[2.0, lowest + 1.0, 4.0]]
 
