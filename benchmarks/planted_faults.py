@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -96,8 +97,10 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-        if process.returncode not in (0, 5) and not failed:  # 5 is for no tests
-            raise RuntimeError(f"pytest ended with {process.returncode}: {output[-2000:]}")
+        if process.returncode == pytest.ExitCode.USAGE_ERROR:
+            raise RuntimeError(output[-2000:])
+        if process.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not failed:
+            return [f"pytest ended with {process.returncode}"]
         return failed
 
 
@@ -121,11 +124,14 @@ def run(faults: Sequence[Fault], results: dict[str, Any], path: Path, options: a
         for number in range(options.workers):
             copies.put(Copy(Path(folder).resolve() / str(number), options.timeout, more))
         begun = {threads.submit(seen, fault, copies, first_only=options.first_only): fault for fault in faults}
-        for future in as_completed(begun):
-            name, found = begun[future].name, future.result()
-            results[name] = found
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-            print(f"{found['seconds']:7.1f} s  {name}: {found['test'] or 'NOT SEEN'}", flush=True)
+        try:
+            for future in as_completed(begun):
+                name, found = begun[future].name, future.result()
+                results[name] = found
+                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                print(f"{found['seconds']:7.1f} s  {name}: {found['test'] or 'NOT SEEN'}", flush=True)
+        finally:  # when it is interrupted, the faults that wait are not begun
+            threads.shutdown(cancel_futures=True)
         # A test that fails without a fault, too, has seen none. Its parameters may contain anything, so all are tried.
         tests = {name: results[name]["test"].partition("[")[0] for name in results if results[name]["caught"]}
         known = sorted({test for test in tests.values() if (ROOT / test.partition("::")[0]).exists()})
