@@ -84,8 +84,10 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as cause:
-        missing = cause.name or ""
-        if missing and (name == missing or name.startswith(missing + ".")):
+        missing = cause.name
+        if missing is None:  # a path of RLlib: the message says what to use
+            raise error(f"{who}: {cause}") from cause
+        if name == missing or name.startswith(missing + "."):
             raise error(
                 f"{who}: there is no module {missing!r}. Check the spelling, run from the folder that contains it, "
                 f"or install its package."

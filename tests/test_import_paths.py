@@ -2,20 +2,24 @@
 
 import ast
 import importlib
+import importlib.util
+import json
+import pickle
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import marl_connectors
+from marl_connectors.import_paths import NOT_HERE, PATHS, NothingFound, import_lines
 
 PACKAGE = Path(marl_connectors.__file__).parent
+REPOSITORY = Path(__file__).resolve().parents[1]
 
-
-STARTS = ('"""RLlib\'s path to ', '"""RLlib\'s paths to ``')
-STUBS = [path for path in sorted(PACKAGE.rglob("*.py")) if path.read_text().startswith(STARTS)]
-"""The files at RLlib's paths that only re-export what other files of this library define."""
 RE_EXPORTING = [path for path in sorted(PACKAGE.rglob("*.py")) if "= re_exports(" in path.read_text()]
 """The packages whose names are imported when they are first used."""
 
@@ -73,12 +77,15 @@ NAMES_OF_RLLIB = {
     "connectors.env_to_module": "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch "
     "AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems EnvToModulePipeline FlattenObservations "
     "MeanStdFilter NumpyToTensor PrevActionsPrevRewards WriteObservationsToEpisodes",
+    "connectors.env_to_module.flatten_observations": "FlattenObservations",
+    "connectors.env_to_module.frame_stacking": "FrameStackingEnvToModule",
     "connectors.learner": "AddColumnsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch "
     "AddNextObservationsFromEpisodesToTrainBatch AddObservationsFromEpisodesToBatch AddOneTsToEpisodesAndTruncate "
     "AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad AgentToModuleMapping BatchIndividualItems "
     "ComputeReturnsToGo GeneralAdvantageEstimation LearnerConnectorPipeline NumpyToTensor",
     "connectors.learner.add_columns_from_episodes_to_batch": "AddColumnsFromEpisodesToBatch",
     "connectors.learner.add_columns_from_episodes_to_train_batch": "AddColumnsFromEpisodesToTrainBatch",
+    "connectors.learner.frame_stacking": "FrameStackingLearner",
     "connectors.learner.general_advantage_estimation": "GeneralAdvantageEstimation",
     "connectors.module_to_env": "GetActions ListifyDataForVectorEnv ModuleToAgentUnmapping ModuleToEnvPipeline "
     "NormalizeAndClipActions RemoveSingleTsTimeRankFromBatch TensorToNumpy UnBatchToIndividualItems",
@@ -150,28 +157,135 @@ def test_a_name_that_code_for_rllib_imports_exists(module):
     assert [name for name in NAMES_OF_RLLIB[module].split() if not hasattr(found, name)] == []
 
 
-def test_the_names_of_all_files_at_paths_of_rllib_are_listed():
-    listed = {f"marl_connectors.{module}": set(names.split()) for module, names in NAMES_OF_RLLIB.items()}
-    for path in STUBS:
-        statements = ast.parse(path.read_text()).body[1:]
-        defined = {name.asname for s in statements if isinstance(s, ast.ImportFrom) for name in s.names}
-        assert defined <= listed.get(name_of(path), set()), name_of(path)
+def test_all_paths_of_the_table_are_listed_above():
+    assert {path for path in PATHS if import_lines(path)} - NAMES_OF_RLLIB.keys() == set()
 
 
-@pytest.mark.few(21)
-@pytest.mark.parametrize("path", STUBS, ids=name_of)
-def test_a_stub_only_imports_names_from_the_module_that_defines_them(path):
-    for statement in ast.parse(path.read_text()).body[1:]:
-        assert isinstance(statement, ast.ImportFrom), ast.unparse(statement)
-        assert statement.module and statement.module.startswith("marl_connectors.")
-        assert all(name.asname == name.name for name in statement.names)  # a re-export
-        origin = PACKAGE.parent.joinpath(*statement.module.split("."))
-        is_package = origin.is_dir()
-        source = (origin / "__init__.py" if is_package else origin.with_suffix(".py")).read_text()
-        defined = {s.name for s in ast.parse(source).body if isinstance(s, (ast.ClassDef, ast.FunctionDef))}
-        defined |= {ast.unparse(t) for s in ast.parse(source).body if isinstance(s, ast.Assign) for t in s.targets}
-        defined |= {ast.unparse(s.target) for s in ast.parse(source).body if isinstance(s, ast.AnnAssign)}
-        assert is_package or {name.name for name in statement.names} <= defined
+def test_a_path_of_the_table_has_no_file_and_leads_to_modules_that_have_one():
+    package = REPOSITORY / "marl_connectors"
+    for path, modules in PATHS.items():
+        assert not has_file(package.joinpath(*path.split("."))), path
+        assert [name for name in modules.split() if not has_file(package.joinpath(*name.split(".")))] == []
+
+
+def has_file(module):
+    """Whether the repository has a module; one that a build wrote has a ``.gitignore``."""
+    is_written = (module / ".gitignore").exists()
+    return module.with_suffix(".py").is_file() or ((module / "__init__.py").is_file() and not is_written)
+
+
+def test_a_class_is_pickled_by_the_module_that_defines_it():
+    from marl_connectors.core.columns import Columns
+
+    assert b"marl_connectors.columns" in pickle.dumps(Columns)
+    assert pickle.loads(b"cmarl_connectors.core.columns\nColumns\n.") is Columns  # a reference by RLlib's path
+
+
+def test_a_process_may_begin_with_a_path_of_rllib():
+    code = (
+        "import marl_connectors.core.columns, importlib, sys\n"
+        "by_path = sys.modules['marl_connectors.core.columns']\n"
+        "assert by_path.Columns is marl_connectors.Columns and 'torch' not in sys.modules\n"
+        "assert importlib.reload(by_path).Columns is marl_connectors.Columns\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice", "page"),
+    [
+        ("from marl_connectors.policy.policy import PolicySpec", "Write an RLModule", "rllib"),
+        ("from marl_connectors import policy", "Write an RLModule", "rllib"),
+        ("import marl_connectors.algorithms.appo", "Use PPO", "cluster"),
+        ("from marl_connectors.algorithms import impala", "Use PPO", "cluster"),
+        ("from marl_connectors.algorithms.ppo.ppo_catalog import PPOCatalog", "DefaultModelConfig", "modules"),
+        ("from marl_connectors.core.models.catalog import Catalog", "DefaultModelConfig", "modules"),
+        ("from marl_connectors.offline.json_reader import JsonReader", "EpisodeReader", "offline_data"),
+        ("from marl_connectors.utils.test_utils import check", "algo.train", "training"),
+    ],
+)
+def test_a_path_of_rllib_that_is_not_here_says_what_to_use_and_where_to_read(statement, advice, page):
+    with pytest.raises(ModuleNotFoundError, match=rf"^marl_connectors\..*{advice}.*\(docs/{page}\.md\)"):
+        exec(statement)
+
+
+def test_a_misspelt_path_leads_to_the_list_of_paths():
+    with pytest.raises(ModuleNotFoundError, match=r"core\.colums: .*docs/rllib\.md") as raised:
+        importlib.import_module("marl_connectors.core.colums")
+    assert raised.value.name == "marl_connectors.core.colums"
+    with pytest.raises(ImportError, match="cannot import name 'PPOConfg'"):
+        exec("from marl_connectors import PPOConfg")
+
+
+def test_each_module_of_rllib_is_here_or_its_error_names_a_page():
+    ray = importlib.util.find_spec("ray")
+    if ray is None or ray.submodule_search_locations is None:
+        pytest.skip("Ray is not installed")
+    rllib = Path(next(iter(ray.submodule_search_locations)), "rllib")
+    names = {".".join(path.relative_to(rllib).with_suffix("").parts) for path in rllib.rglob("*.py")}
+    missing = {name.removesuffix(".__init__") for name in names - {"__init__"}} - PATHS.keys()
+    missing -= {name_of(path).removeprefix("marl_connectors.") for path in PACKAGE.rglob("*.py")}
+    assert len(missing) > 200
+    used = set()
+    for name in missing:
+        with pytest.raises(ModuleNotFoundError, match=rf"^marl_connectors\.{re.escape(name)}: ") as raised:
+            NothingFound().find_spec(f"marl_connectors.{name}")
+        (page,) = re.findall(r"docs/(\w+)\.md", str(raised.value))
+        used.add((page, str(raised.value).partition(": ")[2].partition(" (docs")[0]))
+    assert {(page, advice) for advice, page in NOT_HERE.values()} <= used
+
+
+def test_the_pages_that_errors_name_exist():
+    assert [page for _, page in NOT_HERE.values() if not (REPOSITORY / "docs" / f"{page}.md").is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory):
+    """A copy of what a build reads, and the lines of the ``.pth`` file of its editable installation."""
+    pytest.importorskip("hatchling")
+    copy, wheels = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("wheels")
+    for name in ("README.md", "LICENSE", "pyproject.toml", "hatch_build.py"):
+        shutil.copy(REPOSITORY / name, copy)
+    for name in ("marl_connectors", "envs"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"from hatchling.build import build_editable; build_editable({str(wheels)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (pth,) = (name for name in archive.namelist() if name.endswith(".pth"))
+        return copy, archive.read(pth).decode().splitlines()
+
+
+def test_an_editable_install_is_a_list_of_folders_which_editors_read(editable):
+    copy, lines = editable
+    assert lines == [str(copy), str(copy / "envs")]
+    for path in PATHS:
+        module = copy.joinpath("marl_connectors", *path.split("."), "__init__.py")
+        assert module.read_text() == import_lines(path)
+
+
+@pytest.mark.slow
+def test_an_editor_resolves_the_imports_of_the_pages_the_examples_and_code_for_rllib(editable, tmp_path):
+    pytest.importorskip("pyright")
+    _, lines = editable
+    imports = {
+        f"from marl_connectors.{path} import {name}" for path, names in NAMES_OF_RLLIB.items() for name in names.split()
+    }
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/**/*.py")]
+    for page in pages:
+        text = page.read_text()
+        for code in [text] if page.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.S):
+            lines_of_imports = map(ast.unparse, ast.walk(ast.parse(code)))
+            imports.update(line for line in lines_of_imports if re.match(r"(from|import) marl_\w+[^\n]*$", line))
+    assert len(imports) > 300
+    script = [f"def in_a_scope_of_its_own_{i}():\n    {line}\n" for i, line in enumerate(sorted(imports))]
+    script.append("from marl_connectors.core.columns import Columns\nreveal_type(Columns.OBS)\n")
+    (tmp_path / "script.py").write_text("".join(script))
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": lines, "typeCheckingMode": "basic"}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert [one["message"] for one in found] == ['Type of "Columns.OBS" is "Literal[\'obs\']"']
 
 
 @pytest.mark.parametrize("path", RE_EXPORTING, ids=name_of)

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from helpers.damaged_checkpoints import BAD_NAMES, watched
-from marl_connectors.errors import CheckpointError
-from marl_connectors.names import Expected, Names, is_function, is_standard
+from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.names import Expected, Names, import_function, is_function, is_standard
 from marl_connectors.rl_module.rl_module import RLModule
 
 FUNCTION = Expected("a function", own=is_function)
@@ -114,3 +114,8 @@ def test_without_trust_a_users_module_that_was_imported_already_is_refused_too()
 def test_modules_of_python_are_told_from_others():
     assert all(map(is_standard, ["os", "posix", "antigravity", "this", "idlelib", "builtins", "_ctypes", "json"]))
     assert not any(map(is_standard, ["torch", "numpy", "own_code", "marl_connectors", "no_such_module"]))
+
+
+def test_a_name_at_a_path_of_rllib_that_is_not_here_is_an_error_that_says_what_to_use():
+    with pytest.raises(ConfigError, match=r"^import_function: marl_connectors\.policy: .*docs/rllib\.md"):
+        import_function("marl_connectors.policy.policy:PolicySpec")

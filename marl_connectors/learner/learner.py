@@ -53,6 +53,11 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 DEFAULT_OPTIMIZER: Final = "default_optimizer"
 """The name of a registered optimizer that was given none."""
+ENTROPY_KEY: Final = "entropy"
+LR_KEY: Final = "learning_rate"
+POLICY_LOSS_KEY: Final = "policy_loss"
+VF_LOSS_KEY: Final = "vf_loss"
+"""RLlib's names of loss statistics."""
 
 
 class Learner(Checkpointable, ABC):

@@ -111,22 +111,22 @@ def freeze_target_networks(module: TargetNetworkAPI) -> None:
         target.requires_grad_(False)
 
 
-def follow(network: nn.Module, target: nn.Module, tau: float) -> None:
-    """Moves a target network towards its network, as ``update_target_networks`` does.
+def update_target_network(*, main_net: nn.Module, target_net: nn.Module, tau: float) -> None:
+    """Moves one target network towards its network, as ``update_target_networks`` does.
 
     Raises:
         ModuleError: If they have different parameters.
     """
-    own, slow = dict(network.named_parameters()), dict(target.named_parameters())
+    own, slow = dict(main_net.named_parameters()), dict(target_net.named_parameters())
     if {n: p.shape for n, p in own.items()} != {n: p.shape for n, p in slow.items()}:
         raise ModuleError(
-            f"{type(target).__name__}: this target network has other parameters than its network, a "
-            f"{type(network).__name__}. Make it with make_target_network(network)."
+            f"{type(target_net).__name__}: this target network has other parameters than its network, a "
+            f"{type(main_net).__name__}. Make it with make_target_network(network)."
         )
     for name, parameter in own.items():
         slow[name].data.lerp_(parameter.detach(), tau)
-    buffers = dict(network.named_buffers())
-    for name, buffer in target.named_buffers():
+    buffers = dict(main_net.named_buffers())
+    for name, buffer in target_net.named_buffers():
         buffer.copy_(buffers[name])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marl_connectors.algorithms.bc.config import BCConfig
+from marl_connectors.algorithms.bc.config import BCConfig as BCConfig
 from marl_connectors.algorithms.marwil.marwil import MARWIL
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marl_connectors.algorithms.dqn.config import DQNConfig
+from marl_connectors.algorithms.dqn.config import DQNConfig as DQNConfig
 from marl_connectors.algorithms.dqn.learner import DQNLearner
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import OffPolicyAlgorithm
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS, DefaultDQNRLModule, q_values
+from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
+from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule, q_values
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
@@ -274,4 +275,7 @@ class ClosedDQNLoss:
 
 
 DQNTorchLearner = DQNLearner
-"""RLlib's name."""
+QF_LOSS_KEY: Final = "qf_loss"
+QF_MEAN_KEY: Final = "qf_mean"
+TD_ERROR_MEAN_KEY: Final = "td_error_mean"
+"""RLlib's names of the class and of loss statistics."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marl_connectors.algorithms.mappo.config import MAPPOConfig
+from marl_connectors.algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from marl_connectors.algorithms.ppo.ppo import PPO
 
 

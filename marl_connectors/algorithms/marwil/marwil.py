@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.marwil.config import MARWILConfig
+from marl_connectors.algorithms.marwil.config import MARWILConfig as MARWILConfig
 
 
 class MARWIL(Algorithm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.ppo.config import PPOConfig
+from marl_connectors.algorithms.ppo.config import PPOConfig as PPOConfig
 
 LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY: Final = "curr_entropy_coeff"
 LEARNER_RESULTS_CURR_KL_COEFF_KEY: Final = "curr_kl_coeff"

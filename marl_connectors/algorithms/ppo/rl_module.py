@@ -252,4 +252,6 @@ class LogStds:
 
 
 DefaultPPOTorchRLModule = DefaultPPORLModule
-"""RLlib's name."""
+PPOTorchRLModule = DefaultPPORLModule
+DefaultBCTorchRLModule = DefaultPPORLModule
+"""RLlib's names, the second a former one. BC's default module is PPO's."""

@@ -13,7 +13,7 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import clip_stacked_gradients
 from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.learner.optimizers import OTHERS, DefaultAdam
-from marl_connectors.rl_module.apis import follow, make_target_network
+from marl_connectors.rl_module.apis import make_target_network, update_target_network
 from marl_connectors.rl_module.architecture import fits_a_row
 from marl_connectors.rl_module.stacking import Bucket
 
@@ -82,7 +82,7 @@ class Mixing:
 
     def update_target(self, tau: float) -> None:
         """Moves the target network towards the mixer."""
-        follow(self.mixer, self.target, tau)
+        update_target_network(main_net=self.mixer, target_net=self.target, tau=tau)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the parameters and the optimizer's moments, as JSON data and tensors."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
+from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
-from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS
+from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS as QF_TWIN_PREDS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import DISCOUNTS, NEXT_ACTION_MASK
 from marl_connectors.learner.minibatches import CountedRows
@@ -168,4 +168,5 @@ def frozen(networks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 SACTorchLearner = SACLearner
-"""RLlib's name."""
+QF_TWIN_LOSS_KEY: Final = "qf_twin_loss"
+"""RLlib's names of the class and of a loss statistic."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import OffPolicyAlgorithm
-from marl_connectors.algorithms.sac.config import SACConfig
+from marl_connectors.algorithms.sac.config import SACConfig as SACConfig
 from marl_connectors.algorithms.sac.learner import SACLearner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,6 +127,11 @@ class FrameStacking(ObservationTransform):
         else:
             frames = tree_map(lambda leaf: leaf.unsqueeze(1), frames)
         columns[Columns.OBS] = tree_map(_in_one_axis, frames)
+
+
+FrameStackingEnvToModule = partial(FrameStacking, as_learner_connector=False)
+FrameStackingLearner = partial(FrameStacking, as_learner_connector=True)
+"""RLlib's names of the piece in a pipeline of one kind."""
 
 
 def _in_one_axis(frames: torch.Tensor) -> torch.Tensor:

@@ -50,3 +50,7 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
             if name not in columns:
                 columns[name] = np.zeros(len(rows), bool)
                 columns[name][last_steps] = flags
+
+
+AddColumnsFromEpisodesToBatch = AddColumnsFromEpisodesToTrainBatch
+"""Its name in some of RLlib's documents."""

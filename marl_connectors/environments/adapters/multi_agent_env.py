@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium import Space
@@ -18,6 +18,22 @@ from marl_connectors.typing import AgentID
 _ALL = "__all__"
 ENV_STATE: Final = "state"
 """RLlib's key of a global state in Dict observations. Here it is a key like any other."""
+INPUT_ENV_SPACES: Final = "__env__"
+"""Key of the spaces of all sub-environments in the ``spaces`` that a builder of connector pieces gets."""
+INPUT_ENV_SINGLE_SPACES: Final = "__env_single__"
+"""Key of the spaces of one sub-environment."""
+
+_Env = TypeVar("_Env")
+
+
+def PettingZooEnv(env: _Env) -> _Env:
+    """Returns a turn-based (AEC) environment unchanged. RLlib's wrapper of this name is not needed here."""
+    return env
+
+
+def ParallelPettingZooEnv(env: _Env) -> _Env:
+    """Returns a parallel environment unchanged. RLlib's wrapper of this name is not needed here."""
+    return env
 
 
 class MultiAgentEnv(gymnasium.Env):

@@ -1,3 +1,0 @@
-"""RLlib's path to ``marl_connectors.callbacks``."""
-
-from marl_connectors.callbacks import RLlibCallback as RLlibCallback

@@ -1,1 +1,0 @@
-"""RLlib's paths to DQN's learner and module."""

@@ -1,3 +1,0 @@
-"""RLlib's path to ``marl_connectors.algorithms.marwil.learner``."""
-
-from marl_connectors.algorithms.marwil.learner import MARWILTorchLearner as MARWILTorchLearner

@@ -1,1 +1,0 @@
-"""RLlib's paths to PPO's learner and module."""

@@ -1,1 +1,0 @@
-"""RLlib's paths to SAC's learner and module."""

@@ -1,7 +1,0 @@
-"""FrameStacking for env-to-module pipelines, at RLlib's import path."""
-
-from functools import partial
-
-from marl_connectors.connectors.common.frame_stacking import FrameStacking as FrameStacking
-
-FrameStackingEnvToModule = partial(FrameStacking, as_learner_connector=False)

@@ -1,1 +1,0 @@
-"""RLlib's path to action distributions."""

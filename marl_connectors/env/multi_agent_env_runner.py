@@ -1,3 +1,0 @@
-"""RLlib's path to ``marl_connectors.env_runners.env_runner``."""
-
-from marl_connectors.env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner

@@ -1,1 +1,0 @@
-"""RLlib's path to the functions that wrap environments."""
