@@ -135,7 +135,7 @@ NOT_HERE: Final = {
 
 
 def import_lines(path: str) -> str:
-    """Returns what a file at a path of RLlib would contain. ``hatch_build.py`` writes it for editors."""
+    """Returns what a file at a path of RLlib would contain. ``setup.py`` writes it for editors."""
     return "".join(f"from {LIBRARY}.{module} import *\n" for module in PATHS[path].split())
 
 

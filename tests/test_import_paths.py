@@ -242,13 +242,13 @@ def test_the_pages_that_errors_name_exist():
 @pytest.fixture(scope="module")
 def editable(tmp_path_factory):
     """A copy of what a build reads, and the lines of the ``.pth`` file of its editable installation."""
-    pytest.importorskip("hatchling")
+    pytest.importorskip("setuptools", minversion="70.1")
     copy, wheels = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("wheels")
-    for name in ("README.md", "LICENSE", "pyproject.toml", "hatch_build.py"):
+    for name in ("README.md", "LICENSE", "pyproject.toml", "setup.cfg", "setup.py"):
         shutil.copy(REPOSITORY / name, copy)
     for name in ("marl_connectors", "envs"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    code = f"from hatchling.build import build_editable; build_editable({str(wheels)!r})"
+    code = f"from setuptools.build_meta import build_editable; build_editable({str(wheels)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=copy, check=True)
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

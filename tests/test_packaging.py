@@ -1,7 +1,8 @@
-"""What is installed is what pyproject.toml promises: light imports, types, both packages in wheel and sdist."""
+"""What is installed is what setup.cfg promises: light imports, typed packages, both packages in wheel and sdist."""
 
 from __future__ import annotations
 
+import configparser
 import importlib.metadata
 import os
 import re
@@ -16,22 +17,19 @@ import pytest
 
 from marl_connectors.import_paths import PATHS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = ["matplotlib", "tensorboard", "rich", "ray", "PIL", "mpe2", "supersuit", "pygame", "onnx", "onnxruntime"]
 
 
 @pytest.fixture(scope="module")
-def project():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def options():
+    parser = configparser.ConfigParser()
+    assert parser.read(ROOT / "setup.cfg")
+    return parser
 
 
-def requirement_names(lines):
-    return [re.split(r"[<>=;\[ ]", line)[0].lower() for line in lines]
+def requirement_names(text):
+    return [re.split(r"[<>=;\[ ]", line)[0].lower() for line in text.split("\n") if line.strip()]
 
 
 def loaded_after(statement, modules):
@@ -90,25 +88,30 @@ def test_environments_do_without_the_library():
     assert loaded_after("import marl_envs.null_v0, marl_envs.match_v0", ["marl_connectors"]) == []
 
 
-def test_a_default_install_is_light(project):
-    names = requirement_names(project["dependencies"])
+def test_a_default_install_is_light(options):
+    names = requirement_names(options["options"]["install_requires"])
     light = ["gymnasium", "lazy-loader", "numpy", "optree", "pettingzoo", "safetensors", "threadpoolctl", "torch"]
     assert sorted(names) == light
 
 
-def test_every_requirement_has_a_lower_bound_and_none_has_an_upper_one(project):
-    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    lines = [line for line in lines if not line.startswith("marl-connectors[")]
+def test_every_requirement_has_a_lower_bound_and_none_has_an_upper_one(options):
+    lines = options["options"]["install_requires"].split("\n")
+    lines += [line for extra in options["options.extras_require"].values() for line in extra.split("\n")]
+    lines = [line for line in lines if line.strip() and not line.startswith("marl-connectors[")]
     assert [line for line in lines if ">=" not in line or "<" in line or "==" in line] == []
 
 
-def test_the_lowest_tested_versions_are_the_lower_bounds(project):
+def test_the_lowest_tested_versions_are_the_lower_bounds(options):
     """``tox -e lowest`` would otherwise test something else than what is promised."""
     promised = {}
-    lines = list(project["dependencies"])
-    for extra in ("cli", "minari", "mpe", "onnx", "parquet", "ray", "supersuit"):
-        lines += project["optional-dependencies"][extra]
-    for line in lines:
+    lines = options["options"]["install_requires"].split("\n")
+    extras = options["options.extras_require"]
+    lines += [
+        line
+        for extra in ("cli", "minari", "mpe", "onnx", "parquet", "ray", "supersuit")
+        for line in extras[extra].split()
+    ]
+    for line in filter(None, map(str.strip, lines)):
         name, bound = line.split(">=")
         promised[name.lower()] = bound
     tested = {}
@@ -120,14 +123,15 @@ def test_the_lowest_tested_versions_are_the_lower_bounds(project):
     assert {n: v for n, v in tested.items() if not f"{v}.".startswith(f"{promised[n]}.")} == {}
 
 
-def test_the_installed_metadata_is_that_of_pyproject_toml(project):
+def test_the_installed_metadata_is_that_of_setup_cfg(options):
     try:
         installed = importlib.metadata.distribution("marl-connectors")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("marl-connectors runs from the source tree here, without being installed")
-    assert installed.metadata["Requires-Python"] == project["requires-python"] == ">=3.10"
+    assert options["metadata"]["version"] == "attr: marl_connectors.__version__"
+    assert installed.metadata["Requires-Python"] == ">=3.10"
     scripts = {e.name: e.value for e in installed.entry_points if e.group == "console_scripts"}
-    assert scripts == project["scripts"] == {"marl-connectors": "marl_connectors.__main__:main"}
+    assert scripts == {"marl-connectors": "marl_connectors.__main__:main"}
 
 
 @pytest.mark.parametrize("package", ["marl_connectors", "marl_envs"])
@@ -164,13 +168,7 @@ def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
     }
     with tarfile.open(sdist) as archive:
         packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {
-        "pyproject.toml",
-        "hatch_build.py",
-        "LICENSE",
-        "envs/marl_envs/py.typed",
-        "marl_connectors/py.typed",
-    } <= packed
+    assert {"setup.cfg", "setup.py", "LICENSE", "envs/marl_envs/py.typed", "marl_connectors/py.typed"} <= packed
 
 
 def version_of(wheel):
