@@ -1,15 +1,17 @@
-"""Validators for settings. They are written in type annotations and can be combined.
+"""Validators for settings, which can be combined, and the statement that declares a setting.
 
-A class declares its settings with a type, a range and a default in one line::
+A section of a config declares each of its settings once, with its type, its range, its meaning and its default::
 
-    gamma: Annotated[float, number(min=0, max=1)] = 0.99
+    gamma: float = setting(number(min=0, max=1), "Discount per agent step.", default=0.99, per_module=True)
 
 ``checked`` compares a value with that line, and returns the value to keep: numbers of numpy become Python numbers, and
-a value that may be given in several forms is brought into one form.
+a value that may be given in several forms is brought into one form. Dataclasses whose fields are described elsewhere
+write the range into the annotation: ``gamma: Annotated[float, number(min=0, max=1)] = 0.99``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -17,9 +19,18 @@ import operator
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, cast, get_origin
 
 from marl_connectors.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**kwargs: Any) -> Any:
+        """Does nothing: it only speaks to type checkers, and Python 3.10 lacks it."""
+        return lambda found: found
+
 
 Schema: TypeAlias = Mapping[str, Any] | None
 """A JSON schema of the data that stands for a value; None if no data does."""
@@ -91,6 +102,96 @@ def shown(value: Any) -> str:
 
 # What a class declares ----------------------------------------------------------------------------------------------
 
+_Value = TypeVar("_Value")
+_Class = TypeVar("_Class", bound=type)
+_OWN = "_own_settings"
+
+
+@dataclasses.dataclass
+class Setting:
+    """What a class declares of one of its settings. ``setting`` says what the fields mean.
+
+    Attributes:
+        name: The name of the attribute.
+        validator: The validator; None if any value is accepted.
+        annotation: The text of the type, for signatures.
+    """
+
+    validator: Validator | None
+    doc: str = ""
+    default: Any = None
+    alias: str | None = None
+    kw_only: bool = True
+    per_module: bool | None = None
+    in_evaluations: bool = False
+    fixed: bool = False
+    changeable: bool | None = None
+    name: str = ""
+    annotation: Any = Any
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Keeps the setting beside the class, whose attribute is the default, so that a subclass can assign another."""
+        self.name = name
+        if _OWN not in vars(owner):
+            setattr(owner, _OWN, {})
+        vars(owner)[_OWN][name] = self
+        setattr(owner, name, self.default)
+
+
+def setting(
+    validator: Validator,
+    doc: str,
+    *,
+    default: _Value,
+    alias: str | None = None,
+    kw_only: bool = True,
+    converter: Any = None,
+    per_module: bool | None = None,
+    in_evaluations: bool = False,
+    fixed: bool = False,
+    changeable: bool | None = None,
+) -> _Value:
+    """Declares a setting of a section or of a config.
+
+    The class has it as ``gamma: float = setting(number(min=0, max=1), "Discount per agent step.", default=0.99)``.
+
+    Args:
+        validator: Says which values it may have.
+        doc: What it means: for ``help()``, the JSON schema and the documentation.
+        default: Its value unless it is set. A subclass may assign another one, ``gamma = 0.9``.
+        alias: The name of the argument that sets it, if that is not the setting's own.
+        kw_only: False if the argument may come without its name.
+        converter: ``Given[...]`` with the type of the values that it may be given, for type checkers, if that is wider
+            than the type of the values that it keeps.
+        per_module: Whether modules may have values of their own. None: yes for settings that a subclass of
+            ``AlgorithmConfig`` adds, no for others.
+        in_evaluations: Whether evaluations may have another value (``evaluation_config``).
+        fixed: Whether a run that goes on from a checkpoint cannot change it, because its modules, learners and ongoing
+            episodes depend on it, or because it is a value at the beginning, in whose place the checkpoint has a later
+            one.
+        changeable: Whether ``train --resume`` takes another value for it. None: yes for settings of ``training``, no
+            for others.
+    """
+    flags = {"per_module": per_module, "in_evaluations": in_evaluations, "fixed": fixed, "changeable": changeable}
+    return cast(Any, Setting(validator, doc, default, alias, kw_only, **flags))
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
+def section(cls: _Class) -> _Class:
+    """Marks a class whose fields are settings, so that editors and type checkers know them as keyword arguments.
+
+    No object is made of the class: a config inherits its settings, and has a method that sets them (``chain``).
+    """
+    return cls
+
+
+class Given(Generic[_Value]):
+    """The type of the values that a setting may be given, for type checkers: ``converter=Given[str | None]``."""
+
+    def __new__(cls, value: _Value, /) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
 
 def checked(cls: type, setting: str, value: Any, who: str) -> Any:
     """Returns a setting's value in the form to keep. If ``cls`` declares no range for a setting, any value is accepted.
@@ -104,18 +205,43 @@ def checked(cls: type, setting: str, value: Any, who: str) -> Any:
 
 @functools.cache
 def declared(cls: type) -> Mapping[str, Validator | None]:
-    """Returns the settings that a class and its bases annotate, with their validators; None for a setting of any value.
+    """Returns the settings that a class and its bases declare, with their validators; None for one of any value."""
+    return {name: each.validator for name, each in settings_of(cls).items()}
 
+
+@functools.cache
+def settings_of(cls: type) -> Mapping[str, Setting]:
+    """Returns the settings that a class and its bases declare, by name, those of the first base first.
+
+    A setting is declared by ``setting``, or by an annotation alone: ``bonus: Annotated[float, number(min=0)] = 0.5``.
     An annotation without a validator does not replace the validator of a base class.
     """
-    found: dict[str, Validator | None] = {}
+    found: dict[str, Setting] = {}
+    for base in cls.__bases__:
+        found.update(settings_of(base))
     for base in reversed(cls.__mro__):
-        for name, annotation in inspect.get_annotations(base).items():
-            kind = _evaluated(annotation, base)
-            if name.startswith("_") or get_origin(kind) is ClassVar:
-                continue
-            notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
-            found[name] = next((note for note in notes if isinstance(note, Validator)), found.get(name))
+        for name, own in _own_settings(base).items():
+            if own.validator is not None or name not in found:
+                found[name] = own
+    return found
+
+
+@functools.cache
+def _own_settings(cls: type) -> Mapping[str, Setting]:
+    """Returns the settings that a class itself declares."""
+    found: dict[str, Setting] = {}
+    own, annotations = vars(cls).get(_OWN, {}), inspect.get_annotations(cls)
+    for name in dict.fromkeys([*annotations, *own]):
+        annotation = annotations.get(name, Any)
+        if name in own:
+            found[name] = dataclasses.replace(own[name], annotation=annotation)
+            continue
+        kind = _evaluated(annotation, cls)
+        if name.startswith("_") or get_origin(kind) is ClassVar:
+            continue
+        notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+        validator = next((note for note in notes if isinstance(note, Validator)), None)
+        found[name] = Setting(validator, name=name, annotation=annotation)
     return found
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.sections import fixed_settings
 from marl_connectors.algorithms.config.state import config_class_of, to_state
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Names, brief, qualified_name
@@ -45,7 +46,7 @@ def check_settings(
             because they are not used.
 
     Raises:
-        CheckpointError: If it is the config of another algorithm, or differs in one of its ``fixed_settings``.
+        CheckpointError: If it is the config of another algorithm, or differs in one of its fixed settings.
     """
     settings, module_ids = state["config"]["settings"], [module_id for module_id, _ in state["rl_modules"]]
     check_class(state["config"], config, names)
@@ -54,7 +55,7 @@ def check_settings(
     for name, own in own_configs.items():
         check_class(algorithms[name], own, names)
         there = algorithms[name]["settings"]
-        for setting in sorted((own.fixed_settings - {_SPEC}) & there.keys()):
+        for setting in sorted((fixed_settings(type(own)) - {_SPEC}) & there.keys()):
             _check_same(setting, _plain(there[setting]), _plain(to_state(getattr(own, setting), setting)))
     if _OVERRIDES not in restored_later:
         _check_overrides(settings, algorithms, config, module_ids)
@@ -146,7 +147,7 @@ def _check_overrides(
         own, there = config.get_config_for_module(module_id), algorithms[config.algorithm_of(module_id)]["settings"]
         saved = _entries(_entries(settings.get(_OVERRIDES)).get(module_id))
         changed, there = {*saved, *here.get(module_id, ())}, {**there, **saved}
-        for setting in sorted(own.fixed_settings & changed & there.keys()):
+        for setting in sorted(fixed_settings(type(own)) & changed & there.keys()):
             value = _plain(to_state(getattr(own, setting), setting))
             _check_same(setting, _plain(there[setting]), value, of=f" of module {module_id!r}")
 

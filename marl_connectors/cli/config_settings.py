@@ -470,37 +470,6 @@ def in_this_process(config: Any) -> Any:
     return local.resources(ray_address=None)
 
 
-_FOR_GOOD = ("replay_buffer_config", "learner_class", "learner_connector")
-"""Settings of ``training`` that change what states in a checkpoint mean, beside the config's ``fixed_settings``."""
-_CHANGEABLE = (
-    "disable_env_checking",
-    "sample_timeout_s",
-    "num_cpus_per_env_runner",
-    "num_gpus_per_env_runner",
-    "custom_resources_per_env_runner",
-    "max_requests_in_flight_per_env_runner",
-    "num_cpus_per_learner",
-    "restart_failed_env_runners",
-    "ignore_env_runner_failures",
-    "max_num_env_runner_restarts",
-    "env_runner_health_probe_timeout_s",
-    "env_runner_restore_timeout_s",
-    "evaluation_num_env_runners",
-    "evaluation_parallel_to_training",
-    "rollout_fragment_length",
-    "batch_mode",
-    "explore",
-    "restart_failed_sub_environments",
-    "num_consecutive_env_failures_tolerance",
-    "stack_modules",
-    "autocast_dtype",
-    "evaluation_interval",
-    "evaluation_duration",
-    "metrics_num_episodes_for_smoothing",
-)
-"""Settings of other sections that can change when a run is resumed."""
-
-
 WITH_OPTIONS = {
     "env": "ENV",
     "env_config": "--env-config",
@@ -605,12 +574,13 @@ def check_changeable(config: Any, settings: Iterable[str]) -> None:
         ConfigError: For the first setting that modules, pipelines or ongoing episodes of a checkpoint depend on.
     """
     from marl_connectors.algorithms.config.sections import sections
+    from marl_connectors.validators import settings_of
 
-    training = sections(type(config))["training"]
+    training, known, values = sections(type(config))["training"], settings_of(type(config)), config.to_dict()
     for name in settings:
-        if name in config.fixed_settings.union(_FOR_GOOD) or (
-            name in config.to_dict() and name not in (*training, *_CHANGEABLE)
-        ):
+        own = known.get(name)
+        is_free = own is not None and (name in training if own.changeable is None else own.changeable)
+        if name in values and (own is None or own.fixed or not is_free):
             raise ConfigError(
                 f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
                 f"the checkpoint depend on it. Start a new run with it."

@@ -190,8 +190,8 @@ def known_sections() -> dict[str, list[str]]:
 
     found: dict[str, dict[str, None]] = {}
     for algo in ALGORITHMS:
-        for section, names in sections(config_class(algo)).items():
-            found.setdefault(section, {}).update(dict.fromkeys(names))
+        for section, own in sections(config_class(algo)).items():
+            found.setdefault(section, {}).update(dict.fromkeys(own))
     return {section: list(names) for section, names in found.items()}
 
 

@@ -9,16 +9,14 @@ import json
 import re
 from typing import Any
 
-from marl_connectors.callbacks import CALLBACK_NAMES
+from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.config_files import OF_COMMAND, OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, known_sections
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.validators import any_of, declared, one_of
+from marl_connectors.validators import Setting, any_of, declared
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_OTHER_NAMES = {"model_config_dict": "model_config", **{name: f"callbacks_{name}" for name in CALLBACK_NAMES}}
-"""Settings of sections that are stored under other names."""
 _OF_COMMAND = {
     "seeds": "The seeds, if the run is trained once with each of them.",
     "parallel": "The number of runs that are trained at a time, with seeds or in a sweep.",
@@ -58,7 +56,7 @@ def schema() -> dict[str, Any]:
     for name, validator in OF_COMMAND.items():
         fields[name] = {**(validator.schema or {}), **_described(_OF_COMMAND[name])}
     fields["preset"]["description"] = "Whether the run begins with the zoo's settings for the environment."
-    parts = {name: _section(name, settings) for name, settings in known_sections().items()}
+    parts = {name: _section(name) for name in known_sections()}
     return {
         "$schema": DIALECT,
         "title": "marl-connectors train --config",
@@ -68,25 +66,26 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _section(name: str, settings: list[str]) -> dict[str, Any]:
-    """Returns the schema of a section of the config."""
-    classes = dict.fromkeys(base for cls in _configs() for base in reversed(cls.__mro__))
-    methods = [vars(cls)[name] for cls in classes if name in vars(cls)]
-    about = {each: text for method in reversed(methods) for each, text in documented(method).items()}
+def _section(name: str) -> dict[str, Any]:
+    """Returns the schema of a section of the configs."""
+    declared_by_any: dict[str, list[Setting]] = {}
+    for cls in _configs():
+        for argument, own in sections(cls).get(name, {}).items():
+            declared_by_any.setdefault(argument, []).append(own)
     return {
         "type": ["object", "null"],
-        **_described((inspect.getdoc(methods[0]) or "").partition("\n")[0]),
-        "properties": {each: {**_setting(each), **_described(about.get(each, ""))} for each in settings},
+        **_described((getattr(_configs()[0], name).__doc__ or "").partition("\n")[0]),
+        "properties": {
+            argument: {**_setting(argument, each), **_described(each[0].doc.replace("``", ""))}
+            for argument, each in declared_by_any.items()
+        },
         "additionalProperties": False,
     }
 
 
-def _setting(name: str) -> dict[str, Any]:
-    """Returns the schema of a setting of the config."""
-    fields = {each: OWN_FIELDS[each] for each in SAME}
-    stored = _OTHER_NAMES.get(name, name)
-    own = ({**declared(cls), "framework": one_of("torch"), **fields} for cls in _configs())
-    validators = [each[stored] for each in own if stored in each]
+def _setting(name: str, declarations: list[Setting]) -> dict[str, Any]:
+    """Returns the schema of a setting of the configs, which several of them may declare with other ranges."""
+    validators = [OWN_FIELDS[name] if name in SAME else own.validator for own in declarations]
     schemas = [{} if each is None else dict(each.schema or {"not": {}}) for each in validators]
     different = [schema for number, schema in enumerate(schemas) if schema not in schemas[:number]]
     found = different[0] if len(different) == 1 else dict(any_of(*different) or {})
@@ -116,11 +115,8 @@ def _described(text: str) -> dict[str, Any]:
 
 
 def documented(obj: Any) -> dict[str, str]:
-    """Returns the descriptions in the parts ``Args`` and ``Attributes`` of a docstring by name.
-
-    A section whose settings a TypedDict lists has the descriptions of the TypedDict.
-    """
-    doc = inspect.getdoc(getattr(obj, "described_by", obj)) or ""
+    """Returns the descriptions in the parts ``Args`` and ``Attributes`` of a docstring by name."""
+    doc = inspect.getdoc(obj) or ""
     parts = re.split(r"^(?:Args|Attributes):\n", doc, maxsplit=1, flags=re.MULTILINE)
     found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", parts[-1] if len(parts) > 1 else "", re.MULTILINE)
     return {name: " ".join(text.replace("``", "").split()) for name, text in found}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.algorithms.config.sections import sections
-from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.config_files import FILES, layer_of, parsed
 from marl_connectors.cli.config_settings import PIECES, SHORT_FORMS, policies_of
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class
@@ -65,13 +64,13 @@ def _data_of(config: Any, algo: str, names: Collection[str], who: str, path: Pat
     """
     is_json, wrong = path.suffix.lower() == ".json", {}
     found: dict[str, Any] = {"algo": algo, "preset": False}
-    places = {name: section for section, own in sections(type(config)).items() for name in own}
+    places = {own.name: (part, arg) for part, args in sections(type(config)).items() for arg, own in args.items()}
     for name in (each for each in declared(type(config)) if each in names):
-        value, own = getattr(config, name), name.removeprefix("callbacks_")
-        own = own if own in CALLBACK_NAMES else name
+        value = getattr(config, name)
         try:
-            place = found if name == "env" else found.setdefault(places[own], {})
-            place[own] = _as_data(name, value, is_json)
+            section, argument = places[name]
+            place = found if name == "env" else found.setdefault(section, {})
+            place[argument] = _as_data(name, value, is_json)
         except (KeyError, _NoData):
             wrong[name] = value
     if wrong:

@@ -34,10 +34,12 @@ from marl_connectors import (
     VDNConfig,
     load_policy,
 )
+from marl_connectors.algorithms.config.sections import fixed_settings
 from marl_connectors.algorithms.config.state import to_state
 from marl_connectors.cli.config_settings import check_changeable
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.validators import integer, setting
 from marl_envs import match_v0
 
 OFF_POLICY = (DQNConfig, QMIXConfig, VDNConfig, SACConfig, MADDPGConfig, MATD3Config)
@@ -343,8 +345,7 @@ def test_the_class_of_a_users_own_config_is_compared_too(tmp_path):
 
 
 class OwnConfig(PPOConfig):
-    num_layers: int = 2
-    fixed_settings = PPOConfig.fixed_settings | {"num_layers"}
+    num_layers: int = setting(integer(min=1), "The number of layers.", default=2, fixed=True)
 
     def get_default_rl_module_class(self):
         return OtherModule
@@ -455,6 +456,6 @@ def test_a_run_goes_on_with_what_its_config_says_or_the_setting_is_named(seed, t
             assert structure(algo) == structure(expected), changed
             algo.train()
         return
-    fixed = [name for name in changed if name in (*cls.fixed_settings, OVERRIDES)]
+    fixed = [name for name in changed if name in (*fixed_settings(cls), OVERRIDES)]
     known = {OVERRIDES: "model_config"}
     assert any(refused.startswith(f"checkpoint: {known.get(name, name)}") for name in fixed), (changed, refused)

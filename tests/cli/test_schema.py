@@ -110,8 +110,7 @@ def test_fields_sections_and_most_settings_are_described():
     for section in known_sections():
         settings = known[section]["properties"]
         undescribed += [f"{section}.{name}" for name in settings if not settings[name].get("description")]
-    allowed = {"reporting.metrics_num_episodes_for_smoothing", "exploration.explore", "debugging.seed"}
-    assert set(undescribed) <= allowed
+    assert undescribed == []
 
 
 def test_descriptions_come_from_the_arguments_and_attributes_of_docstrings():

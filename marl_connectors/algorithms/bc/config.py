@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.algorithms.marwil.config import MARWILConfig, MARWILTrainingSettings
+from marl_connectors.algorithms.marwil.config import MARWILConfig
 from marl_connectors.errors import ConfigError
-from marl_connectors.validators import number
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.algorithms.algorithm import Algorithm
 
 
@@ -21,13 +17,9 @@ class BCConfig(MARWILConfig):
     Modules are the default ones of PPO. Their value heads are not trained.
     """
 
-    beta: Annotated[float, number(min=0)] = 0.0
+    beta = 0.0
 
     _algo_class = "marl_connectors.algorithms.bc.bc:BC"
-
-    @section_of(MARWILTrainingSettings)
-    def training(self, **settings: Unpack[MARWILTrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` and ``MARWILTrainingSettings`` list the settings."""
 
     def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""

@@ -3,109 +3,53 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import reprlib
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
-from gymnasium import VectorizeMode
 
 from marl_connectors.algorithms.config.former_settings import UnknownSectionError, hint_at, unknown_attribute
-from marl_connectors.algorithms.config.sections import UNSET, section, section_of
-from marl_connectors.algorithms.config.setting_types import (
-    ALWAYS_EPISODES,
-    CALLBACKS,
-    CUSTOM_RESOURCES,
-    ENVIRONMENT,
-    FUNCTIONS,
-    LONGEST_WAIT_S,
-    MASK_KEY,
-    MODULE_SPEC,
-    PATH,
-    PATHS,
-    POLICIES,
-    POLICIES_TO_TRAIN,
-    POLICY_MAPPING,
-    SPACES,
-    VECTORIZE_MODE,
-    WRAPPERS,
-    builder,
-    or_empty,
+from marl_connectors.algorithms.config.sections import chain
+from marl_connectors.algorithms.config.settings import (
+    CallbackSettings,
+    DebuggingSettings,
+    EnvironmentSettings,
+    EnvRunnerSettings,
+    EvaluationSettings,
+    ExplorationSettings,
+    FaultToleranceSettings,
+    FrameworkSettings,
+    LearnerSettings,
+    MultiAgentSettings,
+    OfflineDataSettings,
+    ReportingSettings,
+    ResourceSettings,
+    RLModuleArguments,
+    RLModuleSettings,
+    TrainingSettings,
 )
-from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls, Callbacks, Functions
-from marl_connectors.environments.making.wrappers import EnvWrapper
+from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls
 from marl_connectors.errors import ConfigError
 from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import import_attribute, qualified_name
 from marl_connectors.never_called import RefusesIgnoredMethods
-from marl_connectors.offline.episode_reader import AS_RECORDED, ORDERS, SHUFFLED
-from marl_connectors.offline.episode_writer import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
-from marl_connectors.ops.schedule import Schedule, schedule
-from marl_connectors.policy_mapping import SharedPolicy
+from marl_connectors.offline.episode_reader import AS_RECORDED
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.typing import ModuleID
-from marl_connectors.validators import (
-    Switch,
-    boolean,
-    checked,
-    declared,
-    dict_of,
-    either,
-    integer,
-    number,
-    one_of,
-    optional,
-    subclass_of,
-    text,
-)
+from marl_connectors.validators import checked, declared, settings_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
     from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-_OF_MODULES = ("gamma", "grad_clip", "grad_clip_by", "lr", "minibatch_size", "model_config", "num_epochs")
-"""The settings of ``AlgorithmConfig`` in which modules can differ."""
-_IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")
-"""The settings that evaluations can have instead of those of training."""
-
-
-class TrainingSettings(TypedDict, total=False):
-    """The settings that ``training`` accepts for every algorithm.
-
-    Attributes:
-        gamma: Discount per agent step.
-        lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled steps, counted by
-            ``count_steps_by``, as in all schedules.
-        grad_clip: The bound for gradients; None for no bound.
-        grad_clip_by: ``"global_norm"`` (of each optimizer of a module), ``"norm"`` (of each tensor) or ``"value"``.
-        train_batch_size_per_learner: The number of steps in one update, counted by ``count_steps_by``.
-        num_epochs: The number of passes of an update over its batch.
-        minibatch_size: The rows of one module in one gradient step, at most those of a train batch; None for all.
-        shuffle_batch_per_epoch: Whether the rows are shuffled for each epoch.
-        learner_class: A learner class that replaces the algorithm's own, as in ``learners``.
-        learner_connector: As in ``learners``.
-        learner_config_dict: As in ``learners``.
-    """
-
-    gamma: float
-    lr: Schedule
-    grad_clip: float | None
-    grad_clip_by: str
-    train_batch_size_per_learner: int
-    num_epochs: int
-    minibatch_size: int | None
-    shuffle_batch_per_epoch: bool
-    learner_class: type[Learner]
-    learner_connector: Callable[..., Any] | None
-    learner_config_dict: dict[str, Any]
 
 
 class _ConfigType(ABCMeta):
@@ -119,141 +63,36 @@ class _ConfigType(ABCMeta):
             return made
 
 
-class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
+class AlgorithmConfig(
+    EnvironmentSettings,
+    MultiAgentSettings,
+    EnvRunnerSettings,
+    FaultToleranceSettings,
+    LearnerSettings,
+    RLModuleSettings,
+    TrainingSettings,
+    EvaluationSettings,
+    OfflineDataSettings,
+    ReportingSettings,
+    CallbackSettings,
+    ResourceSettings,
+    DebuggingSettings,
+    RefusesIgnoredMethods,
+    metaclass=_ConfigType,
+):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
 
         config = PPOConfig().environment("CartPole-v1").training(lr=3e-4).debugging(seed=1)
 
-    Each setting is declared here with its type, its range and its default. A value is checked whenever it is set: in a
-    section, as an attribute, by name, for one module or for evaluations, and when a checkpoint is read. A subclass
-    declares its own settings in the same way, or simply sets them in ``__init__``. No attribute can be added later,
-    unless its name begins with ``_``.
+    Each setting is declared once, in the section that it inherits it from, with its type, its range, its meaning and
+    its default (``marl_connectors.algorithms.config.settings``). A value is checked whenever it is set: in a section,
+    as an attribute, by name, for one module or for evaluations, and when a checkpoint is read. A subclass declares its
+    own settings in the same way, or simply sets them in ``__init__``. No attribute can be added later, unless its name
+    begins with ``_``.
     """
 
-    # environment
-    env: Annotated[Any, ENVIRONMENT] = None
-    env_config: Annotated[dict[str, Any], or_empty(dict_of())] = {}
-    reset_options: Annotated[dict[str, Any] | None, optional(dict_of())] = None
-    wrappers: Annotated[list[EnvWrapper], WRAPPERS] = []
-    observation_space: Annotated[Any, SPACES] = None
-    action_space: Annotated[Any, SPACES] = None
-    render_env: Switch = False
-    clip_rewards: Annotated[bool | float | None, optional(either(boolean(), number(above=0, max=math.inf)))] = None
-    normalize_actions: Switch = True
-    clip_actions: Switch = False
-    disable_env_checking: Switch = False
-    action_mask_key: Annotated[str | None, MASK_KEY] = "auto"
-    # multi_agent
-    policies: Annotated[Any, POLICIES] = None
-    policy_mapping_fn: Annotated[Callable[..., ModuleID], POLICY_MAPPING] = SharedPolicy()
-    policies_to_train: Annotated[Collection[ModuleID] | Callable[..., bool] | None, POLICIES_TO_TRAIN] = None
-    count_steps_by: Annotated[str, one_of("env_steps", "agent_steps")] = "env_steps"
-    # env_runners
-    num_env_runners: Annotated[int, integer(min=0)] = 0
-    num_envs_per_env_runner: Annotated[int, integer(min=1)] = 1
-    num_cpus_per_env_runner: Annotated[float, number(min=0)] = 1.0
-    num_gpus_per_env_runner: Annotated[float, number(min=0)] = 0.0
-    custom_resources_per_env_runner: Annotated[dict[str, float], CUSTOM_RESOURCES] = {}
-    max_requests_in_flight_per_env_runner: Annotated[int, integer(min=1)] = 1
-    merge_env_runner_states: Annotated[bool | str, either(one_of("training_only"), boolean())] = "training_only"
-    broadcast_env_runner_states: Switch = True
-    gym_env_vectorize_mode: Annotated[str, VECTORIZE_MODE] = "sync"
-    num_env_workers: Annotated[int | str, either(one_of("auto"), integer(min=0))] = "auto"
-    sample_timeout_s: Annotated[float | None, optional(number(above=0, max=LONGEST_WAIT_S))] = 60.0
-    env_to_module_connector: Annotated[Callable[..., Any] | None, builder("env_to_module_connector", 3)] = None
-    module_to_env_connector: Annotated[Callable[..., Any] | None, builder("module_to_env_connector", 2)] = None
-    add_default_connectors_to_env_to_module_pipeline: Switch = True
-    add_default_connectors_to_module_to_env_pipeline: Switch = True
-    episode_lookback_horizon: Annotated[int, integer(min=0)] = 1
-    rollout_fragment_length: Annotated[int | str, either(one_of("auto"), integer(min=1))] = "auto"
-    batch_mode: Annotated[str, one_of("truncate_episodes", "complete_episodes")] = "truncate_episodes"
-    explore: Switch = True
-    # fault_tolerance
-    restart_failed_env_runners: Switch = True
-    ignore_env_runner_failures: Switch = False
-    max_num_env_runner_restarts: Annotated[int, integer(min=0)] = 1000
-    env_runner_health_probe_timeout_s: Annotated[float, number(above=0, max=LONGEST_WAIT_S)] = 30.0
-    env_runner_restore_timeout_s: Annotated[float, number(above=0, max=LONGEST_WAIT_S)] = 1800.0
-    restart_failed_sub_environments: Switch = False
-    num_consecutive_env_failures_tolerance: Annotated[int, integer(min=0)] = 100
-    # learners
-    num_learners: Annotated[int, integer(min=0)] = 0
-    num_cpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0))] = "auto"
-    num_gpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0, max=1))] = "auto"
-    learner_class: Annotated[type[Learner] | None, optional(subclass_of(Learner))] = None
-    learner_connector: Annotated[Callable[..., Any] | None, builder("learner_connector", 2)] = None
-    add_default_connectors_to_learner_pipeline: Switch = True
-    learner_config_dict: Annotated[dict[str, Any], or_empty(dict_of())] = {}
-    stack_modules: Switch = True
-    autocast_dtype: Annotated[str | None, optional(one_of("bfloat16"))] = None
-    # rl_module
-    model_config: Annotated[Any, MODEL_CONFIG] = None
-    rl_module_spec: Annotated[RLModuleSpec | MultiRLModuleSpec | None, MODULE_SPEC] = None
-    algorithm_config_overrides_per_module: Annotated[
-        dict[ModuleID, dict[str, Any]],
-        or_empty(dict_of(text(), dict_of(), expected="a dict {module_id: {setting: value}}")),
-    ] = {}
-    # training
-    gamma: Annotated[float, number(min=0, max=1)] = 0.99
-    lr: Annotated[Schedule, schedule(min=0)] = 0.001
-    grad_clip: Annotated[float | None, optional(number(above=0, max=math.inf))] = None
-    grad_clip_by: Annotated[str, one_of("global_norm", "norm", "value")] = "global_norm"
-    train_batch_size_per_learner: Annotated[int, integer(min=1)] = 32
-    num_epochs: Annotated[int, integer(min=1)] = 1
-    minibatch_size: Annotated[int | None, optional(integer(min=1))] = None
-    shuffle_batch_per_epoch: Switch = False
-    # evaluation and reporting
-    evaluation_interval: Annotated[int | None, optional(integer(min=1))] = None
-    evaluation_duration: Annotated[int, integer(min=1)] = 10
-    evaluation_config: Annotated[dict[str, Any] | None, optional(dict_of())] = None
-    evaluation_num_env_runners: Annotated[int, integer(min=0)] = 0
-    evaluation_parallel_to_training: Switch = False
-    offline_evaluation_interval: Annotated[int | None, optional(integer(min=1))] = None
-    metrics_num_episodes_for_smoothing: Annotated[int, integer(min=1)] = 100
-    # offline_data
-    input_: Annotated[list[str] | None, PATHS] = None
-    input_order: Annotated[str, one_of(*ORDERS)] = SHUFFLED
-    input_read_episodes: Annotated[bool, ALWAYS_EPISODES] = True
-    live_fraction: Annotated[float, number(min=0, max=1)] = 0.0
-    held_out_fraction: Annotated[float, number(min=0, max=1)] = 0.0
-    held_out_input_: Annotated[list[str] | None, PATHS] = None
-    output: Annotated[str | None, PATH] = None
-    output_max_file_size: Annotated[int | None, optional(integer(min=1))] = DEFAULT_FILE_SIZE
-    output_max_rows_per_file: Annotated[int | None, optional(integer(min=1))] = None
-    output_write_episodes: Annotated[bool, ALWAYS_EPISODES] = True
-    output_unstorable_infos: Annotated[str, one_of(*UNSTORABLE_INFOS)] = "error"
-    # callbacks
-    callbacks_class: Annotated[type[Callbacks] | Sequence[type[Callbacks]], CALLBACKS] = Callbacks
-    callbacks_on_algorithm_init: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_train_result: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_evaluate_start: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_evaluate_end: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_env_runners_recreated: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_checkpoint_loaded: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_environment_created: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_episode_created: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_episode_start: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_episode_step: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_episode_end: Annotated[Functions, FUNCTIONS] = None
-    callbacks_on_sample_end: Annotated[Functions, FUNCTIONS] = None
-    # resources
-    ray_address: Annotated[str | None, optional(text())] = None
-    # debugging
-    seed: Annotated[int | None, optional(integer(min=0))] = None
-
-    fixed_settings: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("model_config", "rl_module_spec", "episode_lookback_horizon"),
-            *(f"add_default_connectors_to_{kind}_pipeline" for kind in ("env_to_module", "module_to_env", "learner")),
-        }
-    )
-    """The settings that a run which goes on from a checkpoint cannot change: its modules, learners and ongoing episodes
-    depend on them, or they are values at the beginning, in whose place the checkpoint has later ones. A subclass of
-    yours adds those of its own settings that are used when modules and learners are built."""
-    settings_of_all_modules: ClassVar[frozenset[str]] = frozenset()
-    """The settings of an algorithm that are the same for all modules of a run, so that no module has its own."""
     _is_frozen = False
     _is_made = False
     _algo_class: Any = "marl_connectors.algorithms.algorithm:Algorithm"
@@ -270,363 +109,21 @@ class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
         cls = type(self)
         self._store({name: getattr(cls, name) for name in declared(cls) if hasattr(cls, name)}, cls.__name__)
 
-    # Sections.
-
-    @section
-    def environment(
-        self,
-        env: Any = UNSET,
-        *,
-        env_config: Mapping[str, Any] = UNSET,
-        reset_options: Mapping[str, Any] | None = UNSET,
-        wrappers: Iterable[EnvWrapper] | None = UNSET,
-        observation_space: Any = UNSET,
-        action_space: Any = UNSET,
-        render_env: bool = UNSET,
-        clip_rewards: bool | float | None = UNSET,
-        normalize_actions: bool = UNSET,
-        clip_actions: bool = UNSET,
-        disable_env_checking: bool = UNSET,
-        action_mask_key: str | bool | None = UNSET,
-    ) -> None:
-        """Sets the environment, and how its observations and actions are treated.
-
-        Args:
-            env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
-                Gymnasium id, a name given to ``register_env``, a class, or a function of ``env_config``.
-            env_config: The arguments for the environment's constructor or function.
-            reset_options: The options of every reset, ``reset(seed=..., options=...)``; None for no options.
-            wrappers: The wrappers around each sub-environment, the innermost first: callables ``env -> env``, or names
-                with arguments such as ``"frame_skip_v0:4"`` (of SuperSuit) and ``"my_module.my_wrapper:0.5"``.
-            observation_space: A space that replaces the environment's own, for all agents or ``{agent_id: space}``.
-            action_space: A space that replaces the environment's own, for all agents or ``{agent_id: space}``.
-            render_env: Whether the first sub-environment is made with ``render_mode="human"``, so that you can watch
-                it during training.
-            clip_rewards: How rewards are clipped in the loss only: True for their sign, a number x for [-x, x].
-            normalize_actions: Whether Box actions are scaled from [-1, 1] to the space's range.
-            clip_actions: Whether Box actions are clipped to the space's range.
-            disable_env_checking: Whether to skip the smoke test of the environment, and to accept observations outside
-                their space.
-            action_mask_key: The key of action masks in observations or infos; adds ActionMasking as the first piece.
-                ``"auto"`` applies ``"action_mask"`` for the agents that have one by PettingZoo's convention; None (or
-                False) ignores masks.
-        """
-
-    @section
-    def multi_agent(
-        self,
-        *,
-        policies: Any = UNSET,
-        policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
-        policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = UNSET,
-        count_steps_by: str = UNSET,
-    ) -> dict[str, Any]:
-        """Sets the modules, and which agents use each of them.
-
-        Args:
-            policies: The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None for the ids that the
-                mapping function returns for the environment's agents. Or, as a shorthand for both settings,
-                ``"shared"``, ``"independent"`` or patterns such as ``"adversary*=red,agent*=green"``.
-            policy_mapping_fn: ``fn(agent_id, episode, **kwargs)`` that returns the module id; or one of these
-                shorthands. It is called once for each agent and episode.
-            policies_to_train: The modules that are updated: a collection, ``fn(module_id)`` or
-                ``fn(module_id, batch)``; None for all.
-            count_steps_by: Whether batch sizes and schedules count ``"env_steps"`` or ``"agent_steps"``.
-        """
-        return {"policies": None, "policy_mapping_fn": policies} if isinstance(policies, str) else {}
-
-    @section
-    def env_runners(
-        self,
-        *,
-        num_env_runners: int = UNSET,
-        num_envs_per_env_runner: int = UNSET,
-        num_cpus_per_env_runner: float = UNSET,
-        num_gpus_per_env_runner: float = UNSET,
-        custom_resources_per_env_runner: Mapping[str, float] | None = UNSET,
-        max_requests_in_flight_per_env_runner: int = UNSET,
-        merge_env_runner_states: bool | str = UNSET,
-        broadcast_env_runner_states: bool = UNSET,
-        gym_env_vectorize_mode: str | VectorizeMode = UNSET,
-        num_env_workers: int | str = UNSET,
-        sample_timeout_s: float | None = UNSET,
-        env_to_module_connector: Callable[..., Any] | None = UNSET,
-        module_to_env_connector: Callable[..., Any] | None = UNSET,
-        add_default_connectors_to_env_to_module_pipeline: bool = UNSET,
-        add_default_connectors_to_module_to_env_pipeline: bool = UNSET,
-        episode_lookback_horizon: int = UNSET,
-        rollout_fragment_length: int | str = UNSET,
-        batch_mode: str = UNSET,
-        explore: bool = UNSET,
-    ) -> None:
-        """Sets how episodes are collected.
-
-        Args:
-            num_env_runners: The number of env runners, each a Ray actor with its own sub-environments and copies of the
-                modules; 0 for one env runner in this process. The results of a run depend only on the total number of
-                sub-environments.
-            num_envs_per_env_runner: The number of sub-environments of each env runner.
-            num_cpus_per_env_runner: The CPUs that Ray reserves for each remote env runner.
-            num_gpus_per_env_runner: The GPUs that Ray reserves for each remote env runner, whose modules act there.
-            custom_resources_per_env_runner: The custom resources that Ray reserves, ``{name: quantity}``.
-            max_requests_in_flight_per_env_runner: The number of samples that a remote env runner may be asked for at
-                once. It matters if a train batch needs several, which happens if rollout_fragment_length is a number.
-                It changes no result.
-            merge_env_runner_states: Whether the states of connector pieces, such as filters, are merged over all remote
-                env runners after each sample. ``"training_only"`` means the same as True, because pieces learn nothing
-                in evaluations. False leaves each env runner with what it has seen itself, and then the results depend
-                on the number of env runners.
-            broadcast_env_runner_states: Whether remote env runners continue with the merged states. False leaves each
-                with its own, as above.
-            gym_env_vectorize_mode: ``"sync"``: single sub-environments, which are stepped in as many processes as
-                ``num_env_workers`` says. ``"async"``: always in worker processes. ``"vector_entry_point"``: the
-                environment's maker returns all of them, as one ``gymnasium.vector.VectorEnv``.
-            num_env_workers: The number of processes over which the sub-environments are spread; 0 for this process
-                alone, ``"auto"`` for one per core if the environment was given by an importable name and its steps are
-                slow enough to be worth it.
-            sample_timeout_s: The seconds that a worker process or a remote env runner may take for one step or reset of
-                its sub-environments, and a remote learner for one gradient step, before it counts as hung. If above
-                300, also the limit for the start of an env runner. None for no limit.
-            env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that returns a connector piece
-                or a list of pieces. They come before the default pieces.
-            module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()`` that returns a connector piece or a
-                list of pieces. They come before the piece that scales and clips actions.
-            add_default_connectors_to_env_to_module_pipeline: False to use your own pieces only.
-            add_default_connectors_to_module_to_env_pipeline: False to use your own pieces only.
-            episode_lookback_horizon: The number of earlier steps that a chunk of an episode keeps.
-            rollout_fragment_length: The env steps of each sub-environment in one sample; ``"auto"`` to fit the train
-                batch.
-            batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
-            explore: Whether actions are sampled.
-        """
-
-    @section
-    def fault_tolerance(
-        self,
-        *,
-        restart_failed_env_runners: bool = UNSET,
-        ignore_env_runner_failures: bool = UNSET,
-        max_num_env_runner_restarts: int = UNSET,
-        env_runner_health_probe_timeout_s: float = UNSET,
-        env_runner_restore_timeout_s: float = UNSET,
-        restart_failed_sub_environments: bool = UNSET,
-        num_consecutive_env_failures_tolerance: int = UNSET,
-    ) -> None:
-        """Sets what happens if an environment raises an error, returns invalid data or hangs, or if a process dies.
-
-        Args:
-            restart_failed_env_runners: Whether a remote env runner or learner that dies or hangs is replaced. The new
-                one continues from the last state and repeats the call, so that the results do not change.
-            ignore_env_runner_failures: Whether training continues without a lost env runner and its sub-environments.
-                It has no
-                effect if ``restart_failed_env_runners`` is True, nor on learners.
-            max_num_env_runner_restarts: The most replacements in a run, counted separately for training,
-                evaluation and learners. The next loss stops it.
-            env_runner_health_probe_timeout_s: The seconds in which a remote env runner that is late has to answer how
-                far it is, before it counts as hung.
-            env_runner_restore_timeout_s: An upper bound in seconds for the start of a new env runner, with the replay
-                of ongoing episodes. The limit is 300 s or sample_timeout_s, whichever is longer, but never more than
-                this. Remote learners wait about so long for resources.
-            restart_failed_sub_environments: Whether to drop the failed sub-environment's episode and to continue with a
-                new sub-environment, instead of stopping.
-            num_consecutive_env_failures_tolerance: The number of failures that one sub-environment may have without a
-                finished episode in between. After more, the run stops.
-        """
-
-    @section
-    def framework(self, framework: str = UNSET) -> dict[str, Any]:
-        """Accepts RLlib's setting for the library that computes. It changes nothing.
-
-        Args:
-            framework: ``"torch"``, the only framework.
-        """
-        if framework is not UNSET:
-            one_of("torch").check(framework, f"{type(self).__name__}.framework", "framework")
-        return {"framework": UNSET}
-
-    @section
-    def learners(
-        self,
-        *,
-        num_learners: int = UNSET,
-        num_cpus_per_learner: float | str = UNSET,
-        num_gpus_per_learner: float | str = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-        add_default_connectors_to_learner_pipeline: bool = UNSET,
-        learner_config_dict: Mapping[str, Any] | None = UNSET,
-        stack_modules: bool = UNSET,
-        autocast_dtype: str | None = UNSET,
-    ) -> None:
-        """Sets how modules are updated.
-
-        Args:
-            num_learners: The number of learners, each a Ray actor that updates the modules with its share of each train
-                batch; 0 to update them in this process. Train batches have ``train_batch_size_per_learner`` steps for
-                each learner.
-            num_cpus_per_learner: The CPUs that Ray reserves for each remote learner; ``"auto"`` for 1 if it has no GPU,
-                else 0.
-            num_gpus_per_learner: 1 to put modules and batches on a GPU, 0 for the CPU. ``"auto"`` is, in this process,
-                the GPU if torch sees one (CUDA); for remote learners, one GPU each if the cluster has enough. A
-                fraction lets remote learners share a GPU.
-            learner_class: A learner class that replaces the algorithm's own.
-            learner_connector: ``fn(observation_space, action_space)``, a function of one argument, or ``fn()`` that
-                returns a connector piece or a list of pieces. They come before the default pieces.
-            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
-            learner_config_dict: Settings for a learner class of your own, which reads them there.
-            stack_modules: Whether modules of one architecture are updated in one computation, instead of one after
-                another.
-            autocast_dtype: ``"bfloat16"`` to run the forward passes of updates in half precision; None for full.
-        """
-
-    @section
-    def rl_module(
-        self,
-        *,
-        model_config: Any = UNSET,
-        rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = UNSET,
-        algorithm_config_overrides_per_module: Mapping[ModuleID, Mapping[str, Any]] = UNSET,
-        model_config_dict: Mapping[str, Any] = UNSET,
-    ) -> dict[str, Any]:
-        """Sets the classes, sizes and settings of the modules.
-
-        Args:
-            model_config: A DefaultModelConfig or dict for the default modules, or a dict for your own modules.
-            rl_module_spec: One spec for all modules, or a MultiRLModuleSpec.
-            algorithm_config_overrides_per_module: ``{module_id: {setting: value}}``, such as a learning rate.
-            model_config_dict: An older name of ``model_config``.
-        """
-        return {} if model_config_dict is UNSET else {"model_config": model_config_dict, "model_config_dict": UNSET}
-
-    @section_of(TrainingSettings)
-    def training(self, **settings: Unpack[TrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` lists the settings."""
-
-    @section
-    def evaluation(
-        self,
-        *,
-        evaluation_interval: int | None = UNSET,
-        evaluation_duration: int = UNSET,
-        evaluation_config: Mapping[str, Any] | None = UNSET,
-        evaluation_num_env_runners: int = UNSET,
-        evaluation_parallel_to_training: bool = UNSET,
-        offline_evaluation_interval: int | None = UNSET,
-    ) -> None:
-        """Sets when and how ``train()`` also evaluates. The policies act as they were trained (``draws_actions``).
-
-        Args:
-            evaluation_interval: The number of iterations from one evaluation to the next; None for no evaluations.
-            evaluation_duration: The number of episodes of one evaluation.
-            evaluation_config: Settings that differ in evaluations: ``policy_mapping_fn`` (for example to play against a
-                fixed opponent), ``explore``, ``num_envs_per_env_runner`` (here the number of all sub-environments),
-                ``num_env_workers``, ``callbacks_class``.
-            evaluation_num_env_runners: The number of remote env runners for evaluations; 0 to play in this process.
-            evaluation_parallel_to_training: Whether ``train()`` evaluates while it samples and updates, with the
-                parameters of the iteration's beginning. It needs ``evaluation_num_env_runners``.
-            offline_evaluation_interval: The number of iterations from one ``algo.evaluate_offline()``, on held-out
-                recorded episodes, to the next; None for none.
-        """
-
-    @section
-    def offline_data(
-        self,
-        *,
-        input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = UNSET,
-        input_order: str = UNSET,
-        input_read_episodes: bool = UNSET,
-        live_fraction: float = UNSET,
-        held_out_fraction: float = UNSET,
-        held_out_input_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = UNSET,
-        output: str | os.PathLike[str] | None = UNSET,
-        output_max_file_size: int | None = UNSET,
-        output_max_rows_per_file: int | None = UNSET,
-        output_write_episodes: bool = UNSET,
-        output_unstorable_infos: str = UNSET,
-    ) -> None:
-        """Sets the recorded episodes that the run reads, and where it records what it samples.
-
-        Args:
-            input_: A folder or file of recorded episodes, or a list of them, from which train batches are made, or
-                which go to the replay buffer; None to sample. With ``batch_mode="complete_episodes"``, episodes that
-                were recorded in chunks are put together, and incomplete ones are left out.
-            input_order: ``"shuffled"`` shuffles the episodes before each pass over the data, ``"in_order"`` reads them
-                as they were recorded, and ``"as_recorded"`` makes a batch of each sample that was recorded.
-            input_read_episodes: Always True: the files hold episodes. ``from_parquet`` reads tables of steps.
-            live_fraction: The share of the steps of each train batch, or of those that go to the replay buffer, that
-                env runners sample, below 1. The rest is read from ``input_``.
-            held_out_fraction: The share of the episodes of ``input_`` that is not trained on, for evaluations on
-                recorded episodes (``algo.evaluate_offline()``): at least one episode, and the same ones in each run.
-            held_out_input_: A folder or file of recorded episodes for these evaluations, or a list of them, instead.
-            output: The folder for the episodes of all samples that train batches are made of; None to record nothing.
-            output_max_file_size: The bytes after which another file is begun; None for no limit.
-            output_max_rows_per_file: The agent steps after which another file is begun; None for no limit.
-            output_write_episodes: Always True. ``to_parquet`` makes tables of steps.
-            output_unstorable_infos: What happens to values of infos that no file can hold: ``"error"``, or ``"drop"``
-                to leave them out and warn.
-        """
-
-    @section
-    def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
-        """Sets the number of newest episodes over which returns are averaged."""
-
-    @section
-    def exploration(self, *, explore: bool = UNSET) -> None:
-        """Sets whether actions are sampled, as ``env_runners(explore=...)`` does."""
-
-    @section
-    def callbacks(
-        self,
-        callbacks_class: type[Callbacks] | Sequence[type[Callbacks]] | None = UNSET,
-        *,
-        on_algorithm_init: Functions = UNSET,
-        on_train_result: Functions = UNSET,
-        on_evaluate_start: Functions = UNSET,
-        on_evaluate_end: Functions = UNSET,
-        on_env_runners_recreated: Functions = UNSET,
-        on_checkpoint_loaded: Functions = UNSET,
-        on_environment_created: Functions = UNSET,
-        on_episode_created: Functions = UNSET,
-        on_episode_start: Functions = UNSET,
-        on_episode_step: Functions = UNSET,
-        on_episode_end: Functions = UNSET,
-        on_sample_end: Functions = UNSET,
-    ) -> dict[str, Any]:
-        """Sets the callbacks of a run. The methods of Callbacks describe when they are called.
-
-        Args:
-            callbacks_class: A subclass of Callbacks, or a list of subclasses; None for no callbacks. Each runner, and
-                the algorithm, makes an object of each.
-            on_algorithm_init: A function or a list of functions, which are called after the method of that name of
-                the classes.
-            on_train_result: As for ``on_algorithm_init``.
-            on_evaluate_start: As for ``on_algorithm_init``.
-            on_evaluate_end: As for ``on_algorithm_init``.
-            on_env_runners_recreated: As for ``on_algorithm_init``.
-            on_checkpoint_loaded: As for ``on_algorithm_init``.
-            on_environment_created: As for ``on_algorithm_init``.
-            on_episode_created: As for ``on_algorithm_init``.
-            on_episode_start: As for ``on_algorithm_init``.
-            on_episode_step: As for ``on_algorithm_init``.
-            on_episode_end: As for ``on_algorithm_init``.
-            on_sample_end: As for ``on_algorithm_init``.
-        """
-        given = {name: value for name, value in locals().items() if name in CALLBACK_NAMES}
-        return {f"callbacks_{name}": value for name, value in given.items()} | dict.fromkeys(given, UNSET)
-
-    @section
-    def resources(self, *, ray_address: str | None = UNSET) -> None:
-        """Sets where remote env runners and learners run.
-
-        Args:
-            ray_address: The address of a running Ray cluster, such as ``"auto"`` for the one on this machine or
-                ``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is
-                connected to a cluster already.
-        """
-
-    @section
-    def debugging(self, *, seed: int | None = UNSET) -> None:
-        """Sets the run's seed. The same seed leads to the same run; None draws a random one."""
+    environment = chain(EnvironmentSettings)
+    multi_agent = chain(MultiAgentSettings)
+    env_runners = chain(EnvRunnerSettings)
+    fault_tolerance = chain(FaultToleranceSettings)
+    framework = chain(FrameworkSettings)
+    learners = chain(LearnerSettings)
+    rl_module = chain(RLModuleArguments)
+    training = chain(TrainingSettings)
+    evaluation = chain(EvaluationSettings)
+    offline_data = chain(OfflineDataSettings)
+    reporting = chain(ReportingSettings)
+    exploration = chain(ExplorationSettings)
+    callbacks = chain(CallbackSettings)
+    resources = chain(ResourceSettings)
+    debugging = chain(DebuggingSettings)
 
     # Settings by name.
 
@@ -747,7 +244,7 @@ class AlgorithmConfig(RefusesIgnoredMethods, metaclass=_ConfigType):
 
     def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
         self._check_names(overrides, who)
-        _check_overrides(module_id, overrides, {*declared(AlgorithmConfig), *self.settings_of_all_modules}, who)
+        _check_overrides(self, module_id, overrides, who)
         return {name: self._checked(name, v, f"{who}, module {module_id!r}") for name, v in overrides.items()}
 
     def _check_names(self, settings: Mapping[str, Any], who: str) -> None:
@@ -970,7 +467,7 @@ def _building(name: str) -> Any:
 
 def evaluation_settings(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns the settings of a config that evaluations can have instead of those of training."""
-    return {name: getattr(config, name) for name in _IN_EVALUATIONS}
+    return {name: getattr(config, name) for name, own in settings_of(type(config)).items() if own.in_evaluations}
 
 
 # Checks.
@@ -1098,24 +595,20 @@ def is_same(value: Any, default: Any) -> bool:
         return False
 
 
-def _check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str], who: str) -> None:
+def _check_overrides(config: AlgorithmConfig, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> None:
     """Checks that one module can have other settings than the rest.
-
-    Args:
-        module_id: The module.
-        overrides: The settings.
-        of_all: The names of the settings that every algorithm has, and of others that modules have in common. They may
-            differ in the rest.
-        who: The first words of the message.
 
     Raises:
         ConfigError: For a setting of the run as a whole.
     """
+    of_run, known = settings_of(AlgorithmConfig), settings_of(type(config))
     for name in overrides:
-        if name in of_all and name not in _OF_MODULES:
+        differs = known[name].per_module if name in known else True
+        if differs is False or (differs is None and name in of_run):
+            others = ", ".join(sorted(other for other, own in known.items() if own.per_module))
             raise ConfigError(
-                f"{who}: {name!r} is a setting of the whole run, so module {module_id!r} cannot have its own. Modules "
-                f"can differ in {', '.join(_OF_MODULES)} and the settings of the algorithm's loss."
+                f"{who}: {name!r} is a setting of the whole run, so module {module_id!r} cannot have its own {name}. "
+                f"Modules can differ in {others} and the settings of the algorithm's loss."
             )
 
 
@@ -1125,9 +618,10 @@ def _check_evaluation(settings: Mapping[str, Any], who: str) -> None:
     Raises:
         ConfigError: For a setting that they share with training.
     """
+    can_differ = [name for name, own in settings_of(AlgorithmConfig).items() if own.in_evaluations]
     for name in settings:
-        if name not in _IN_EVALUATIONS:
+        if name not in can_differ:
             raise ConfigError(
-                f"{who}: evaluation_config: {name!r} cannot differ in evaluations, only "
-                f"{', '.join(_IN_EVALUATIONS)} can. Leave it out."
+                f"{who}: evaluation_config: {name!r} cannot differ in evaluations, only {', '.join(can_differ)} can. "
+                f"Leave it out."
             )

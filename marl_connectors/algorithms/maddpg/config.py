@@ -2,55 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
-from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
-    OffPolicyTrainingSettings,
+    OffPolicyTraining,
     with_model_settings,
 )
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
-from marl_connectors.validators import Switch, integer, number, optional
+from marl_connectors.validators import boolean, integer, number, optional, section, setting
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class MADDPGTrainingSettings(OffPolicyTrainingSettings, total=False):
-    """The settings that MADDPG's ``training`` accepts in addition to those of every off-policy algorithm.
+@section
+class MADDPGTraining(OffPolicyTraining):
+    """Sets how the modules learn."""
 
-    Attributes:
-        actor_lr: The learning rate of the policies, a number or a schedule over sampled steps.
-        critic_lr: The learning rate of the critics.
-        actor_feature_reg: The weight of the mean squared outputs of the policy in its loss, which keeps actions away
-            from the ends of their range.
-        exploration_stddev: The standard deviation of the noise on Box actions when exploring, in [-1, 1] units: a
-            number or a schedule. Discrete actions are drawn from the policy's probabilities.
-        twin_q: Whether each module has two critics, of which the smaller value counts in the targets.
-        policy_delay: The number of updates of the critics for each update of the policies and the target networks.
-        target_noise: The standard deviation of the noise on Box actions in the targets.
-        target_noise_clip: The bound of this noise.
-    """
+    lr: Schedule | None = setting(
+        optional(schedule(min=0)), "Always None: policies and critics have their own.", default=None, per_module=False
+    )
+    gamma: float = 0.95
+    tau: float = 0.01
+    train_batch_size_per_learner: int = 1024
+    num_steps_sampled_before_learning_starts: int = 1024
+    actor_lr: Schedule = setting(
+        schedule(min=0), "The learning rate of the policies, a number or a schedule over sampled steps.", default=0.003
+    )
+    critic_lr: Schedule = setting(schedule(min=0), "The learning rate of the critics.", default=0.003)
+    actor_feature_reg: float = setting(
+        number(min=0),
+        "The weight of the mean squared outputs of the policy in its loss, which keeps actions away from the ends "
+        "of their range.",
+        default=0.001,
+    )
+    exploration_stddev: Schedule = setting(
+        schedule(min=0),
+        "The standard deviation of the noise on Box actions when exploring, in [-1, 1] units: a number or a "
+        "schedule. Discrete actions are drawn from the policy's probabilities.",
+        default=0.1,
+    )
+    twin_q: bool = setting(
+        boolean(),
+        "Whether each module has two critics, of which the smaller value counts in the targets.",
+        default=False,
+        fixed=True,
+        per_module=False,
+    )
+    policy_delay: int = setting(
+        integer(min=1),
+        "The number of updates of the critics for each update of the policies and the target networks.",
+        default=1,
+        per_module=False,
+    )
+    target_noise: float = setting(
+        number(min=0), "The standard deviation of the noise on Box actions in the targets.", default=0.0
+    )
+    target_noise_clip: float = setting(number(min=0), "The bound of this noise.", default=0.5)
+    replay_buffer_config: dict[str, Any] = {"type": "JointReplayBuffer", "capacity": 1_000_000}  # copied before use
 
-    actor_lr: Schedule
-    critic_lr: Schedule
-    actor_feature_reg: float
-    exploration_stddev: Schedule
-    twin_q: bool
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
 
-
-class MADDPGConfig(OffPolicyConfig):
+class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
     """The settings of MADDPG, for several agents with Box or Discrete actions that act at the same time.
 
     Policies see the observations of their own agent; the critics see the observations and actions of all agents, and
@@ -59,33 +78,14 @@ class MADDPGConfig(OffPolicyConfig):
     the gradients of the policy and of each critic separately.
     """
 
-    lr: Annotated[Schedule | None, optional(schedule(min=0))] = None
-    gamma = 0.95
-    tau = 0.01
-    train_batch_size_per_learner = 1024
-    rollout_fragment_length = 100
-    num_steps_sampled_before_learning_starts = 1024
-    actor_lr: Annotated[Schedule, schedule(min=0)] = 0.003
-    critic_lr: Annotated[Schedule, schedule(min=0)] = 0.003
-    actor_feature_reg: Annotated[float, number(min=0)] = 0.001
-    exploration_stddev: Annotated[Schedule, schedule(min=0)] = 0.1
-    twin_q: Switch = False
-    policy_delay: Annotated[int, integer(min=1)] = 1
-    target_noise: Annotated[float, number(min=0)] = 0.0
-    target_noise_clip: Annotated[float, number(min=0)] = 0.5
-    replay_buffer_config = {"type": "JointReplayBuffer", "capacity": 1_000_000}  # copied before use
-
-    fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"twin_q"}
     _algo_class = "marl_connectors.algorithms.maddpg.maddpg:MADDPG"
+    training = chain(MADDPGTraining)
+    rollout_fragment_length = 100
 
     @property
     def draws_actions(self) -> bool:
         """False: the policies are deterministic."""
         return False
-
-    @section_of(MADDPGTrainingSettings)
-    def training(self, **settings: Unpack[MADDPGTrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` and ``MADDPGTrainingSettings`` list the settings."""
 
     def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""
@@ -149,12 +149,6 @@ class MADDPGConfig(OffPolicyConfig):
                 f"{type(self).__name__}: lr={self.lr!r}, but there is no common learning rate. Set actor_lr and "
                 f"critic_lr, and leave lr at None."
             )
-        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
-            for setting in {"lr", "twin_q", "policy_delay", "n_step"} & set(overrides):
-                raise ConfigError(
-                    f"algorithm_config_overrides_per_module: module {module_id!r} cannot have its own {setting}. Set "
-                    f"it for all modules in .training(...)."
-                )
 
 
 class MATD3Config(MADDPGConfig):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
-from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTrainingSettings
+from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTraining
 from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
     AddEnvStatesFromEpisodesToTrainBatch,
 )
@@ -17,28 +17,29 @@ from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_
 )
 from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.validators import one_of
+from marl_connectors.validators import one_of, section, setting
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.spec import EnvSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class MAPPOTrainingSettings(PPOTrainingSettings, total=False):
-    """The settings that MAPPO's ``training`` accepts in addition to PPO's.
+@section
+class MAPPOTraining(PPOTraining):
+    """Sets how the modules learn."""
 
-    Attributes:
-        critic_obs: The critics' input: ``"joint_observations"`` of all agents, or ``"state"`` of the environment.
-    """
+    critic_obs: str = setting(
+        one_of("joint_observations", "state"),
+        'The critics\' input: ``"joint_observations"`` of all agents, or ``"state"`` of the environment.',
+        default="joint_observations",
+        fixed=True,
+        per_module=False,
+    )
 
-    critic_obs: str
 
-
-class MAPPOConfig(PPOConfig):
+class MAPPOConfig(PPOConfig, MAPPOTraining):
     """PPO with centralised critics, which see all agents or the environment's state. They are used in training only.
 
     Policies see the observations of their own agent. The settings are those of PPOConfig, and ``critic_obs``. Each
@@ -47,14 +48,8 @@ class MAPPOConfig(PPOConfig):
     number of these inputs: a key of the dict, or a field if you pass a dataclass.
     """
 
-    critic_obs: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
-
-    fixed_settings: ClassVar[frozenset[str]] = PPOConfig.fixed_settings | {"critic_obs"}
     _algo_class = "marl_connectors.algorithms.mappo.mappo:MAPPO"
-
-    @section_of(MAPPOTrainingSettings)
-    def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
-        """Sets how the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""
+    training = chain(MAPPOTraining)
 
     def get_default_rl_module_class(self) -> Any:
         """Returns DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
@@ -91,18 +86,12 @@ class MAPPOConfig(PPOConfig):
         )
 
     def validate(self) -> None:
-        """Checks in addition that modules have a critic, and that all critics have the same inputs."""
+        """Checks in addition that modules have a critic."""
         super().validate()
         if not self.use_critic:
             raise ConfigError(
                 f"{type(self).__name__}: use_critic must be True, because MAPPO is PPO with a centralised critic."
             )
-        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
-            if "critic_obs" in overrides:
-                raise ConfigError(
-                    f"algorithm_config_overrides_per_module: module {module_id!r} cannot have its own critic_obs. All "
-                    f"critics of a run have the same inputs: set .training(critic_obs=...)."
-                )
 
 
 def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:

@@ -3,73 +3,72 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
-from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
-from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.sections import chain
+from marl_connectors.algorithms.config.settings import TrainingSettings
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
-from marl_connectors.validators import Switch, number
+from marl_connectors.ops.schedule import Schedule
+from marl_connectors.validators import boolean, number, section, setting
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class MARWILTrainingSettings(TrainingSettings, total=False):
-    """The settings that MARWIL's ``training`` accepts in addition to those of every algorithm.
+@section
+class MARWILTraining(TrainingSettings):
+    """Sets how the modules learn."""
 
-    Attributes:
-        beta: How much better actions are preferred: an action counts ``exp(beta * advantage / norm)`` times. With 0,
-            all count once, and there is no critic: behaviour cloning.
-        bc_logstd_coeff: The weight of a bonus for the mean log standard deviation of normal distributions, which keeps
-            policies from becoming narrow. It does nothing to other distributions.
-        moving_average_sqd_adv_norm_update_rate: How far the moving average of squared advantages moves in an update
-            towards the newest ones. Its root is the norm by which advantages are divided.
-        moving_average_sqd_adv_norm_start: The initial value of that moving average.
-        max_adv_weight: The largest number of times that an action counts.
-        vf_coeff: The weight of the value loss.
-        use_gae: Whether advantages are generalised advantage estimates; if not, lambda is 1.
-        lambda_: The bias/variance trade-off of value targets, in [0, 1]: 1 for the discounted sums of all rewards.
-    """
+    lr: Schedule = 1e-4
+    train_batch_size_per_learner: int = 2000
+    beta: float = setting(
+        number(min=0),
+        "How much better actions are preferred: an action counts ``exp(beta * advantage / norm)`` times. With 0, "
+        "all count once, and there is no critic: behaviour cloning.",
+        default=1.0,
+    )
+    bc_logstd_coeff: float = setting(
+        number(min=0),
+        "The weight of a bonus for the mean log standard deviation of normal distributions, which keeps policies "
+        "from becoming narrow. It does nothing to other distributions.",
+        default=0.0,
+    )
+    moving_average_sqd_adv_norm_update_rate: float = setting(
+        number(min=0, max=1),
+        "How far the moving average of squared advantages moves in an update towards the newest ones. Its root is "
+        "the norm by which advantages are divided.",
+        default=1e-8,
+    )
+    moving_average_sqd_adv_norm_start: float = setting(
+        number(above=0), "The initial value of that moving average.", default=100.0, fixed=True
+    )
+    max_adv_weight: float = setting(
+        number(above=0, max=math.inf), "The largest number of times that an action counts.", default=20.0
+    )
+    vf_coeff: float = setting(number(min=0), "The weight of the value loss.", default=1.0)
+    use_gae: bool = setting(
+        boolean(), "Whether advantages are generalised advantage estimates; if not, lambda is 1.", default=True
+    )
+    lambda_: float = setting(
+        number(min=0, max=1),
+        "The bias/variance trade-off of value targets, in [0, 1]: 1 for the discounted sums of all rewards.",
+        default=1.0,
+    )
 
-    beta: float
-    bc_logstd_coeff: float
-    moving_average_sqd_adv_norm_update_rate: float
-    moving_average_sqd_adv_norm_start: float
-    max_adv_weight: float
-    vf_coeff: float
-    use_gae: bool
-    lambda_: float
 
-
-class MARWILConfig(AlgorithmConfig):
+class MARWILConfig(AlgorithmConfig, MARWILTraining):
     """The settings of imitation weighted by advantages (MARWIL).
 
     Modules are the default ones of PPO. ``.offline_data(input_=...)`` names the recorded episodes.
     """
 
-    lr = 1e-4
-    train_batch_size_per_learner = 2000
-    beta: Annotated[float, number(min=0)] = 1.0
-    bc_logstd_coeff: Annotated[float, number(min=0)] = 0.0
-    moving_average_sqd_adv_norm_update_rate: Annotated[float, number(min=0, max=1)] = 1e-8
-    moving_average_sqd_adv_norm_start: Annotated[float, number(above=0)] = 100.0
-    max_adv_weight: Annotated[float, number(above=0, max=math.inf)] = 20.0
-    vf_coeff: Annotated[float, number(min=0)] = 1.0
-    use_gae: Switch = True
-    lambda_: Annotated[float, number(min=0, max=1)] = 1.0
-
-    fixed_settings: ClassVar[frozenset[str]] = AlgorithmConfig.fixed_settings | {"moving_average_sqd_adv_norm_start"}
     _algo_class = "marl_connectors.algorithms.marwil.marwil:MARWIL"
-
-    @section_of(MARWILTrainingSettings)
-    def training(self, **settings: Unpack[MARWILTrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` and ``MARWILTrainingSettings`` list the settings."""
+    training = chain(MARWILTraining)
 
     def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``.

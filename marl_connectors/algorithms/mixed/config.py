@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, is_same
-from marl_connectors.algorithms.config.sections import UNSET, section, settings_of_algorithm
+from marl_connectors.algorithms.config.sections import chain, settings_of_algorithm
+from marl_connectors.algorithms.off_policy.config import OffPolicyReporting
 from marl_connectors.errors import ConfigError
 from marl_connectors.learner.updates import reads_batches
 from marl_connectors.typing import ModuleID
-from marl_connectors.validators import dict_of, integer, shown, text
+from marl_connectors.validators import Given, dict_of, section, setting, shown, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class MixedConfig(AlgorithmConfig):
+@section
+class AlgorithmSettings:
+    """Sets the algorithm of each module."""
+
+    algorithm_configs: dict[str, AlgorithmConfig] = setting(
+        dict_of(text(), expected="a dict {id of a module, or a pattern: config of its algorithm}"),
+        'An id may be a pattern such as ``"red*"``; the first one that fits counts. The configs have settings of '
+        "``training`` and a ``model_config`` only.",
+        default={},
+        kw_only=False,
+        converter=Given[Mapping[str, AlgorithmConfig]],
+    )
+
+
+class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
     """The settings of a run in which modules learn with different algorithms.
 
     The settings of ``training``, and ``model_config``, are those of each algorithm. All others are the run's. For
@@ -31,40 +46,14 @@ class MixedConfig(AlgorithmConfig):
         )
     """
 
-    algorithm_configs: Annotated[
-        dict[str, AlgorithmConfig],
-        dict_of(text(), expected="a dict {id of a module, or a pattern: config of its algorithm}"),
-    ] = {}
-    min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
-
     _algo_class = "marl_connectors.algorithms.mixed.mixed:Mixed"
-
-    @section
-    def algorithms(self, algorithm_configs: Mapping[str, AlgorithmConfig] = UNSET) -> None:
-        """Sets the algorithm of each module.
-
-        Args:
-            algorithm_configs: ``{id of a module: config of its algorithm}``. An id may be a pattern such as
-                ``"red*"``; the first one that fits counts. The configs have settings of ``training`` and a
-                ``model_config`` only.
-        """
+    algorithms = chain(AlgorithmSettings)
+    reporting = chain(OffPolicyReporting)
 
     def training(self, **settings: Any) -> Self:
         """Raises an error, as each algorithm has its own settings of ``training``."""
         name = next(iter(settings), "lr")
         raise ConfigError(_of_algorithms(type(self).__name__, name))
-
-    @section
-    def reporting(
-        self, *, metrics_num_episodes_for_smoothing: int = UNSET, min_sample_timesteps_per_iteration: int = UNSET
-    ) -> None:
-        """Sets the length of iterations, and over how many episodes returns are averaged.
-
-        Args:
-            metrics_num_episodes_for_smoothing: The number of newest episodes over which returns are averaged.
-            min_sample_timesteps_per_iteration: The number of env steps that an iteration samples if all algorithms
-                learn from replay buffers. Otherwise, it samples a train batch of the other algorithms.
-        """
 
     # The algorithms.
 
@@ -180,9 +169,9 @@ class MixedConfig(AlgorithmConfig):
                 f"of your modules."
             )
         default = type(self)()
-        for setting in sorted(settings_of_algorithm(AlgorithmConfig) - {"model_config"}):
-            if not is_same(getattr(self, setting), getattr(default, setting)):
-                raise ConfigError(_of_algorithms(name, setting))
+        for own in sorted(settings_of_algorithm(AlgorithmConfig) - {"model_config"}):
+            if not is_same(getattr(self, own), getattr(default, own)):
+                raise ConfigError(_of_algorithms(name, own))
         if self.num_learners:
             raise ConfigError(
                 f"{name}: num_learners={self.num_learners}, but the learners of several algorithms are in the "

@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
-from marl_connectors.algorithms.config.sections import UNSET, section, section_of
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.sections import chain
+from marl_connectors.algorithms.config.settings import ReportingSettings, TrainingSettings
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
 from marl_connectors.replay_buffers.n_step import NStep
-from marl_connectors.validators import Unfit, Validator, dict_of, either, integer, number, optional, text
+from marl_connectors.validators import (
+    Unfit,
+    Validator,
+    dict_of,
+    either,
+    integer,
+    number,
+    optional,
+    section,
+    setting,
+    text,
+)
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.rl_module.rl_module import RLModuleSpec
-
-
-class OffPolicyTrainingSettings(TrainingSettings, total=False):
-    """The settings that ``training`` of every off-policy algorithm accepts in addition to those of every algorithm.
-
-    Attributes:
-        n_step: The number of rewards in a step's target; or the least and the largest number of a range, such as
-            ``(2, 5)``, from which one is drawn for each step of a train batch.
-        target_network_update_freq: The number of sampled steps between updates of the target networks; 0 to update
-            them with every update of the modules.
-        tau: How far the target networks move towards the modules then: 1 to copy them.
-        num_steps_sampled_before_learning_starts: The number of steps that are sampled before the first update. Like the
-            number before and schedules, it is counted by ``count_steps_by``. Steps that are read from recorded
-            episodes count as sampled, here and below.
-        training_intensity: The number of steps of each module that are trained on for each env step that is sampled,
-            whatever ``count_steps_by`` counts; None for one update after each sample.
-        burn_in_len: The number of steps at the beginning of a stateful module's training sequences from which only a
-            state is computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.
-        replay_buffer_config: ``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"`` (or RLlib's
-            names for several agents, ``"MultiAgentEpisodeReplayBuffer"`` and so on), and the arguments of that class,
-            such as ``capacity``. Those that are left out are the algorithm's defaults, or with another ``type`` those
-            of the class. The buffers of teams are ``"TeamReplayBuffer"`` (VDN, QMIX) and ``"JointReplayBuffer"``
-            (MADDPG), with priorities ``"PrioritizedTeamReplayBuffer"`` and ``"PrioritizedJointReplayBuffer"``.
-    """
-
-    n_step: NStep
-    target_network_update_freq: int
-    tau: float
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
-    burn_in_len: int
-    replay_buffer_config: dict[str, Any]
 
 
 def _n_step() -> Validator:
@@ -64,40 +42,85 @@ def _n_step() -> Validator:
     return either(integer(min=1), Validator("a range (least, largest) of such numbers", keep, of_range))
 
 
-class OffPolicyConfig(AlgorithmConfig):
+@section
+class OffPolicyTraining(TrainingSettings):
+    """Sets how the modules learn."""
+
+    n_step: NStep = setting(
+        _n_step(),
+        "The number of rewards in a step's target; or the least and the largest number of a range, such as ``(2, "
+        "5)``, from which one is drawn for each step of a train batch.",
+        default=1,
+        per_module=False,
+    )
+    target_network_update_freq: int = setting(
+        integer(min=0),
+        "The number of sampled steps between updates of the target networks; 0 to update them with every update of "
+        "the modules.",
+        default=0,
+        per_module=False,
+    )
+    tau: float = setting(
+        number(min=0, max=1),
+        "How far the target networks move towards the modules then: 1 to copy them.",
+        default=0.005,
+    )
+    num_steps_sampled_before_learning_starts: int = setting(
+        integer(min=0),
+        "The number of steps that are sampled before the first update. Like the number before and schedules, it is "
+        "counted by ``count_steps_by``. Steps that are read from recorded episodes count as sampled, here and "
+        "below.",
+        default=1000,
+        per_module=False,
+    )
+    training_intensity: float | None = setting(
+        optional(number(above=0)),
+        "The number of steps of each module that are trained on for each env step that is sampled, whatever "
+        "``count_steps_by`` counts; None for one update after each sample.",
+        default=None,
+        per_module=False,
+    )
+    burn_in_len: int = setting(
+        integer(min=0),
+        "The number of steps at the beginning of a stateful module's training sequences from which only a state is "
+        "computed. A sequence has ``max_seq_len`` steps (of the ``model_config``), these included.",
+        default=0,
+        per_module=False,
+    )
+    replay_buffer_config: dict[str, Any] = setting(
+        dict_of(text()),
+        '``type``, ``"EpisodeReplayBuffer"`` or ``"PrioritizedEpisodeReplayBuffer"`` (or RLlib\'s names for '
+        'several agents, ``"MultiAgentEpisodeReplayBuffer"`` and so on), and the arguments of that class, such as '
+        "``capacity``. Those that are left out are the algorithm's defaults, or with another ``type`` those of the "
+        'class. The buffers of teams are ``"TeamReplayBuffer"`` (VDN, QMIX) and ``"JointReplayBuffer"`` (MADDPG), '
+        'with priorities ``"PrioritizedTeamReplayBuffer"`` and ``"PrioritizedJointReplayBuffer"``.',
+        default={  # copied before use
+            "type": "EpisodeReplayBuffer",
+            "capacity": 100_000,
+        },
+        per_module=False,
+        changeable=False,
+    )
+
+
+@section
+class OffPolicyReporting(ReportingSettings):
+    """Sets the length of iterations, and over how many episodes returns are averaged."""
+
+    min_sample_timesteps_per_iteration: int = setting(
+        integer(min=1),
+        "The number of env steps that an iteration samples. In a run with several algorithms, it counts only if all of "
+        "them learn from replay buffers; otherwise an iteration samples a train batch of the other algorithms.",
+        default=1000,
+        per_module=False,
+    )
+
+
+class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
     """The settings that all algorithms with a replay buffer share."""
 
-    n_step: Annotated[NStep, _n_step()] = 1
-    target_network_update_freq: Annotated[int, integer(min=0)] = 0
-    tau: Annotated[float, number(min=0, max=1)] = 0.005
-    num_steps_sampled_before_learning_starts: Annotated[int, integer(min=0)] = 1000
-    training_intensity: Annotated[float | None, optional(number(above=0))] = None
-    burn_in_len: Annotated[int, integer(min=0)] = 0
-    replay_buffer_config: Annotated[dict[str, Any], dict_of(text())] = {  # copied before use
-        "type": "EpisodeReplayBuffer",
-        "capacity": 100_000,
-    }
-    min_sample_timesteps_per_iteration: Annotated[int, integer(min=1)] = 1000
-
-    settings_of_all_modules: ClassVar[frozenset[str]] = AlgorithmConfig.settings_of_all_modules | {
-        *("n_step", "target_network_update_freq", "num_steps_sampled_before_learning_starts", "training_intensity"),
-        *("burn_in_len", "replay_buffer_config", "min_sample_timesteps_per_iteration"),
-    }
-
-    @section_of(OffPolicyTrainingSettings)
-    def training(self, **settings: Unpack[OffPolicyTrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` and ``OffPolicyTrainingSettings`` list the settings."""
-
-    @section
-    def reporting(
-        self, *, metrics_num_episodes_for_smoothing: int = UNSET, min_sample_timesteps_per_iteration: int = UNSET
-    ) -> None:
-        """Sets the length of iterations, and over how many episodes returns are averaged.
-
-        Args:
-            metrics_num_episodes_for_smoothing: The number of newest episodes over which returns are averaged.
-            min_sample_timesteps_per_iteration: The number of env steps that an iteration samples.
-        """
+    training = chain(OffPolicyTraining)
+    reporting = chain(OffPolicyReporting)
 
     def validate(self) -> None:
         """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""

@@ -2,58 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.algorithms.dqn.config import DQNConfig, DQNTrainingSettings
+from marl_connectors.algorithms.config.sections import chain
+from marl_connectors.algorithms.dqn.config import DQNConfig, DQNTraining
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import AddMixerStatesToTrainBatch
 from marl_connectors.errors import ConfigError
-from marl_connectors.validators import integer, one_of
+from marl_connectors.validators import integer, one_of, section, setting
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.spec import EnvSpec
     from marl_connectors.learner.learner import Learner
 
 
-class QMIXTrainingSettings(DQNTrainingSettings, total=False):
-    """The settings that QMIX's ``training`` accepts in addition to DQN's.
+@section
+class QMIXTraining(DQNTraining):
+    """Sets how the modules learn."""
 
-    Attributes:
-        mixer: ``"qmix"``, a network whose weights depend on the state, or ``"vdn"``, the sum of the agents' values.
-        mixing_embed_dim: The size of the hidden layer of QMIX's mixer.
-        mixer_state: What QMIX's mixer knows: ``"joint_observations"`` of all agents, or ``"state"`` of the environment.
-    """
+    mixer: str = setting(
+        one_of("qmix", "vdn"),
+        '``"qmix"``, a network whose weights depend on the state, or ``"vdn"``, the sum of the agents\' values.',
+        default="qmix",
+        fixed=True,
+    )
+    mixing_embed_dim: int = setting(
+        integer(min=1), "The size of the hidden layer of QMIX's mixer.", default=32, fixed=True
+    )
+    mixer_state: str = setting(
+        one_of("joint_observations", "state"),
+        'What QMIX\'s mixer knows: ``"joint_observations"`` of all agents, or ``"state"`` of the environment.',
+        default="joint_observations",
+        fixed=True,
+    )
+    grad_clip: float | None = 10.0
+    dueling: bool = False
+    td_error_loss_fn: str = "mse"
+    replay_buffer_config: dict[str, Any] = {"type": "TeamReplayBuffer", "capacity": 50_000}  # copied before use
 
-    mixer: str
-    mixing_embed_dim: int
-    mixer_state: str
 
-
-class QMIXConfig(DQNConfig):
+class QMIXConfig(DQNConfig, QMIXTraining):
     """The settings of QMIX: deep Q-learning of the value of what a team does together.
 
     The team are the agents of all modules that are trained. Its reward is the sum of their rewards, divided by their
     number; ``clip_rewards`` clips this reward of the team.
     """
 
-    mixer: Annotated[str, one_of("qmix", "vdn")] = "qmix"
-    mixing_embed_dim: Annotated[int, integer(min=1)] = 32
-    mixer_state: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
-    grad_clip = 10.0
-    dueling = False
-    td_error_loss_fn = "mse"
-    replay_buffer_config = {"type": "TeamReplayBuffer", "capacity": 50_000}  # copied before use
-
-    fixed_settings: ClassVar[frozenset[str]] = DQNConfig.fixed_settings | {"mixer", "mixing_embed_dim", "mixer_state"}
     _algo_class = "marl_connectors.algorithms.qmix.qmix:QMIX"
-
-    @section_of(QMIXTrainingSettings)
-    def training(self, **settings: Unpack[QMIXTrainingSettings]) -> None:
-        """Sets how the modules learn. DQN's settings and ``QMIXTrainingSettings`` list the settings."""
+    training = chain(QMIXTraining)
 
     def get_default_learner_class(self) -> type[Learner]:
         """Returns QMIXLearner."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.action_bounds import check_action_bounds
-from marl_connectors.algorithms.config.sections import section_of
+from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
-    OffPolicyTrainingSettings,
+    OffPolicyTraining,
     with_model_settings,
 )
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
-from marl_connectors.validators import Switch, either, number, one_of, optional
+from marl_connectors.validators import boolean, either, number, one_of, optional, section, setting
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -25,50 +23,51 @@ if TYPE_CHECKING:
 _BY_MODEL_CONFIG = ("twin_q", "initial_alpha")
 
 
-class SACTrainingSettings(OffPolicyTrainingSettings, total=False):
-    """The settings that SAC's ``training`` accepts in addition to those of every off-policy algorithm.
+@section
+class SACTraining(OffPolicyTraining):
+    """Sets how the modules learn."""
 
-    Attributes:
-        twin_q: Whether there are two critics, of which the smaller value counts.
-        initial_alpha: The temperature at the beginning, the weight of the entropy beside the rewards.
-        target_entropy: The entropy in nats at which the temperature aims. ``"auto"`` is the negative number of an
-            action's dimensions for Box spaces, and 0.98 times the greatest possible entropy for Discrete spaces.
-        actor_lr: The learning rate of the policy, a number or a schedule over sampled steps.
-        critic_lr: The learning rate of the critics.
-        alpha_lr: The learning rate of the temperature's logarithm; 0 to keep ``initial_alpha``.
-    """
+    lr: Schedule | None = setting(
+        optional(schedule(min=0)),
+        "Always None: policy, critics and temperature have their own.",
+        default=None,
+        per_module=True,
+    )
+    train_batch_size_per_learner: int = 256
+    num_steps_sampled_before_learning_starts: int = 1500
+    twin_q: bool = setting(
+        boolean(), "Whether there are two critics, of which the smaller value counts.", default=True, fixed=True
+    )
+    initial_alpha: float = setting(
+        number(above=0),
+        "The temperature at the beginning, the weight of the entropy beside the rewards.",
+        default=1.0,
+        fixed=True,
+    )
+    target_entropy: float | str = setting(
+        either(one_of("auto"), number()),
+        'The entropy in nats at which the temperature aims. ``"auto"`` is the negative number of an action\'s '
+        "dimensions for Box spaces, and 0.98 times the greatest possible entropy for Discrete spaces.",
+        default="auto",
+    )
+    actor_lr: Schedule = setting(
+        schedule(min=0), "The learning rate of the policy, a number or a schedule over sampled steps.", default=3e-4
+    )
+    critic_lr: Schedule = setting(schedule(min=0), "The learning rate of the critics.", default=3e-4)
+    alpha_lr: Schedule = setting(
+        schedule(min=0), "The learning rate of the temperature's logarithm; 0 to keep ``initial_alpha``.", default=3e-4
+    )
 
-    twin_q: bool
-    initial_alpha: float
-    target_entropy: float | str
-    actor_lr: Schedule
-    critic_lr: Schedule
-    alpha_lr: Schedule
 
-
-class SACConfig(OffPolicyConfig):
+class SACConfig(OffPolicyConfig, SACTraining):
     """The settings of soft actor-critic, for agents with Box or Discrete actions.
 
     With several modules, each learns from its own agents' steps alone. ``lr`` is None: policy, critics and temperature
     have learning rates of their own.
     """
 
-    lr: Annotated[Schedule | None, optional(schedule(min=0))] = None
-    train_batch_size_per_learner = 256
-    num_steps_sampled_before_learning_starts = 1500
-    twin_q: Switch = True
-    initial_alpha: Annotated[float, number(above=0)] = 1.0
-    target_entropy: Annotated[float | str, either(one_of("auto"), number())] = "auto"
-    actor_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
-    critic_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
-    alpha_lr: Annotated[Schedule, schedule(min=0)] = 3e-4
-
-    fixed_settings: ClassVar[frozenset[str]] = OffPolicyConfig.fixed_settings | {"twin_q", "initial_alpha"}
     _algo_class = "marl_connectors.algorithms.sac.sac:SAC"
-
-    @section_of(SACTrainingSettings)
-    def training(self, **settings: Unpack[SACTrainingSettings]) -> None:
-        """Sets how the modules learn. ``TrainingSettings`` and ``SACTrainingSettings`` list the settings."""
+    training = chain(SACTraining)
 
     def build_algo(self, env: Any = None) -> Algorithm:
         """Builds the algorithm with these settings, ready to ``train()``."""

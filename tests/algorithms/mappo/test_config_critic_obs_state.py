@@ -294,11 +294,9 @@ def test_environments_with_wrong_states_are_replaced_where_that_is_wanted():
 def test_unknown_choices_are_named():
     with pytest.raises(ConfigError, match=r"critic_obs: .* got 'states'.*Did you mean 'state'"):
         config_of(StatedLife).training(critic_obs="states").build_algo()
-    config = config_of(StatedLife).rl_module(
-        algorithm_config_overrides_per_module={"default_policy": {"critic_obs": "state"}}
-    )
+    own = {"default_policy": {"critic_obs": "state"}}
     with pytest.raises(ConfigError, match=r"'default_policy' cannot have its own critic_obs"):
-        config.build_algo()
+        config_of(StatedLife).rl_module(algorithm_config_overrides_per_module=own)
     with pytest.raises(ConfigError, match="unknown setting 'critic_obs'"):
         PPOConfig().training(critic_obs="state")
 

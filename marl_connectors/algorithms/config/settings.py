@@ -1,0 +1,690 @@
+"""The settings that every algorithm has: each is declared here, once, with its type, range, meaning and default."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from gymnasium import VectorizeMode
+
+from marl_connectors.algorithms.config.setting_types import (
+    ALWAYS_EPISODES,
+    CALLBACKS,
+    CUSTOM_RESOURCES,
+    ENVIRONMENT,
+    FUNCTIONS,
+    LONGEST_WAIT_S,
+    MASK_KEY,
+    MODULE_SPEC,
+    PATH,
+    PATHS,
+    POLICIES,
+    POLICIES_TO_TRAIN,
+    POLICY_MAPPING,
+    SPACES,
+    VECTORIZE_MODE,
+    WRAPPERS,
+    builder,
+    or_empty,
+)
+from marl_connectors.callbacks import Callbacks, Functions
+from marl_connectors.environments.making.wrappers import EnvWrapper
+from marl_connectors.learner.learner import Learner
+from marl_connectors.offline.episode_reader import ORDERS, SHUFFLED
+from marl_connectors.offline.episode_writer import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
+from marl_connectors.ops.schedule import Schedule, schedule
+from marl_connectors.policy_mapping import SharedPolicy
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
+from marl_connectors.typing import ModuleID
+from marl_connectors.validators import (
+    Given,
+    boolean,
+    dict_of,
+    either,
+    integer,
+    number,
+    one_of,
+    optional,
+    section,
+    setting,
+    settings_of,
+    subclass_of,
+    text,
+)
+
+
+@section
+class EnvironmentSettings:
+    """Sets the environment, and how its observations and actions are treated."""
+
+    env: Any = setting(
+        ENVIRONMENT,
+        'An environment of a suite (``"simple_spread_v3"``), an importable PettingZoo environment '
+        '(``"my_package.my_env:make"``), a Gymnasium or PettingZoo id, a VMAS scenario (``"vmas/balance"``), a name '
+        "given to ``register_env``, a class, or a function of ``env_config``; PettingZoo, Gymnasium, a Gymnasium "
+        "VectorEnv or natively batched.",
+        default=None,
+        kw_only=False,
+    )
+    env_config: dict[str, Any] = setting(
+        or_empty(dict_of()),
+        "The arguments for the environment's constructor: keyword arguments, or the dict itself for a function that "
+        "takes one.",
+        default={},
+        converter=Given[Mapping[str, Any]],
+    )
+    reset_options: dict[str, Any] | None = setting(
+        optional(dict_of()),
+        "A dict that the environment gets with every reset, as ``reset(seed=..., options=...)``, in training, "
+        "evaluation, replays and drawn episodes, also in worker processes. Each reset gets a copy of the dict. It "
+        "is an error to set them for a VectorEnv that resets its sub-environments on its own, or for a natively "
+        "batched environment.",
+        default=None,
+        converter=Given[Mapping[str, Any] | None],
+    )
+    wrappers: list[EnvWrapper] = setting(
+        WRAPPERS,
+        "Wrappers around each sub-environment, the innermost first: callables ``env -> env``, or names with "
+        'arguments such as ``"frame_skip_v0:4"`` (SuperSuit\'s) and ``"my_module.my_wrapper:0.5"``. See '
+        "docs/wrappers.md.",
+        default=[],
+        converter=Given[Iterable[EnvWrapper] | None],
+    )
+    observation_space: Any = setting(
+        SPACES,
+        "Replaces the environment's observation space: a space for all agents, or ``{agent_id: space}``.",
+        default=None,
+    )
+    action_space: Any = setting(
+        SPACES,
+        "Replaces the environment's action space: a space for all agents, or ``{agent_id: space}``.",
+        default=None,
+    )
+    render_env: bool = setting(
+        boolean(),
+        'Makes the first sub-environment of training with ``render_mode="human"``, so that it shows itself in a '
+        "window while it is sampled, as fast as it draws. This needs single environments that support that mode and "
+        "are stepped in this process. ``algo.render_episode()`` gives pictures instead.",
+        default=False,
+    )
+    clip_rewards: bool | float | None = setting(
+        optional(either(boolean(), number(above=0, max=math.inf))),
+        "Clips rewards for the loss only: ``True`` uses the sign of rewards, a number ``x`` keeps them in ``[-x, x]``.",
+        default=None,
+    )
+    normalize_actions: bool = setting(
+        boolean(), "Stretches Box actions from [-1, 1] to the space's range.", default=True
+    )
+    clip_actions: bool = setting(boolean(), "Clips Box actions to the space's range.", default=False)
+    disable_env_checking: bool = setting(
+        boolean(),
+        "Skips the smoke test of the environment, and allows observations outside their space without a warning. "
+        "NaN and infinity stay errors.",
+        default=False,
+        changeable=True,
+    )
+    action_mask_key: str | None = setting(
+        MASK_KEY,
+        "The key of action masks in observations or infos. If it is set, ActionMasking stands before all other "
+        'pieces. ``"auto"`` uses the key ``"action_mask"`` where the environment follows PettingZoo\'s '
+        "convention. With None (or False), masks are ignored.",
+        default="auto",
+        converter=Given[str | bool | None],
+    )
+
+
+@section
+class MultiAgentSettings:
+    """Sets the modules, and which agents use each of them."""
+
+    policies: Any = setting(
+        POLICIES,
+        "The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None takes those that the mapping "
+        'function returns for a first episode. As a shorthand for this and the next setting: ``"shared"``, '
+        '``"independent"``, or patterns such as ``"adversary*=red,agent*=green"``.',
+        default=None,
+    )
+    policy_mapping_fn: Callable[..., ModuleID] = setting(
+        POLICY_MAPPING,
+        "``fn(agent_id, episode, **kwargs)`` returns the module id, and is called once for each agent and episode; "
+        "or one of those shorthands.",
+        default=SharedPolicy(),
+        converter=Given[str | Callable[..., ModuleID]],
+        in_evaluations=True,
+    )
+    policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = setting(
+        POLICIES_TO_TRAIN,
+        "Which modules are updated: a collection, ``fn(module_id)`` or ``fn(module_id, batch)``. None for all. See "
+        "docs/learner.md.",
+        default=None,
+    )
+    count_steps_by: str = setting(
+        one_of("env_steps", "agent_steps"),
+        'Whether batch sizes and schedules count ``"env_steps"`` or ``"agent_steps"``.',
+        default="env_steps",
+    )
+
+    @staticmethod
+    def _given(settings: dict[str, Any]) -> dict[str, Any]:
+        policies = settings.get("policies")  # a text is a shorthand for two settings
+        return settings | {"policies": None, "policy_mapping_fn": policies} if isinstance(policies, str) else settings
+
+
+@section
+class EnvRunnerSettings:
+    """Sets how episodes are collected."""
+
+    num_env_runners: int = setting(
+        integer(min=0),
+        "0 samples in this process. A number above 0 starts that many env runners, each in a Ray actor with its own "
+        "sub-environments, modules and pipelines (docs/cluster.md). The results depend only on the number of all "
+        "sub-environments.",
+        default=0,
+    )
+    num_envs_per_env_runner: int = setting(
+        integer(min=1),
+        "Sub-environments of an env runner, which are stepped together. More of them make sampling faster. A run "
+        "has ``num_envs_per_env_runner * max(1, num_env_runners)`` of them.",
+        default=1,
+        in_evaluations=True,
+    )
+    num_cpus_per_env_runner: float = setting(
+        number(min=0),
+        "CPUs that Ray reserves for each remote env runner. Torch may use as many threads there, and at least one. "
+        "Without ``ray_address``, nothing is reserved, so that a machine may have more env runners than cores.",
+        default=1.0,
+        changeable=True,
+    )
+    num_gpus_per_env_runner: float = setting(
+        number(min=0),
+        "GPUs that Ray reserves for each remote env runner; a fraction shares a GPU. Above 0, its modules act on "
+        "the GPU, otherwise on the CPU.",
+        default=0.0,
+        changeable=True,
+    )
+    custom_resources_per_env_runner: dict[str, float] = setting(
+        CUSTOM_RESOURCES,
+        "Custom resources of your cluster that Ray reserves for each remote env runner, for example to place it on "
+        "certain nodes.",
+        default={},
+        converter=Given[Mapping[str, float] | None],
+        changeable=True,
+    )
+    max_requests_in_flight_per_env_runner: int = setting(
+        integer(min=1),
+        "How many samples a remote env runner may be asked for at once. It has an effect only if a train batch "
+        'needs several, with ``rollout_fragment_length`` a number, ``count_steps_by="env_steps"``, '
+        '``batch_mode="truncate_episodes"``, and no piece that learns while sampling. Results do not depend on it.',
+        default=1,
+        changeable=True,
+    )
+    merge_env_runner_states: bool | str = setting(
+        either(one_of("training_only"), boolean()),
+        "Whether what connector pieces learn, such as the means of filters, is merged over all remote env runners "
+        'after each sample. ``"training_only"`` is the same as True. With False, each remote env runner keeps what '
+        "it has seen itself, and results depend on the number of env runners.",
+        default="training_only",
+    )
+    broadcast_env_runner_states: bool = setting(
+        boolean(),
+        "Whether remote env runners continue with the merged states. With False, each continues with its own, and "
+        "results depend on the number of env runners.",
+        default=True,
+    )
+    gym_env_vectorize_mode: str = setting(
+        VECTORIZE_MODE,
+        'How the sub-environments are made. With ``"sync"`` they are single environments, stepped where '
+        '``num_env_workers`` says. With ``"async"`` they are single environments that are always stepped in worker '
+        'processes, one for each usable core unless ``num_env_workers`` is a number. With ``"vector_entry_point"`` '
+        "one call makes all of them. A ``gymnasium.VectorizeMode`` and names in capitals are accepted too. See "
+        "docs/vector_environments.md.",
+        default="sync",
+        converter=Given[str | VectorizeMode],
+    )
+    num_env_workers: int | str = setting(
+        either(one_of("auto"), integer(min=0)),
+        'Worker processes that step the sub-environments; 0 for none, ``"auto"`` lets the library decide, as '
+        "docs/configuration.md says.",
+        default="auto",
+        in_evaluations=True,
+    )
+    sample_timeout_s: float | None = setting(
+        optional(number(above=0, max=LONGEST_WAIT_S)),
+        "Seconds that a worker process or a remote env runner may take for one step or reset of its "
+        "sub-environments, a remote learner for one gradient step, and, if above 300, an env runner to start; None "
+        "for no limit. An environment that hangs in this process cannot be interrupted. docs/cluster.md says how "
+        "remote env runners are watched.",
+        default=60.0,
+        changeable=True,
+    )
+    env_to_module_connector: Callable[..., Any] | None = setting(
+        builder("env_to_module_connector", 3),
+        "``fn(env, spaces, device)``, ``fn(env)`` or ``fn()``, which returns a piece or a list of pieces. They "
+        "stand before the default pieces. See docs/custom_connectors.md.",
+        default=None,
+    )
+    module_to_env_connector: Callable[..., Any] | None = setting(
+        builder("module_to_env_connector", 2),
+        "``fn(env, spaces)``, ``fn(env)`` or ``fn()``; the pieces stand before actions get the environment's range.",
+        default=None,
+    )
+    add_default_connectors_to_env_to_module_pipeline: bool = setting(
+        boolean(), "False to use your own pieces only.", default=True, fixed=True
+    )
+    add_default_connectors_to_module_to_env_pipeline: bool = setting(
+        boolean(), "False to use your own pieces only.", default=True, fixed=True
+    )
+    episode_lookback_horizon: int = setting(
+        integer(min=0), "Steps that a chunk of an episode keeps from before it.", default=1, fixed=True
+    )
+    rollout_fragment_length: int | str = setting(
+        either(one_of("auto"), integer(min=1)),
+        'Env steps of each sub-environment in one sample; ``"auto"`` chooses them to fit the train batch.',
+        default="auto",
+        changeable=True,
+    )
+    batch_mode: str = setting(
+        one_of("truncate_episodes", "complete_episodes"),
+        '``"truncate_episodes"`` cuts episodes where a sample ends. With ``"complete_episodes"``, train batches '
+        "hold whole episodes only.",
+        default="truncate_episodes",
+        changeable=True,
+    )
+    explore: bool = setting(
+        boolean(), "Whether actions are sampled while training.", default=True, in_evaluations=True, changeable=True
+    )
+
+
+@section
+class ExplorationSettings:
+    """Sets whether actions are sampled, as ``env_runners(explore=...)`` does."""
+
+    explore: bool = cast(Any, settings_of(EnvRunnerSettings)["explore"])
+
+
+@section
+class FaultToleranceSettings:
+    """Sets what happens if an environment raises an error, returns invalid data or hangs, or if a process dies."""
+
+    restart_failed_env_runners: bool = setting(
+        boolean(),
+        "Whether a remote env runner or learner that dies or hangs is replaced. The new one continues from the last "
+        "state and repeats the call, so that results do not change (docs/cluster.md).",
+        default=True,
+        changeable=True,
+    )
+    ignore_env_runner_failures: bool = setting(
+        boolean(),
+        "Whether training continues without a lost env runner and its sub-environments. It has no effect if "
+        "``restart_failed_env_runners`` is True, nor on learners.",
+        default=False,
+        changeable=True,
+    )
+    max_num_env_runner_restarts: int = setting(
+        integer(min=0),
+        "The replacements in a run after which the next loss stops it, counted separately for training, evaluation "
+        "and learners.",
+        default=1000,
+        changeable=True,
+    )
+    env_runner_health_probe_timeout_s: float = setting(
+        number(above=0, max=LONGEST_WAIT_S),
+        "Seconds in which a remote env runner that is late has to answer how far it is, before it counts as hung.",
+        default=30.0,
+        changeable=True,
+    )
+    env_runner_restore_timeout_s: float = setting(
+        number(above=0, max=LONGEST_WAIT_S),
+        "The longest time in seconds that a new env runner may take to start and to replay the ongoing episodes. "
+        "The limit is 300 s or ``sample_timeout_s``, whichever is longer, but never more than this. Remote learners "
+        "wait about so long for resources.",
+        default=1800.0,
+        changeable=True,
+    )
+    restart_failed_sub_environments: bool = setting(
+        boolean(),
+        "Whether a run goes on after an environment has failed, which means that it raised an error (also "
+        "``SystemExit``), gave invalid data, hung, or lost its process. Its episode is dropped and counted, and a "
+        "new environment begins the next one. Invalid data are observations and rewards that are not finite or have "
+        "another shape. A value outside a Discrete, MultiDiscrete or MultiBinary space still stops the run at the "
+        "end of the fragment, unless ``disable_env_checking`` allows it.",
+        default=False,
+        changeable=True,
+    )
+    num_consecutive_env_failures_tolerance: int = setting(
+        integer(min=0),
+        "The run stops after more failures of one sub-environment than this without a finished episode.",
+        default=100,
+        changeable=True,
+    )
+
+
+@section
+class FrameworkSettings:
+    """Accepts RLlib's setting for the library that computes. It changes nothing."""
+
+    framework: str = setting(one_of("torch"), 'Always ``"torch"``.', default="torch", kw_only=False)
+
+    @staticmethod
+    def _given(settings: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+@section
+class LearnerSettings:
+    """Sets how modules are updated."""
+
+    num_learners: int = setting(
+        integer(min=0),
+        "0 updates in this process. A number above 0 starts that many learners, each in a Ray actor that updates "
+        "the modules with its share of every train batch (docs/cluster.md).",
+        default=0,
+    )
+    num_cpus_per_learner: float | str = setting(
+        either(one_of("auto"), number(min=0)),
+        'CPUs that Ray reserves for each remote learner; ``"auto"`` for 1 if it has no GPU, else 0.',
+        default="auto",
+        changeable=True,
+    )
+    num_gpus_per_learner: float | str = setting(
+        either(one_of("auto"), number(min=0, max=1)),
+        '1 puts modules and batches on the GPU, 0 on the CPU. ``"auto"`` is, in this process, the GPU if torch sees '
+        "one (CUDA); for remote learners, one GPU each if the cluster has enough. A fraction lets remote learners "
+        "share a GPU.",
+        default="auto",
+    )
+    learner_class: type[Learner] | None = setting(
+        optional(subclass_of(Learner)),
+        "Replaces the algorithm's own learner class.",
+        default=None,
+        changeable=False,
+        converter=Given[type[Learner]],
+    )
+    learner_connector: Callable[..., Any] | None = setting(
+        builder("learner_connector", 2),
+        "``fn(observation_space, action_space)``, a function of the first of them, or ``fn()``; the pieces stand "
+        "before the default ones.",
+        default=None,
+        changeable=False,
+    )
+    learner_config_dict: dict[str, Any] = setting(
+        or_empty(dict_of()),
+        "Settings for a learner class of your own, which reads them from ``config.learner_config_dict``.",
+        default={},
+        converter=Given[Mapping[str, Any] | None],
+    )
+    add_default_connectors_to_learner_pipeline: bool = setting(
+        boolean(), "False to use your own pieces only.", default=True, fixed=True
+    )
+    stack_modules: bool = setting(
+        boolean(),
+        "Updates modules of one architecture as one computation (docs/learner.md); False updates them one after "
+        "another.",
+        default=True,
+        changeable=True,
+    )
+    autocast_dtype: str | None = setting(
+        optional(one_of("bfloat16")),
+        '``"bfloat16"`` runs the forward passes of updates in half precision.',
+        default=None,
+        changeable=True,
+    )
+
+
+@section
+class RLModuleSettings:
+    """Sets the classes, sizes and settings of the modules."""
+
+    model_config: Any = setting(
+        MODEL_CONFIG,
+        "For the default modules, a ``DefaultModelConfig`` or a dict with its settings; for modules of "
+        "your own, any dict.",
+        default=None,
+        per_module=True,
+        fixed=True,
+    )
+    rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = setting(
+        MODULE_SPEC, "One ``RLModuleSpec`` for all modules, or a ``MultiRLModuleSpec``.", default=None, fixed=True
+    )
+    algorithm_config_overrides_per_module: dict[ModuleID, dict[str, Any]] = setting(
+        or_empty(dict_of(text(), dict_of(), expected="a dict {module_id: {setting: value}}")),
+        '``{module_id: {setting: value}}``, such as ``{"red": {"lr": 1e-4}}``: ``gamma``, ``grad_clip``, '
+        "``grad_clip_by``, ``lr``, ``minibatch_size``, ``model_config``, ``num_epochs``, and the settings of PPO or "
+        "of your algorithm. If a module does not exist when the run is built, there is a warning. A module that is "
+        "added later gets its settings from ``add_module(..., config_overrides=...)``.",
+        default={},
+        converter=Given[Mapping[ModuleID, Mapping[str, Any]]],
+    )
+
+
+@section
+class RLModuleArguments(RLModuleSettings):
+    """Sets the classes, sizes and settings of the modules."""
+
+    model_config_dict: Any = setting(MODEL_CONFIG, "An older name of ``model_config``.", default=None)
+
+    @staticmethod
+    def _given(settings: dict[str, Any]) -> dict[str, Any]:
+        return {"model_config" if name == "model_config_dict" else name: value for name, value in settings.items()}
+
+
+_OF_LEARNERS: Any = settings_of(LearnerSettings)
+
+
+@section
+class TrainingSettings:
+    """Sets how the modules learn."""
+
+    gamma: float = setting(number(min=0, max=1), "Discount per agent step, in [0, 1].", default=0.99, per_module=True)
+    lr: Schedule = setting(
+        schedule(min=0),
+        "Learning rate, or a schedule ``[[0, value], [t, value], ...]``: linear in between, ``t`` in sampled steps, "
+        "counted by ``count_steps_by``.",
+        default=0.001,
+        per_module=True,
+    )
+    grad_clip: float | None = setting(
+        optional(number(above=0, max=math.inf)), "Bound for gradients; None for none.", default=None, per_module=True
+    )
+    grad_clip_by: str = setting(
+        one_of("global_norm", "norm", "value"),
+        '``"global_norm"`` (of each optimizer of a module), ``"norm"`` (of each tensor) or ``"value"``.',
+        default="global_norm",
+        per_module=True,
+    )
+    train_batch_size_per_learner: int = setting(
+        integer(min=1),
+        "Steps in the batch of one update, counted by ``count_steps_by``. With several learners, a batch has so "
+        "many for each of them.",
+        default=32,
+    )
+    num_epochs: int = setting(integer(min=1), "How often an update goes through its batch.", default=1, per_module=True)
+    minibatch_size: int | None = setting(
+        optional(integer(min=1)),
+        "Rows of one module in one gradient step; None for all rows.",
+        default=None,
+        per_module=True,
+    )
+    shuffle_batch_per_epoch: bool = setting(
+        boolean(), "Whether the rows are shuffled anew in each epoch.", default=False
+    )
+    learner_class: type[Learner] | None = _OF_LEARNERS["learner_class"]
+    learner_connector: Callable[..., Any] | None = _OF_LEARNERS["learner_connector"]
+    learner_config_dict: dict[str, Any] = _OF_LEARNERS["learner_config_dict"]
+
+
+@section
+class EvaluationSettings:
+    """Sets when and how ``train()`` also evaluates. The policies act as they were trained (``draws_actions``)."""
+
+    evaluation_interval: int | None = setting(
+        optional(integer(min=1)),
+        "``train()`` also evaluates every so many iterations; None for never.",
+        default=None,
+        changeable=True,
+    )
+    evaluation_duration: int = setting(integer(min=1), "Episodes of one evaluation.", default=10, changeable=True)
+    evaluation_config: dict[str, Any] | None = setting(
+        optional(dict_of()),
+        "Settings that differ in evaluations, among ``policy_mapping_fn`` (a fixed opponent, see "
+        "docs/self_play.md), ``explore`` (unless given, policies act as they were trained, see docs/results.md), "
+        "``num_envs_per_env_runner`` (here the number of all sub-environments), ``num_env_workers``, "
+        "``callbacks_class``.",
+        default=None,
+        converter=Given[Mapping[str, Any] | None],
+    )
+    evaluation_num_env_runners: int = setting(
+        integer(min=0),
+        "Remote env runners that play evaluations only; 0 to play them in this process. They divide the "
+        "sub-environments and the episodes among themselves.",
+        default=0,
+        changeable=True,
+    )
+    evaluation_parallel_to_training: bool = setting(
+        boolean(),
+        "Whether ``train()`` evaluates while it samples and updates, with the parameters of the iteration's "
+        "beginning. It needs ``evaluation_num_env_runners``.",
+        default=False,
+        changeable=True,
+    )
+    offline_evaluation_interval: int | None = setting(
+        optional(integer(min=1)),
+        "``train()`` also computes the losses of held-out recorded episodes every so many iterations "
+        "(docs/imitation.md); None for never.",
+        default=None,
+    )
+
+
+@section
+class OfflineDataSettings:
+    """Sets the recorded episodes that the run reads, and where it records what it samples."""
+
+    input_: list[str] | None = setting(
+        PATHS,
+        "Folders or files of recorded episodes, from which train batches are made, or which go to the replay buffer "
+        '(docs/offline_data.md). None to sample. With ``batch_mode="complete_episodes"``, episodes that were '
+        "recorded in chunks are put together, and incomplete ones are left out.",
+        default=None,
+        converter=Given[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None],
+    )
+    input_order: str = setting(
+        one_of(*ORDERS),
+        "Whether episodes are shuffled before each pass over the data, read as they were recorded, or returned in "
+        "the samples in which they were recorded.",
+        default=SHUFFLED,
+    )
+    input_read_episodes: bool = setting(
+        ALWAYS_EPISODES,
+        "RLlib's name. The files always hold episodes; ``from_parquet`` reads tables of steps.",
+        default=True,
+    )
+    live_fraction: float = setting(
+        number(min=0, max=1),
+        "The share of the steps of each train batch, or of those that go to the replay buffer, that env runners "
+        "sample, below 1; the rest is read from ``input_``.",
+        default=0.0,
+    )
+    held_out_fraction: float = setting(
+        number(min=0, max=1),
+        "The share of the episodes of ``input_``, below 1, that is not trained on but kept for "
+        "``algo.evaluate_offline()``: at least one episode if it is above 0, and the same ones in each run.",
+        default=0.0,
+    )
+    held_out_input_: list[str] | None = setting(
+        PATHS,
+        "Folders or files of recorded episodes for ``algo.evaluate_offline()``, instead.",
+        default=None,
+        converter=Given[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None],
+    )
+    output: str | None = setting(
+        PATH,
+        "A folder in which the episodes of all train batches are recorded; None to record nothing.",
+        default=None,
+        converter=Given[str | os.PathLike[str] | None],
+    )
+    output_max_file_size: int | None = setting(
+        optional(integer(min=1)),
+        "The bytes after which another file is begun; None for no limit.",
+        default=DEFAULT_FILE_SIZE,
+    )
+    output_max_rows_per_file: int | None = setting(
+        optional(integer(min=1)), "The agent steps after which another file is begun; None for no limit.", default=None
+    )
+    output_write_episodes: bool = setting(
+        ALWAYS_EPISODES,
+        "RLlib's name. The files always hold episodes; ``to_parquet`` writes tables of steps.",
+        default=True,
+    )
+    output_unstorable_infos: str = setting(
+        one_of(*UNSTORABLE_INFOS),
+        "Whether values of infos that no file can hold are refused, or left out with a warning.",
+        default="error",
+    )
+
+
+@section
+class ReportingSettings:
+    """Sets the number of newest episodes over which returns are averaged."""
+
+    metrics_num_episodes_for_smoothing: int = setting(
+        integer(min=1), "The number of newest episodes over which returns are averaged.", default=100, changeable=True
+    )
+
+
+_CALLED = "A function or a list of functions, which are called after the classes' methods of that name."
+
+
+@section
+class CallbackSettings:
+    """Sets the callbacks of a run. The methods of Callbacks describe when they are called."""
+
+    callbacks_class: type[Callbacks] | Sequence[type[Callbacks]] = setting(
+        CALLBACKS,
+        "A subclass of Callbacks, or a list of subclasses; None for no callbacks. Each runner, and the algorithm, "
+        "makes an object of each.",
+        default=Callbacks,
+        kw_only=False,
+        converter=Given[type[Callbacks] | Sequence[type[Callbacks]] | None],
+        in_evaluations=True,
+    )
+    callbacks_on_algorithm_init: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_algorithm_init")
+    callbacks_on_train_result: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_train_result")
+    callbacks_on_evaluate_start: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_evaluate_start")
+    callbacks_on_evaluate_end: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_evaluate_end")
+    callbacks_on_env_runners_recreated: Functions = setting(
+        FUNCTIONS, _CALLED, default=None, alias="on_env_runners_recreated"
+    )
+    callbacks_on_checkpoint_loaded: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_checkpoint_loaded")
+    callbacks_on_environment_created: Functions = setting(
+        FUNCTIONS, _CALLED, default=None, alias="on_environment_created"
+    )
+    callbacks_on_episode_created: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_episode_created")
+    callbacks_on_episode_start: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_episode_start")
+    callbacks_on_episode_step: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_episode_step")
+    callbacks_on_episode_end: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_episode_end")
+    callbacks_on_sample_end: Functions = setting(FUNCTIONS, _CALLED, default=None, alias="on_sample_end")
+
+
+@section
+class ResourceSettings:
+    """Sets where remote env runners and learners run."""
+
+    ray_address: str | None = setting(
+        optional(text()),
+        'The address of the Ray cluster that remote env runners and learners run on, such as ``"auto"`` or '
+        '``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is '
+        "connected to one already (docs/cluster.md).",
+        default=None,
+    )
+
+
+@section
+class DebuggingSettings:
+    """Sets the run's seed. The same seed leads to the same run; None draws a random one."""
+
+    seed: int | None = setting(
+        optional(integer(min=0)), "The run's seed. The same seed gives the same run; None draws one.", default=None
+    )
