@@ -87,7 +87,7 @@ def _worker_processes_find_everything_imported():
         patched.setattr(
             multiprocessing.context.BaseContext,
             "set_forkserver_preload",
-            lambda self, modules: preload(self, [*modules, "marl_connectors.algorithms.ppo"]),
+            lambda self, modules: preload(self, [*modules, "torch", "marl_connectors.algorithms.ppo.config"]),
         )
         yield
 
