@@ -24,8 +24,7 @@ from marl_connectors.environments.vector.worker_vector_env import make_vector_en
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
-pytestmark = pytest.mark.timing
-
+at_once = pytest.mark.usefixtures("limits_begin_with_hangs")
 WAYS = ("raise", "shape", "text", "nan", "reward", "none", "four", "no rewards", "exit", "missing", "reset")
 LOG = "marl_connectors.env_runners.env_runner"
 
@@ -90,7 +89,7 @@ def test_a_failure_stops_the_run_and_is_named(workers, way, words):
 @pytest.mark.slow
 def test_a_worker_that_hangs_stops_the_run_with_the_name_of_the_copy():
     runner = runner_of(
-        partial(FailingEnv, chance=1.0, ways=("hang",)), workers=1, num_envs=2, restart=False, timeout_s=2
+        partial(FailingEnv, chance=1.0, ways=("hang",)), workers=1, num_envs=2, restart=False, timeout_s=0.5
     )
     with pytest.raises(
         EnvError, match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): its worker process did not answer"
@@ -315,8 +314,9 @@ def test_copies_of_other_workers_are_not_touched():
 
 
 @pytest.mark.slow
+@at_once
 def test_a_worker_that_hangs_is_replaced():
-    runner = runner_of(partial(FailingEnv, chance=0.1, ways=("hang",)), workers=2, num_envs=4, timeout_s=2)
+    runner = runner_of(partial(FailingEnv, chance=0.1, ways=("hang",)), workers=2, num_envs=4, timeout_s=0.1)
     samples = [runner.sample(num_timesteps=4 * 4)]
     counts = assert_all_steps_are_accounted_for(runner, samples)
     assert counts["num_env_failures"] >= 1
@@ -334,12 +334,13 @@ def test_environments_that_kill_their_process_are_survived():
 
 
 @pytest.mark.slow
+@at_once
 @pytest.mark.parametrize("way", ["kill", "hang", "raise"])
 @pytest.mark.parametrize("episode", [0, 2])
 def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, way, episode):
     seed = derived_seed(0, "env", 1, episode)
     env = partial(FailingResets, seeds=(seed,), way=way, max_steps=4)
-    runner = runner_of(env, workers=1, num_envs=2, timeout_s=2)
+    runner = runner_of(env, workers=1, num_envs=2, timeout_s=0.1)
     with caplog.at_level(logging.WARNING, LOG):
         samples = [runner.sample(num_timesteps=2 * 20)]
     counts = assert_all_steps_are_accounted_for(runner, samples)
@@ -354,10 +355,11 @@ def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, 
 
 
 @pytest.mark.slow
+@at_once
 @pytest.mark.parametrize("way", ["kill", "hang"])
 def test_without_restarts_a_worker_lost_in_its_first_reset_is_named(way):
     env = partial(FailingResets, seeds=(derived_seed(0, "env", 0, 0),), way=way)
-    runner = runner_of(env, workers=1, num_envs=2, timeout_s=1, restart=False)
+    runner = runner_of(env, workers=1, num_envs=2, timeout_s=0.1, restart=False)
     with pytest.raises(EnvError, match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): its worker process"):
         runner.sample(num_timesteps=2)
 
@@ -373,19 +375,20 @@ def test_a_worker_that_is_lost_before_any_reset_is_replaced():
 
 
 @pytest.mark.slow
+@at_once
 @pytest.mark.parametrize(
     ("way", "words"),
     [
         ("raise", "RuntimeError: the licence server is busy"),
-        ("hang", "did not answer for 5 s while it started and was ended.*set sample_timeout_s above 5"),
+        ("hang", "did not answer for 0.2 s while it started and was ended.*set sample_timeout_s above 0.2"),
     ],
 )
 def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch, tmp_path, way, words):
     file = tmp_path / "way"
-    runner = runner_of(partial(HardToMake, str(file)), workers=1, num_envs=2, timeout_s=1)
+    runner = runner_of(partial(HardToMake, str(file)), workers=1, num_envs=2, timeout_s=0.1)
     runner.sample(num_timesteps=4)
     if way == "hang":
-        monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 5.0)
+        monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 0.2)
     file.write_text(way)
     os.kill(runner.vector_env.workers[0].pid, signal.SIGKILL)
     with caplog.at_level(logging.WARNING, LOG):
@@ -397,11 +400,11 @@ def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch,
 
 
 def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 0.1)
     (tmp_path / "way").write_text("hang")
     maker = partial(HardToMake, str(tmp_path / "way"))
-    with pytest.raises(EnvError, match=r"did not answer for 1\.5 s while it started .*sample_timeout_s above 1\.5"):
-        make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=1.5)
+    with pytest.raises(EnvError, match=r"did not answer for 0\.2 s while it started .*sample_timeout_s above 0\.2"):
+        make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=0.2)
 
 
 @pytest.mark.slow
@@ -412,7 +415,7 @@ def test_workers_may_be_killed_at_any_time(env, kills):
     rng, stop, killed = np.random.default_rng(kills), threading.Event(), []
 
     def kill_now_and_then():
-        while len(killed) < kills and not stop.wait(rng.uniform(0.0, 0.4)):
+        while len(killed) < kills and not stop.wait(rng.uniform(0.0, 0.15)):
             pid = runner.vector_env.workers[int(rng.integers(2))].pid
             if pid is not None and pid not in killed:
                 try:

@@ -26,8 +26,6 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import Mu
 from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv, make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
-pytestmark = pytest.mark.timing
-
 MIXED = {
     "a": (spaces.Box(-1.0, 1.0, (3,), np.float64), spaces.Discrete(3)),
     "b": (BOX, spaces.Discrete(2, start=4)),
@@ -238,6 +236,14 @@ def test_stop_signals_are_left_to_the_process_that_started_the_workers(number):
     assert all(map(is_gone, pids))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_workers_of_tests_are_forked_from_a_process_that_has_torch():
+    """Each would take more than a second to import it."""
+    vector_env = make_vector_env(LifeEnv, num_envs=1, seed=0, num_workers=1)
+    assert "libtorch" in Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/maps").read_text()
+    vector_env.close()
+
+
 class StartsProcesses(LifeEnv):
     """Has a program, and a forked process, that run until they are terminated."""
 
@@ -272,7 +278,7 @@ def test_what_an_environment_starts_in_a_worker_can_be_terminated():
 def test_a_process_that_forgets_its_workers_ends_though_they_do_not_heed_sigterm(tmp_path):
     """Also where multiprocessing's own end, which sends that and waits, is not the last thing."""
     forgetful = SHORT.replace("import sys\n", "import sys, weakref\nclass C: pass\nc = C(); weakref.finalize(c, int)\n")
-    forgetful = forgetful.replace("algo.stop()\n", "")
+    forgetful = forgetful.replace("vector_env.close()\n", "")
     found = run_script(tmp_path / "run.py", forgetful.format(helpers=HELPERS, own_env=""))
     assert found.returncode == 0, found.stderr
 
@@ -308,20 +314,27 @@ def test_an_interrupted_step_ends_the_workers(monkeypatch, interruption):
 
 
 SCRIPT = """
-import sys, time
+import sys
+from functools import partial
 sys.path.insert(0, {helpers!r})
 from helpers.envs.failing_envs import FailingEnv
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
+
+vector_env = make_vector_env(partial(FailingEnv, chance=1.0, ways=({way!r},)), num_envs=2, seed=0, num_workers=2)
+vector_env.reset_all()
+print(*[worker.pid for worker in vector_env.workers], flush=True)
+vector_env.step([0] * sum(len(sub_env.agents) for sub_env in vector_env.sub_envs))
+"""
+RUN = """
+import sys
+sys.path.insert(0, {helpers!r})
 from helpers.envs.scripted_envs import LifeEnv, small_config
 
-if __name__ == "__main__":
-    env = FailingEnv if {way!r} else LifeEnv
-    settings = dict(chance=1.0, ways=({way!r},)) if {way!r} else {{}}
-    config = small_config(env, env_config=settings, disable_env_checking=True)
-    config.multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
-    algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
-    print(*[worker.pid for worker in algo.env_runner.vector_env.workers], flush=True)
-    while True:
-        algo.env_runner.sample()
+config = small_config(LifeEnv).multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
+algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
+print(*[worker.pid for worker in algo.env_runner.vector_env.workers], flush=True)
+while True:
+    algo.env_runner.sample()
 """
 
 
@@ -338,7 +351,7 @@ def _heed_ctrl_c():
 )
 def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, way):
     script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(helpers=HELPERS, way=way))
+    script.write_text((SCRIPT if way else RUN).format(helpers=HELPERS, way=way))
     paths = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     errors = tmp_path / "errors"
     with (
@@ -380,13 +393,13 @@ class LifeEnv(LifeEnv):
 SHORT = """
 import sys
 sys.path.insert(0, {helpers!r})
-from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.envs.scripted_envs import LifeEnv
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 {own_env}
 print("imported")
-config = small_config(LifeEnv).multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
-algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
-print(len(algo.env_runner.sample(num_timesteps=6)))
-algo.stop()
+vector_env = make_vector_env(LifeEnv, num_envs=2, seed=0, num_workers=2)
+print(len(vector_env.reset_all()))
+vector_env.close()
 """
 
 

@@ -16,6 +16,7 @@ from pettingzoo import ParallelEnv
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.runs.hanging_workers import say_that_this_hangs
 
 DICT = spaces.Dict({"mask": spaces.MultiBinary(3), "seen": spaces.Tuple((BOX, spaces.Discrete(9)))})
 
@@ -135,7 +136,7 @@ class FailingEnv(LifeEnv):
                 obs = {}
             case "hang":
                 os.write(1, b"hangs\n")  # in one piece: others write there, too
-                time.sleep(1000)
+                hang("sleep")
             case "lock":
                 os.write(1, b"hangs\n")
                 re.match(r"(a+)+b", "a" * 60)  # takes for ever, and keeps Python's lock
@@ -163,7 +164,7 @@ class FailingResets(LifeEnv):
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hang":
-                    time.sleep(1000)
+                    hang("sleep")
                 case "raise":
                     raise ValueError("no reset today")
         return super().reset(seed, options)
@@ -171,6 +172,7 @@ class FailingResets(LifeEnv):
 
 def hang(way):
     """Never returns: asleep, at a lock that nobody opens, or busy with a number, which keeps Python's lock."""
+    say_that_this_hangs()
     match way:
         case "sleep":
             while True:
@@ -252,7 +254,7 @@ class HardToMake(LifeEnv):
             way = Path(file).read_text()
             Path(file).unlink()
             if way == "hang":
-                time.sleep(1000)
+                hang("sleep")
             raise RuntimeError("the licence server is busy")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_connectors import PPOConfig
+if TYPE_CHECKING:
+    from marl_connectors import PPOConfig
 
 BOX = spaces.Box(-1000.0, 1000.0, (2,), np.float32)
 
@@ -271,10 +272,12 @@ def assert_same_lives(found: list[Life], expected: list[Life]) -> None:
         assert (here.terminated, here.truncated) == (there.terminated, there.truncated)
 
 
-def small_config(env, algorithm: type[PPOConfig] = PPOConfig, **environment) -> PPOConfig:
+def small_config(env, algorithm: type[PPOConfig] | None = None, **environment) -> PPOConfig:
     """PPO with a tiny network; nothing is left to chance or to the clock."""
+    from marl_connectors import PPOConfig  # here, so that worker processes and scripts need not import torch
+
     return (
-        algorithm()
+        (algorithm or PPOConfig)()
         .environment(env, **environment)
         .rl_module(model_config={"fcnet_hiddens": (4,), "vf_share_layers": True})
         .env_runners(rollout_fragment_length=5, num_env_workers=0)

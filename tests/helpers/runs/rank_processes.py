@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from marl_connectors.environments.vector import worker_process
+
 _NUMBERS = itertools.count()
 
 
@@ -110,10 +112,12 @@ def run_rank(
 
 
 class RankPool:
-    """Processes that stay alive for many runs of ranks, since starting one takes seconds."""
+    """Processes that stay alive for many runs of ranks."""
 
     def __init__(self, size: int):
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([])  # beside what all tests preload
+        worker_process._start_forkserver()
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self._processes = [], []
         for _ in range(size):
