@@ -28,8 +28,6 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.updates import reads_batches
 
-pytestmark = pytest.mark.timing
-
 
 @pytest.fixture(scope="module")
 def pool():
@@ -39,7 +37,7 @@ def pool():
     processes.close()
 
 
-def rank_updates(pool, make_config, rank_of, size, *, updates=5, prepare=None):
+def rank_updates(pool, make_config, rank_of, size, *, updates=3, prepare=None):
     """The updates of one learner, and the same ones by ranks; ``rank_of`` maps numbers of sub-environments to ranks."""
     one = updates_of_one(make_config, updates, prepare)
     shares = list(zip(*[shares_by_env(episodes, rank_of, size) for episodes in one.episodes], strict=True))
@@ -61,7 +59,7 @@ def check_equal(one, ranks, message=""):
                 assert found[module_id] == pytest.approx(statistics, rel=2e-4, abs=2e-5), f"{message} {module_id}"
 
 
-@pytest.mark.slow
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_update_as_one_learner(pool, name):
     rng = np.random.default_rng(len(name))
@@ -78,7 +76,7 @@ def check_random(pool, seed):
     check_equal(one, ranks, f"seed {seed}, ranks {rank_of}: {described(make_config())}")
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_update_as_one_learner_in_random_runs(pool, seed):
     check_random(pool, seed)
@@ -130,7 +128,6 @@ def test_values_that_pieces_log_are_those_of_all_ranks(pool):
     assert [rank.state["metrics"] for rank in ranks] == [one.state["metrics"]] * 2
 
 
-@pytest.mark.slow
 def test_values_that_a_loss_logs_are_those_of_all_ranks(pool):
     one, ranks = rank_updates(pool, counting_config, lambda env: env % 2, 2)
     sums = [{m["key"][0]: m["total"] for m in own.state["metrics"]} for own in (one, *ranks)]
@@ -138,7 +135,6 @@ def test_values_that_a_loss_logs_are_those_of_all_ranks(pool):
     assert sums[1] == sums[2] == sums[0]
 
 
-@pytest.mark.slow
 def test_buffers_that_training_changes_are_the_same_on_all_ranks(pool):
     _, ranks = rank_updates(pool, batch_norm_config, lambda env: env % 2, 2)
     assert [rank.error for rank in ranks] == [None, None]
@@ -146,7 +142,6 @@ def test_buffers_that_training_changes_are_the_same_on_all_ranks(pool):
     assert ranks[0].state["module"]["a"]["norm.num_batches_tracked"] > 0
 
 
-@pytest.mark.slow
 def test_the_state_of_pieces_is_that_of_one_learner(pool):
     one, ranks = rank_updates(pool, normalized_config, lambda env: env % 2, 2)
     expected = one.state["pipeline"]["NormalizeRewards"]
@@ -162,7 +157,6 @@ def test_the_state_of_pieces_is_that_of_one_learner(pool):
                 assert values[0] == pytest.approx(values[1])
 
 
-@pytest.mark.slow
 def test_statistics_of_values_are_those_of_one_learner(pool):
     one, ranks = rank_updates(pool, values_config, lambda env: env % 3, 3)
     expected = one.state["pipeline"]["GeneralAdvantageEstimation"]["value_targets"]
@@ -257,7 +251,6 @@ class Clipped(GeneralAdvantageEstimation):
         columns["advantages"] = columns["advantages"].clamp(-1, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -59,7 +59,6 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
 # By default.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -86,7 +85,6 @@ def test_a_failure_stops_the_run_and_is_named(workers, way, words):
     runner.close()
 
 
-@pytest.mark.slow
 def test_a_worker_that_hangs_stops_the_run_with_the_name_of_the_copy():
     runner = runner_of(
         partial(FailingEnv, chance=1.0, ways=("hang",)), workers=1, num_envs=2, restart=False, timeout_s=0.5
@@ -98,7 +96,6 @@ def test_a_worker_that_hangs_stops_the_run_with_the_name_of_the_copy():
     assert runner.vector_env.workers[0].pid is None
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_killed_stops_the_run_with_the_name_of_the_copy():
     runner = runner_of(partial(FailingEnv, chance=1.0, ways=("kill",)), workers=2, num_envs=2, restart=False)
     with pytest.raises(
@@ -111,7 +108,6 @@ def test_a_worker_that_was_killed_stops_the_run_with_the_name_of_the_copy():
 # With restarts.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("joining", [False, True])
 def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
     changes = {"die": 0.1, "join": 0.4, "fixed": False} if joining else {}
@@ -136,7 +132,6 @@ def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
     assert counts["num_dropped_env_steps"] > 20
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_fail_is_survived(way):
     runner = runner_of(partial(FailingEnv, ways=(way,), chance=0.2, max_steps=5))
@@ -146,7 +141,6 @@ def test_each_way_to_fail_is_survived(way):
     assert (counts["num_dropped_episodes"] == 0) == (way == "reset")
 
 
-@pytest.mark.slow
 def test_turn_based_environments_are_replaced_too():
     found = []
     for workers in (0, 2):
@@ -246,7 +240,6 @@ def test_callbacks_are_told_of_new_environments():
     assert len(set(map(id, Noting.made))) == 4
 
 
-@pytest.mark.slow
 def test_a_checkpoint_after_failures_is_continued_exactly():
     env = partial(FailingEnv, ways=WAYS)
     runner = runner_of(env)
@@ -261,7 +254,6 @@ def test_a_checkpoint_after_failures_is_continued_exactly():
         other.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_environment_that_is_broken_for_good_stops_the_run(workers, monkeypatch):
     monkeypatch.setattr(Broken, "steps_left", 30)
@@ -293,7 +285,6 @@ def test_settings_of_the_wrong_kind_are_named(wrong):
 # Workers.
 
 
-@pytest.mark.slow
 def test_copies_of_other_workers_are_not_touched():
     def played(kill):
         runner = runner_of(LifeEnv, workers=2, num_envs=4)
@@ -313,7 +304,6 @@ def test_copies_of_other_workers_are_not_touched():
         np.testing.assert_equal(states[1], states[0])
 
 
-@pytest.mark.slow
 @at_once
 def test_a_worker_that_hangs_is_replaced():
     runner = runner_of(partial(FailingEnv, chance=0.1, ways=("hang",)), workers=2, num_envs=4, timeout_s=0.1)
@@ -324,7 +314,6 @@ def test_a_worker_that_hangs_is_replaced():
     runner.close()
 
 
-@pytest.mark.slow
 def test_environments_that_kill_their_process_are_survived():
     runner = runner_of(partial(FailingEnv, chance=0.05, ways=("kill", "raise")), workers=2, num_envs=4)
     samples = [runner.sample(num_timesteps=4 * 10) for _ in range(3)]
@@ -333,7 +322,6 @@ def test_environments_that_kill_their_process_are_survived():
     runner.close()
 
 
-@pytest.mark.slow
 @at_once
 @pytest.mark.parametrize("way", ["kill", "hang", "raise"])
 @pytest.mark.parametrize("episode", [0, 2])
@@ -354,7 +342,6 @@ def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, 
     runner.close()
 
 
-@pytest.mark.slow
 @at_once
 @pytest.mark.parametrize("way", ["kill", "hang"])
 def test_without_restarts_a_worker_lost_in_its_first_reset_is_named(way):
@@ -364,7 +351,6 @@ def test_without_restarts_a_worker_lost_in_its_first_reset_is_named(way):
         runner.sample(num_timesteps=2)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_lost_before_any_reset_is_replaced():
     runner = runner_of(LifeEnv, workers=2, num_envs=4)
     os.kill(runner.vector_env.workers[1].pid, signal.SIGKILL)
@@ -374,7 +360,6 @@ def test_a_worker_that_is_lost_before_any_reset_is_replaced():
     runner.close()
 
 
-@pytest.mark.slow
 @at_once
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -407,7 +392,6 @@ def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(m
         make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=0.2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env", [LifeEnv, RandomAEC], ids=["parallel", "turns"])
 def test_workers_may_be_killed_at_any_time(env, kills):

@@ -71,7 +71,6 @@ def messages_of(caplog):
 # close() in worker processes.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch, way):
     monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.1)
@@ -88,7 +87,6 @@ def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch
     ]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("timeout_s", "expected"), [(None, 10.0), (60.0, 10.0), (3.0, 3.0)])
 def test_closing_may_take_ten_seconds_or_as_long_as_a_step(timeout_s, expected):
     vector_env = make_vector_env(LifeEnv, num_envs=1, seed=0, num_workers=1, timeout_s=timeout_s)
@@ -107,7 +105,6 @@ def test_a_close_that_ends_its_process_is_named(caplog):
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_a_worker_that_hangs_has_started_is_ended_with_it(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.1)
@@ -117,7 +114,6 @@ def test_what_a_worker_that_hangs_has_started_is_ended_with_it(monkeypatch, tmp_
     wait_until(lambda: is_gone(int(file.read_text())))
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_copies_are_closed_ends_all_workers(monkeypatch):
     vector_env = reset_copies(partial(HangingEnv, where="close"), workers=2)
     pids = pids_of(vector_env)
@@ -131,7 +127,6 @@ def test_ctrl_c_while_copies_are_closed_ends_all_workers(monkeypatch):
     assert all(map(is_gone, pids))
 
 
-@pytest.mark.slow
 def test_garbage_collection_waits_for_no_close():
     vector_env = reset_copies(partial(HangingEnv, where="close", way="busy"))
     pids = pids_of(vector_env)
@@ -153,7 +148,6 @@ print(*[worker.pid for worker in vector_env.workers], flush=True)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt", "sys.exit(3)"])
 def test_a_program_ends_though_its_environments_do_not_close(tmp_path, end):
     script = tmp_path / "run.py"
@@ -215,7 +209,6 @@ def test_a_class_that_has_hung_is_not_waited_for_again(caplog, monkeypatch):
     assert seconds_to_close(caplog, monkeypatch, [env, type(env)(where="close")], 30.0) == [0.2, 0.2]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, workers):
     monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.1)
@@ -241,7 +234,6 @@ def runner_of(env, *, restart=True, timeout_s=0.1, tolerance=100, num_envs=2, wo
     return config.build_algo().env_runner
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
@@ -262,7 +254,6 @@ def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
     assert pids_of(runner.vector_env) == [None]
 
 
-@pytest.mark.slow
 def test_without_restarts_the_error_says_what_would_help():
     runner = runner_of(partial(HangingEnv, where="reset", here=os.getpid()), restart=False)
     with pytest.raises(
@@ -273,7 +264,6 @@ def test_without_restarts_the_error_says_what_would_help():
         runner.sample(num_timesteps=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"num_timesteps": 4, "force_reset": True}, {"num_episodes": 2}])
 def test_a_reset_of_all_copies_that_hangs_is_survived(tmp_path, how):
     file = tmp_path / "hangs"
@@ -286,7 +276,6 @@ def test_a_reset_of_all_copies_that_hangs_is_survived(tmp_path, how):
     runner.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["close", "make", "reset"])
 def test_what_hangs_while_another_failure_is_made_good_is_survived(tmp_path, where):
     file = tmp_path / "hangs"
@@ -308,7 +297,6 @@ class FailsOnce(HangingEnv):
         return super().step(actions)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_replay_that_hangs_is_an_error_that_says_how_to_go_on(tmp_path, restart):
     file = tmp_path / "hangs"
@@ -328,7 +316,6 @@ def test_a_replay_that_hangs_is_an_error_that_says_how_to_go_on(tmp_path, restar
     assert pids_of(other.vector_env) == [None]
 
 
-@pytest.mark.slow
 def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
     file = tmp_path / "hangs"
     env = partial(HangingEnv, where="reset", here=os.getpid(), file=str(file))
@@ -342,7 +329,6 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
     algo.stop()
 
 
-@pytest.mark.slow
 def test_a_constructor_that_hangs_is_named(monkeypatch):
     monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 0.2)
     restarts = EnvRestarts(partial(HangingEnv, where="make"))
@@ -352,7 +338,6 @@ def test_a_constructor_that_hangs_is_named(monkeypatch):
         make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=0.1, restarts=restarts)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not(tmp_path):
     file = tmp_path / "child"
     vector_env = reset_copies(partial(LeavesChild, str(file)), num_envs=1)

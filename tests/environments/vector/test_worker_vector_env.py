@@ -77,7 +77,7 @@ def wait_until(holds):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_transitions_do_not_depend_on_the_number_of_workers(case):
     policies = "shared" if case == "more and more agents" else "independent"
@@ -104,7 +104,6 @@ class Flat(MultiAgentObservationPreprocessor):
         return {a: np.array([o, 0.0], np.float32) if a == "b" else o["seen"][0] for a, o in observations.items()}
 
 
-@pytest.mark.slow
 def test_nested_observations_do_not_depend_on_the_number_of_workers():
     def connector(env, spaces, device):
         return Flat()
@@ -119,7 +118,6 @@ def test_nested_observations_do_not_depend_on_the_number_of_workers():
     np.testing.assert_equal(found[1], found[0])
 
 
-@pytest.mark.slow
 def test_whole_episodes_and_random_actions_are_the_same_too():
     found = []
     for workers in (0, 2):
@@ -131,7 +129,6 @@ def test_whole_episodes_and_random_actions_are_the_same_too():
     np.testing.assert_equal(found[1], found[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["deaths, late joiners, returns", "turns"])
 def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
     runner = runner_of(CASES[case], 2)
@@ -146,14 +143,12 @@ def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
         other.close()
 
 
-@pytest.mark.slow
 def test_more_workers_than_copies_are_not_started():
     runner = runner_of(LifeEnv, 5, num_envs=2)
     assert [[copy.index for copy in worker.sub_envs] for worker in runner.vector_env.workers] == [[0], [1]]
     runner.close()
 
 
-@pytest.mark.slow
 def test_names_that_were_registered_here_are_known_to_workers():
     register_env("my life", short_life)
     runner = runner_of("my life", 1, num_envs=1)
@@ -179,7 +174,6 @@ def test_what_cannot_be_sent_to_a_worker_is_named():
         runner_of(Unsendable, 1).sample(num_timesteps=3)
 
 
-@pytest.mark.slow
 def test_an_environment_that_a_worker_cannot_make_is_reported():
     with pytest.raises(EnvError, match="ValueError: not today") as caught:
         make_vector_env(make_raising, num_envs=2, seed=0, num_workers=2)
@@ -204,7 +198,6 @@ def test_settings_of_the_wrong_kind_are_named(wrong):
 # The end.
 
 
-@pytest.mark.slow
 def test_close_ends_the_workers_and_new_episodes_start_them_anew():
     runner = runner_of(LifeEnv, 2)
     runner.sample(num_timesteps=3)
@@ -221,7 +214,6 @@ def test_close_ends_the_workers_and_new_episodes_start_them_anew():
     assert all(map(is_gone, pids))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stop_signals_are_left_to_the_process_that_started_the_workers(number):
     """They often go to all processes of a group or job."""
@@ -267,14 +259,12 @@ class StartsProcesses(LifeEnv):
         return super().reset(seed, options)
 
 
-@pytest.mark.slow
 def test_what_an_environment_starts_in_a_worker_can_be_terminated():
     runner = runner_of(StartsProcesses, 2)
     runner.sample(num_timesteps=3)
     runner.close()
 
 
-@pytest.mark.slow
 def test_a_process_that_forgets_its_workers_ends_though_they_do_not_heed_sigterm(tmp_path):
     """Also where multiprocessing's own end, which sends that and waits, is not the last thing."""
     forgetful = SHORT.replace("import sys\n", "import sys, weakref\nclass C: pass\nc = C(); weakref.finalize(c, int)\n")
@@ -283,7 +273,6 @@ def test_a_process_that_forgets_its_workers_ends_though_they_do_not_heed_sigterm
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.slow
 def test_workers_end_with_the_last_reference_to_their_copies():
     vector_env = make_vector_env(LifeEnv, num_envs=2, seed=0, num_workers=2)
     assert isinstance(vector_env, WorkerVectorEnv)
@@ -294,7 +283,6 @@ def test_workers_end_with_the_last_reference_to_their_copies():
     assert all(map(is_gone, pids))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
 def test_an_interrupted_step_ends_the_workers(monkeypatch, interruption):
     runner = runner_of(LifeEnv, 2)
@@ -343,11 +331,15 @@ def _heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("ending", "way"),
-    [(signal.SIGKILL, "hang"), (signal.SIGKILL, "lock"), (signal.SIGINT, None), (signal.SIGTERM, "lock")],
+    [
+        (signal.SIGKILL, "hang"),
+        (signal.SIGKILL, "lock"),
+        pytest.param(signal.SIGINT, None, marks=pytest.mark.slow),
+        (signal.SIGTERM, "lock"),
+    ],
 )
 def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, way):
     script = tmp_path / "run.py"
@@ -410,19 +402,16 @@ def run_script(path, text):
     return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=env)
 
 
-@pytest.mark.slow
 def test_a_script_without_a_guard_may_use_environments_of_other_modules(tmp_path):
     process = run_script(tmp_path / "run.py", SHORT.format(helpers=HELPERS, own_env=""))
     assert process.stdout.split() == ["imported", "2"], process.stderr
 
 
-@pytest.mark.slow
 def test_a_script_with_an_environment_of_its_own_but_no_guard_is_told_what_is_missing(tmp_path):
     process = run_script(tmp_path / "run.py", SHORT.format(helpers=HELPERS, own_env=OWN_ENV))
     assert "if __name__ == '__main__':" in process.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_a_script_with_a_guard_may_have_an_environment_of_its_own(tmp_path):
     head, tail = SHORT.format(helpers=HELPERS, own_env=OWN_ENV).split('print("imported")')
     guarded = head + 'if __name__ == "__main__":' + tail.replace("\n", "\n    ")
@@ -438,7 +427,6 @@ class GlobalDraws(LifeEnv):
         return observations, dict.fromkeys(rewards, np.random.random()), *rest
 
 
-@pytest.mark.slow
 def test_environments_of_different_processes_draw_different_numbers_from_the_global_random_state():
     vector_env = make_vector_env(GlobalDraws, num_envs=2, seed=0, num_workers=2)
     vector_env.reset_all()

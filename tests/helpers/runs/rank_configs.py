@@ -156,7 +156,7 @@ def overridden_config() -> PPOConfig:
             "a": {"num_epochs": 3, "minibatch_size": None, "grad_clip_by": "value"},
             "b": {"num_epochs": 1, "minibatch_size": 5, "grad_clip_by": "norm", "grad_clip": 0.01},
             "c": {"use_critic": False, "lambda_": 1.0},
-            "d": {"lr": [[0, 1e-3], [300, 1e-4]]},
+            "d": {"lr": [[0, 1e-3], [180, 1e-4]]},
         }
     )
 
