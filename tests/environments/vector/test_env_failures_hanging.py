@@ -258,8 +258,8 @@ def test_without_restarts_the_error_says_what_would_help():
     runner = runner_of(partial(HangingEnv, where="reset", here=os.getpid()), restart=False)
     with pytest.raises(
         EnvError,
-        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 0.1 s in reset\(\) .* sample_timeout_s above 0.1"
-        r"\. With restart_failed_sub_environments=True, the run would continue",
+        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 0.1 s in reset\(\) .* "
+        r"sample_timeout_s above 0.1\. With restart_failed_sub_environments=True, the run would continue",
     ):
         runner.sample(num_timesteps=2)
 
