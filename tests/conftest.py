@@ -46,9 +46,6 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
     _mark_all_but_a_few(items)
-    for item in items:
-        if item.get_closest_marker("timing"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

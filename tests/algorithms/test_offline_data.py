@@ -179,7 +179,6 @@ def test_remote_env_runners_record_the_same(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timing
 def test_a_run_with_remote_learners_records_what_they_learn_from(tmp_path):
     """With two learners, gradients are summed in another order, so that later samples need not be the same."""
     for name, number in (("local", 0), ("remote", 2)):

@@ -260,7 +260,6 @@ def test_mlflow_has_one_run_with_parameters_and_all_steps(caplog, tmp_path):
     assert run.data.metrics["env_runners/module_steps/red_"] == 1.0
 
 
-@pytest.mark.timing
 def test_wandb_writes_to_a_folder_when_it_is_offline(caplog, monkeypatch, tmp_path):
     with global_generators_kept():
         pytest.importorskip("wandb")

@@ -20,8 +20,6 @@ from marl_connectors.cli.main import main
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.errors import CheckpointError, ConfigError
 
-pytestmark = pytest.mark.timing
-
 WORDS = [
     "marl_envs.match_v0",
     "--num-envs",

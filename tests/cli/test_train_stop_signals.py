@@ -22,7 +22,7 @@ from marl_connectors.cli import evaluate
 from marl_connectors.cli.main import main
 from marl_connectors.errors import EnvError
 
-pytestmark = [pytest.mark.timing, pytest.mark.skipif(sys.platform == "win32", reason="signals")]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 RUN = Path("runs/fake_env-shared-seed0")
 BOTH = pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 

@@ -13,8 +13,6 @@ from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Resta
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
 
-pytestmark = pytest.mark.timing
-
 
 class Counter:
     """Counts on from its newest state."""

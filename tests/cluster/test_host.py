@@ -11,8 +11,6 @@ from ray import cloudpickle
 from marl_connectors.cluster.host import Host, Outcome
 from marl_connectors.errors import MarlConnectorsError
 
-pytestmark = pytest.mark.timing
-
 
 class Leaver:
     """Ends the process in which it is."""

@@ -20,8 +20,6 @@ from marl_connectors.cluster.host import Process
 from marl_connectors.cluster.ray_cluster import ClusterLost, RayCluster, Resources
 from marl_connectors.errors import ConfigError
 
-pytestmark = pytest.mark.timing
-
 
 def ray_that_cannot_start():
     """Replaces the handler of SIGTERM and draws random numbers, as Ray does, and then fails."""

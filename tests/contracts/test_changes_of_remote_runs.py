@@ -18,8 +18,6 @@ from marl_connectors.callbacks import Callbacks
 from marl_connectors.cluster.actor_pool import ActorLost
 from marl_connectors.errors import ConfigError, EnvError, EpisodeError
 
-pytestmark = pytest.mark.timing
-
 LSTM = {"use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 4, "fcnet_hiddens": (4,)}
 Loses = Callable[[str, str, Any], "str | None"]
 

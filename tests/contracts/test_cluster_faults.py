@@ -20,8 +20,6 @@ from marl_connectors.cluster import actor_pool
 from marl_connectors.learner import remote_learners
 from marl_connectors.seeding import global_generators_kept
 
-pytestmark = pytest.mark.timing
-
 
 def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], atol: float) -> None:
     assert found.keys() == expected.keys()

@@ -15,8 +15,6 @@ from helpers.runs.fake_ray import FakeRay, use_fake_ray
 from helpers.runs.random_runs import AddsCount, described, differences, plain, random_config, without_times
 from marl_connectors import MeanStdFilter, PPOConfig
 
-pytestmark = pytest.mark.timing
-
 ITERATIONS = 3
 
 

@@ -22,8 +22,6 @@ from marl_connectors import PPOConfig
 from marl_connectors.cli.main import main
 from marl_connectors.cluster import actor_pool
 
-pytestmark = pytest.mark.timing
-
 
 class LengthsEnv(gymnasium.Env):
     """Episodes of as many steps as the reset's seed says, 3 to 12; or endless ones, which wait in step 20."""

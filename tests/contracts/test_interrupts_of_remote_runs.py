@@ -15,8 +15,6 @@ from marl_connectors import MeanStdFilter, PPOConfig
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.errors import ConfigError
 
-pytestmark = pytest.mark.timing
-
 
 def life(number: int, in_evaluations: int = 0) -> PPOConfig:
     """Four sub-environments, with a filter that learns from all of them. An iteration has one sample."""

@@ -15,8 +15,6 @@ import pytest
 from helpers.damaged_checkpoints import tensors_file
 from marl_connectors import Algorithm
 
-pytestmark = pytest.mark.timing
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 SETTINGS = {"lr": 1e-3, "entropy_coeff": 0.0, "iterations": 3, "num_env_runners": 0}
 

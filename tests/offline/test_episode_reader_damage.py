@@ -142,7 +142,6 @@ def test_if_nothing_is_left_the_error_says_why(folder):
         EpisodeReader(folder, check_all=True).sample()
 
 
-@pytest.mark.timing
 def test_a_killed_writer_leaves_a_folder_that_can_be_read(tmp_path):
     program = """if True:
         import sys

@@ -229,7 +229,6 @@ def test_states_of_the_recorded_policy_are_not_those_of_its_clone(tmp_path, live
 
 
 @pytest.mark.slow
-@pytest.mark.timing
 def test_remote_learners_learn_the_same(tmp_path):
     data, found = life_data(tmp_path / "data"), []
     for number in (0, 2):

@@ -22,8 +22,6 @@ from marl_connectors.environments.validation.report import EnvFinding, EnvMeasur
 from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
-pytestmark = pytest.mark.timing
-
 ROOT = Path(__file__).parents[3]
 
 # Nothing to find.
@@ -107,9 +105,7 @@ def test_what_it_raises_is_told_with_the_last_line(where):
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("wait", [lambda: time.sleep(60), lambda: [None for _ in iter(int, 1)]], ids=["waits", "loops"])
 def test_a_call_that_hangs_is_told_with_the_place(where, wait):
-    begin = time.monotonic()
     finding = found(failing(where, wait), "hangs", "error", call_timeout=0.2)
-    assert time.monotonic() - begin < 30
     assert "within 0.2 seconds: it was at test_check_env.py" in finding.what
 
 
@@ -191,9 +187,7 @@ def test_the_time_is_limited():
             time.sleep(0.02)
             return super().observe(agent)
 
-    begin = time.monotonic()
     report = check_env(Slow, max_seconds=0.3, episodes=1000)
-    assert time.monotonic() - begin < 30
     assert "out-of-time" in kinds(report)
     assert report.figures.steps >= 1
 

@@ -122,7 +122,7 @@ class Harm(threading.Thread):
         self.join()
 
 
-def wait_until_gone(processes: list[int], seconds: float = 30.0) -> list[int]:
+def wait_until_gone(processes: list[int], seconds: float = 300.0) -> list[int]:
     """Returns which of the processes still live after some time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in processes):
