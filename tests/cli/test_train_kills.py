@@ -127,29 +127,43 @@ def cut_last_line(run, rng):
             metrics.write_bytes(text[: len(text) - rng.integers(0, len(last) + 1)])
 
 
+START = ["train", "fake_env", "--steps", "200", "--checkpoint-every", "2", "--out", str(RUN)]
+
+
+def survives_a_kill(killable, whole, number, rng):
+    """Whether a run is killed at the operation with this number; checks how it ends after it was resumed."""
+    shutil.rmtree(RUN)
+    code = killable(START, number)
+    if code == 0:
+        return False
+    assert code == KILLED
+    check_checkpoints_are_whole(RUN)
+    cut_last_line(RUN, rng)
+    if rng.random() < 0.3 and not (RUN / "final.json").exists():
+        again = killable(begin_or_resume(RUN, START), int(rng.integers(0, 20)))
+        assert again in (KILLED, 0)
+        check_checkpoints_are_whole(RUN)
+    is_filming = (RUN / "final.json").exists()  # of a finished run only the video can be missing
+    if not is_filming:
+        assert killable(begin_or_resume(RUN, START)) == 0, number
+    assert outcome(RUN) == whole, number
+    assert leftovers(RUN) in ([], ["run/.video.gif.tmp"] if is_filming else []), number
+    return True
+
+
+def test_a_run_survives_a_kill_at_some_operations_on_files(killable):
+    assert killable(START) == 0
+    whole = outcome(RUN)
+    for number in (2, 17, 32):
+        assert survives_a_kill(killable, whole, number, np.random.default_rng(number))
+
+
 @pytest.mark.slow
 def test_a_run_survives_a_kill_at_each_operation_on_a_file(killable):
-    start = ["train", "fake_env", "--steps", "200", "--checkpoint-every", "2", "--out", str(RUN)]
-    assert killable(start) == 0
+    assert killable(START) == 0
     whole = outcome(RUN)
     number, rng = 0, np.random.default_rng(0)
-    while True:
-        shutil.rmtree(RUN)
-        code = killable(start, number)
-        if code == 0:
-            break
-        assert code == KILLED
-        check_checkpoints_are_whole(RUN)
-        cut_last_line(RUN, rng)
-        if rng.random() < 0.3 and not (RUN / "final.json").exists():
-            again = killable(begin_or_resume(RUN, start), int(rng.integers(0, 20)))
-            assert again in (KILLED, 0)
-            check_checkpoints_are_whole(RUN)
-        is_filming = (RUN / "final.json").exists()  # of a finished run only the video can be missing
-        if not is_filming:
-            assert killable(begin_or_resume(RUN, start)) == 0, number
-        assert outcome(RUN) == whole, number
-        assert leftovers(RUN) in ([], ["run/.video.gif.tmp"] if is_filming else []), number
+    while survives_a_kill(killable, whole, number, rng):
         number += 1
     assert number > 40  # there was something to survive
 

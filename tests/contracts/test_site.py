@@ -37,12 +37,14 @@ def test_the_site_has_every_page_and_every_example(site):
     assert [str(place) for place in places if not (site / place / "index.html").is_file()] == []
 
 
+@pytest.mark.slow
 def test_the_reference_describes_every_public_name(site):
     pages = "".join(path.read_text(encoding="utf-8") for path in (site / "api").rglob("*.html"))
     missing = [name for name in marl_connectors.__all__ if f">{name}<" not in pages and f'.{name}"' not in pages]
     assert missing == []
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_other_hosts(site):
     home = (site / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in home and 'src="http' not in home
