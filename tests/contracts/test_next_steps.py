@@ -6,6 +6,8 @@ current folder and the folders of runs have blanks in their names.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import secrets
@@ -17,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_connectors.cli.main import main
 from marl_connectors.packages import is_installed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="commands are quoted for POSIX shells")
@@ -53,6 +56,21 @@ class Shell:
         return self.printed_by(line)
 
 
+class InProcess(Shell):
+    """Runs the program's commands in this process and its current folder, and the others in a shell."""
+
+    def run(self, line: str) -> subprocess.CompletedProcess:
+        words = shlex.split(line)
+        module = words[:3] == [sys.executable, "-m", "marl_connectors"]
+        if not module and Path(words[0]).name != "marl-connectors":
+            return super().run(line)
+        assert module or os.access(words[0], os.X_OK)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main(words[3 if module else 1 :])
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
 def shell(tmp_path):
     folder = tmp_path / "my runs"
@@ -62,6 +80,20 @@ def shell(tmp_path):
 
 def program(*words: str) -> str:
     return f"{shlex.quote(sys.executable)} -m marl_connectors {' '.join(words)}"
+
+
+def test_the_step_of_a_message_and_those_after_a_run_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    here = InProcess(tmp_path)
+    command = program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY)
+    printed = here.printed_by(command)
+    assert len(printed) == 4 and all("first run" in line for line in printed)
+    [line] = here.printed_by(command, status=2)
+    assert "--resume 'first run'" in line
+    for each in printed:
+        here.check(each)
+    here.printed_by(f"{line} --steps 90")
 
 
 @pytest.mark.slow
