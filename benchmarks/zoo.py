@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from zoo_results import SeedRun, TaskRuns, command, save_runs
 
+from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_files import read_metrics
-from marl_connectors.cli import run_folder
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, read_result, read_seeds, seed_folder
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
@@ -50,7 +50,7 @@ def condensed(folder: Path, task: ZooTask) -> TaskRuns:
     draws = bool(task.settings.get("eval_explore"))
     if options.get("eval_explore") != draws:
         raise SystemExit(f"{folder}: these runs were not measured with --{'' if draws else 'no-'}eval-explore")
-    config = run_folder.read_config(folder / seed_folder(seeds[0]))
+    config = run_files.read_config(folder / seed_folder(seeds[0]))
     words = command(task, _spelled(seeds), defaults=defaults)
     return TaskRuns(
         task=task.name,
@@ -67,8 +67,8 @@ def _spelled(seeds: list[int]) -> str:
 
 
 def _seed_run(folder: Path, result: SeedResult) -> SeedRun:
-    rows, _ = read_metrics(folder / result.folder / run_folder.METRICS)
-    baselines = run_folder.read_baselines(folder / result.folder)
+    rows, _ = read_metrics(folder / result.folder / run_files.METRICS)
+    baselines = run_files.read_baselines(folder / result.folder)
     return SeedRun(
         seed=result.seed,
         agent_steps=result.agent_steps,

@@ -113,7 +113,7 @@ def config_of(**settings):
 def test_methods_of_an_algorithm_are_called(tmp_path):
     names = ("train", "evaluate", "get_state", "save_to_path")
     algo = noting(PPO, *names)(config_of(evaluation_interval=1))
-    algo.fit(num_iterations=1, checkpoint_folder=tmp_path, progress=False)
+    algo.fit(num_iterations=1, folder=tmp_path, progress=False)
     assert set(Noting.calls) == set(names)
     algo.stop()
 

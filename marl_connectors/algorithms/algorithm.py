@@ -10,7 +10,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,8 @@ from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.fitting.fit import fit
 from marl_connectors.algorithms.fitting.fit_results import FitResults
-from marl_connectors.algorithms.fitting.run_files import AUTO as AUTO_METRIC
+from marl_connectors.algorithms.fitting.metric_names import AUTO as AUTO_METRIC
+from marl_connectors.algorithms.fitting.parts import RunParts
 from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.offline_data import OfflineData, together
@@ -475,12 +476,18 @@ class Algorithm(RefusesIgnoredMethods):
         *,
         num_env_steps: float | None = None,
         num_iterations: int | None = None,
+        steps: float | None = None,
         stop: Stop | None = None,
         callbacks: Any = None,
-        checkpoint_folder: str | Path | None = None,
+        folder: str | Path | None = None,
         checkpoint_every: int = 20,
         keep_checkpoints: int | None = None,
         keep_best: str | None = AUTO_METRIC,
+        eval_episodes: int = 0,
+        baseline_seconds: float = 0,
+        video: str = "none",
+        video_every: int = 0,
+        track: Sequence[str] = (),
         progress: bool = True,
     ) -> FitResults:
         """Runs iterations until a number of steps or a condition is reached, and shows progress.
@@ -490,12 +497,14 @@ class Algorithm(RefusesIgnoredMethods):
 
         Ctrl-C ends the call after the ongoing iteration, as if its goal had been reached; a second Ctrl-C ends it at
         once with a KeyboardInterrupt. SIGTERM and SIGHUP have their usual effect as soon as the iteration has ended, or
-        after 20 s. In each case, and after an error, the newest complete iteration is saved in ``checkpoint_folder``.
+        after 20 s. In each case, and after an error, the newest complete iteration is saved in ``folder``.
 
         Args:
             num_agent_steps: The number of further agent steps. For a single agent, they are the env steps.
             num_env_steps: The number of further env steps, instead.
             num_iterations: The number of further iterations, instead.
+            steps: The number of agent steps of the whole run, instead. If it has them, and the folder has everything
+                that was asked for, nothing happens.
             stop: What else ends training, checked after each iteration: a dict of metrics and the lowest values that
                 end it, such as ``{"env_runners/episode_return_mean": 450}``; or a function that gets the result of an
                 iteration and returns whether to stop. A count of the whole run, such as
@@ -503,14 +512,23 @@ class Algorithm(RefusesIgnoredMethods):
             callbacks: Functions that are called with ``algorithm``, ``metrics_logger`` and ``result`` after each
                 iteration; or subclasses or objects of Callbacks, such as ``TensorBoardTracker``. They are called in
                 addition to those of the config, which are the only ones that can watch episodes.
-            checkpoint_folder: The folder of the run, for its ``checkpoints`` and its results, ``metrics.jsonl``. From
-                this folder, ``Algorithm.from_checkpoint`` and ``load_policy`` load the newest checkpoint. A run that
-                is restored from there goes on in the same folder. None to save nothing.
+            folder: The folder of the run, for its settings (``config.json``), ``checkpoints``, results
+                (``metrics.jsonl``) and ``curves.png``. From this folder, ``Algorithm.from_checkpoint`` and
+                ``load_policy`` load the newest checkpoint. A run that is restored from there goes on in the same
+                folder, and so does ``marl-connectors train --resume``. None to save nothing.
             checkpoint_every: The number of iterations from one checkpoint to the next. There is one more at the end,
                 and, if iterations are long, one in between, which the next one replaces.
             keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
             keep_best: The metric by which ``checkpoints/best`` is chosen, ``"min:NAME"`` if the lowest is best;
                 ``"auto"`` for the success or else the return of evaluations, or else of training; None for no best one.
+            eval_episodes: With a folder, the number of episodes that are played when the goal is reached, and whose
+                returns go to ``final.json``; 0 for none. Policies that draw their actions are also measured with
+                their most likely ones.
+            baseline_seconds: With a folder, the seconds for measuring random play before the first iteration, and
+                again for the untrained policies, for ``baselines.json``; 0 for neither.
+            video: With a folder, the format of videos: ``"gif"``, ``"mp4"``, or ``"none"`` for no videos.
+            video_every: The number of iterations from one video to the next; 0 for one at the end alone.
+            track: With a folder, the names of trackers to which results are written, such as ``["tensorboard"]``.
             progress: Whether progress is displayed: in a notebook below the cell, on a terminal as a bar (if ``rich``
                 is installed), and elsewhere as lines.
 
@@ -524,13 +542,25 @@ class Algorithm(RefusesIgnoredMethods):
         """
         return fit(
             self,
-            {"num_agent_steps": num_agent_steps, "num_env_steps": num_env_steps, "num_iterations": num_iterations},
+            {
+                "num_agent_steps": num_agent_steps,
+                "num_env_steps": num_env_steps,
+                "num_iterations": num_iterations,
+                "steps": steps,
+            },
+            parts=RunParts(
+                checkpoint_every=checkpoint_every,
+                keep_checkpoints=keep_checkpoints,
+                keep_best=keep_best,
+                eval_episodes=eval_episodes,
+                baseline_seconds=baseline_seconds,
+                video=video,
+                video_every=video_every,
+                track=track,
+            ),
             stop=stop,
             callbacks=callbacks,
-            checkpoint_folder=checkpoint_folder,
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
-            keep_best=keep_best,
+            folder=folder,
             progress=progress,
         )
 

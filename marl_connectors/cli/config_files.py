@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from marl_connectors.algorithms.fitting.run_folder import is_run
 from marl_connectors.cli.config_settings import (
     SHORT_FORMS,
     absolute_spec,
@@ -27,7 +28,6 @@ from marl_connectors.cli.config_settings import (
 )
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, configs_with, known_sections
 from marl_connectors.cli.other_names import section_instead, setting_instead
-from marl_connectors.cli.run_folder import is_run
 from marl_connectors.cli.run_settings import EXPECTED, settings_from_json
 from marl_connectors.cli.search_space import search_space
 from marl_connectors.cli.values import (

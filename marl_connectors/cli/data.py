@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.algorithms.fitting.figures import number, spread, table
+from marl_connectors.algorithms.fitting.pictures import draw_data
 from marl_connectors.algorithms.fitting.progress import announced
-from marl_connectors.cli.pictures import draw_data
-from marl_connectors.cli.run_folder import writing
+from marl_connectors.algorithms.fitting.run_files import writing
 from marl_connectors.cli.values import require_extras
 from marl_connectors.episodes.action_units import ENV, MODULE, NORMALIZED, UNSCALED
 from marl_connectors.errors import ConfigError, OfflineDataWarning

@@ -9,6 +9,7 @@ from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import table
 from marl_connectors.algorithms.fitting.progress import announced
+from marl_connectors.algorithms.fitting.run_files import reading
 from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
 from marl_connectors.cli.restored_runs import (
@@ -18,7 +19,6 @@ from marl_connectors.cli.restored_runs import (
     config_of_python_file,
     naming_a_lost_config,
 )
-from marl_connectors.cli.run_folder import reading
 from marl_connectors.programs import command
 
 

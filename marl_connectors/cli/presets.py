@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent
+from marl_connectors.algorithms.fitting.run_files import DRAWN, MOST_LIKELY, WAYS
 from marl_connectors.cli.config_files import NO_VIDEO, PAIRS, PER_ENV_RUNNER, check_video_every, layer, layer_of
 from marl_connectors.cli.config_settings import (
     batch_size_per_learner,
@@ -16,7 +17,6 @@ from marl_connectors.cli.config_settings import (
     settings_of,
 )
 from marl_connectors.cli.known_algorithms import ALGORITHMS, are_alike
-from marl_connectors.cli.run_folder import DRAWN, MOST_LIKELY, WAYS
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.values import merged, piece_names
 from marl_connectors.errors import ConfigError

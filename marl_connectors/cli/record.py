@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.closing_evaluation import WITH_ENDED_EPISODES
 from marl_connectors.algorithms.fitting.figures import module_returns, spread, table
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli import suggestions
 from marl_connectors.cli.config_files import resolved
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import checkpoint_named, load_algorithm
 from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.training_run import BUILDING, WITH_ENDED_EPISODES
+from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.json_data import jsonable
 from marl_connectors.offline.episode_reader import EpisodeReader
@@ -116,8 +116,11 @@ def _what_is_kept(given: dict[str, Any]) -> str:
     out, wanted, number = given["out"], given["episodes"], _num_written(given["out"])
     if number == 0:
         return "No episode was written. The same command begins anew."
-    lines = [f"{number} of {wanted} episodes are complete in {out}. Next:", f"  {command(PROGRAM, 'data', out)}"]
-    return "\n".join([*lines, f"  {suggestions.record_rest(given, number)}"] if number < wanted else lines)
+    told = f"{number} of {wanted} episodes are complete in {out}. Next:\n  {command(PROGRAM, 'data', out)}"
+    if number == wanted:
+        return told
+    others = f"--episodes {wanted - number} --seed {given['seed'] + 1}"
+    return f"{told}\nFor the others, repeat the command with {others} and another --out."
 
 
 def _as_text(given: dict[str, Any], results: dict[str, Any], explores: bool) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.metric_names import LOWEST
 from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
-from marl_connectors.cli import run_folder
 from marl_connectors.cli.config_settings import (
     WITH_OPTIONS,
     absolute_spec,
@@ -24,6 +24,7 @@ from marl_connectors.cli.config_settings import (
     module_name,
     set_by_name,
 )
+from marl_connectors.cli.folders import SWEEP
 from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
@@ -56,22 +57,22 @@ def checkpoint_named(path: str, who: str) -> Path:
     if is_seeds_folder(Path(path)):
         first = Path(path) / seed_folder(read_seeds(Path(path))[1][0])
         raise ConfigError(f"{expected} has the runs of several seeds. Choose one: {first}")
-    if (Path(path) / run_folder.SWEEP).is_file():
+    if (Path(path) / SWEEP).is_file():
         raise ConfigError(f"{expected} is a sweep, whose trials are runs. Choose one: {_best_trial(Path(path))}")
     if not is_checkpoint(path) and Path(path).name not in (BEST, LATEST) and (run := _run_around(Path(path))):
         raise ConfigError(f"{expected} is a part of the run {run}. Use the run: {run}")
     if not is_checkpoint(path) and (runs := _runs_in(Path(path))):
         shown = ", ".join(map(str, runs[:8])) + (f", ... ({len(runs)})" if len(runs) > 8 else "")
         raise ConfigError(f"{expected} has several runs. Choose one: {shown}")
-    with run_folder.reading(Path(path)):
+    with run_files.reading(Path(path)):
         return find_checkpoint(path)
 
 
 def _runs_in(path: Path) -> list[Path]:
     """Returns the runs that are directly in a folder, which is none itself."""
-    if (path / run_folder.CONFIG).is_file():
+    if (path / run_files.CONFIG).is_file():
         return []
-    return sorted(each.parent for each in path.glob(f"*/{run_folder.CONFIG}"))
+    return sorted(each.parent for each in path.glob(f"*/{run_files.CONFIG}"))
 
 
 def check_is_run(path: Path, who: str) -> None:
@@ -80,29 +81,29 @@ def check_is_run(path: Path, who: str) -> None:
     Raises:
         ConfigError: If it is. Names the command that goes on with it.
     """
-    if (path / run_folder.SWEEP).is_file():
+    if (path / SWEEP).is_file():
         resume = command(PROGRAM, "sweep", "--resume", path)
         raise ConfigError(f"{who}: expected the folder of a run, but {path} is that of a sweep. Use: {resume}")
     if run := _run_around(path):
         resume = command(PROGRAM, "train", "--resume", run)
         raise ConfigError(
             f"{who}: expected the folder of a run, but {path} is in the run {run}, which goes on from the checkpoint "
-            f"that {run / run_folder.CHECKPOINTS / LATEST} names. Use: {resume}"
+            f"that {run / run_files.CHECKPOINTS / LATEST} names. Use: {resume}"
         )
 
 
 def _run_around(path: Path) -> Path | None:
     """Returns the folder of the run in which a file or folder is; None if it is in none, or is one itself."""
-    if (path / run_folder.CONFIG).is_file():
+    if (path / run_files.CONFIG).is_file():
         return None
-    runs = (each for each in path.parents[:2] if (each / run_folder.CONFIG).is_file())
-    return next((run for run in runs if path.exists() and (run / run_folder.CHECKPOINTS).is_dir()), None)
+    runs = (each for each in path.parents[:2] if (each / run_files.CONFIG).is_file())
+    return next((run for run in runs if path.exists() and (run / run_files.CHECKPOINTS).is_dir()), None)
 
 
 def _best_trial(sweep: Path) -> Path:
     """Returns the folder of a sweep's best trial, or of its first one if that is unknown."""
     try:
-        data = parsed_json((sweep / run_folder.SWEEP).read_bytes())
+        data = parsed_json((sweep / SWEEP).read_bytes())
         sign = 1 if data["metric"].startswith(LOWEST) else -1
         done = [each for each in data["results"] if each["state"] == "complete"]
         return sweep / min(done, key=lambda each: sign * each["value"])["folder"]
@@ -180,7 +181,7 @@ def check_of_run(checkpoint: Path) -> None:
     run, given = _command_of(checkpoint)
     if not given or given.get("config") is not None:
         return
-    settings = settings_from_json(given, str(run / run_folder.CONFIG))
+    settings = settings_from_json(given, str(run / run_files.CONFIG))
     found = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
     env = found["settings"].get("env")
     own = {"environment": settings.env, "algorithm": qualified_name(config_class(settings.algo))}
@@ -221,7 +222,7 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
         return None
     if not given:
         return load_config(source)
-    settings = settings_from_json(given, str(run / run_folder.CONFIG))
+    settings = settings_from_json(given, str(run / run_files.CONFIG))
     config = with_config(settings, source).make_config()
     if former is not None and module_name(former) not in sys.modules:
         sys.modules[module_name(former)] = sys.modules[module_name(source)]  # the checkpoint has names in this module
@@ -270,9 +271,9 @@ def check_python_config(source: str, trusted: bool) -> None:
 def _command_of(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the folder of a checkpoint's run, and the run's settings; ``{}`` if it belongs to no run."""
     run = checkpoint.parent.parent
-    if checkpoint.parent.name != run_folder.CHECKPOINTS or not (run / run_folder.CONFIG).is_file():
+    if checkpoint.parent.name != run_files.CHECKPOINTS or not (run / run_files.CONFIG).is_file():
         return run, {}
-    given = run_folder.read_config(run).get("command")
+    given = run_files.read_config(run).get("command")
     return run, given if isinstance(given, dict) else {}
 
 

@@ -119,7 +119,7 @@ class RunSettings:
     anneal_lr: bool = False
     checkpoint_every: int = 20
     eval_episodes: int = 20
-    baseline_seconds: int = 10
+    baseline_seconds: float = 10
     video: str = "gif"
     video_every: int = 0
     track: list[str] = field(default_factory=lambda: ["tensorboard"])
@@ -389,8 +389,8 @@ EXPECTED: Mapping[str, Validator] = {
     "anneal_lr": _FLAG,
     "eval_explore": _in_words("true, false or null", optional(_FLAG)),
     "checkpoint_every": _COUNT,
-    "eval_episodes": _COUNT,
-    "baseline_seconds": _COUNT,
+    "eval_episodes": _WHOLE,
+    "baseline_seconds": _in_words("a number of at least 0", number(min=0)),
     "video": _VIDEO,
     "video_every": _WHOLE,
     "track": list_of(one_of(*TRACKER_NAMES), f"a list of {', '.join(TRACKER_NAMES)}"),
@@ -412,12 +412,13 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
     return {**data, "training": training}
 
 
-def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
-    """Returns the settings that a run's ``config.json`` has under ``"command"``.
+def settings_from_json(data: Any, source: str = "config.json of the run", part: str = "command") -> RunSettings:
+    """Returns the settings that a part of a run's ``config.json`` has.
 
     Args:
         data: The JSON data.
         source: The name of the file, for messages.
+        part: The key of the part.
 
     Raises:
         CheckpointError: If a setting is unknown or has the wrong type. The message names it.
@@ -434,7 +435,7 @@ def settings_from_json(data: Any, source: str = "config.json of the run") -> Run
             expected[key].keep(value)
         except Unfit as unfit:
             raise CheckpointError(
-                f"{source}: expected 'command' to have {key!r} as {expected[key].expected}, but got {brief(value)}. "
+                f"{source}: expected {part!r} to have {key!r} as {expected[key].expected}, but got {brief(value)}. "
                 f"Correct it there."
             ) from unfit
     settings = RunSettings(**{**data, "video": _video(data.get("video", "gif"))})

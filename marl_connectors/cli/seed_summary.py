@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import math
@@ -13,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, number, percent, table
-from marl_connectors.algorithms.fitting.run_files import read_metrics
-from marl_connectors.cli import run_folder
-from marl_connectors.cli.pictures import draw_seed_curves
-from marl_connectors.cli.run_folder import SEEDS, WAYS
+from marl_connectors.algorithms.fitting import run_files
+from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, number, percent, t_quantile, table
+from marl_connectors.algorithms.fitting.pictures import draw_seed_curves
+from marl_connectors.algorithms.fitting.run_files import WAYS, read_metrics
+from marl_connectors.cli.folders import SEEDS
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
@@ -89,33 +88,6 @@ def mean_and_half_width(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     variance = squares / np.where(numbers > 1, numbers - 1, math.nan)
     quantiles = np.array([t_quantile(int(count) - 1) if count > 1 else math.nan for count in numbers])
     return mean, quantiles * np.sqrt(variance / np.where(numbers, numbers, math.nan))
-
-
-@functools.cache
-def t_quantile(degrees_of_freedom: int) -> float:
-    """Returns the 97.5 % quantile of Student's t-distribution.
-
-    >>> round(t_quantile(4), 3)
-    2.776
-    """
-    low, high = 1.9, 13.0  # that of the normal distribution is 1.96, and that of one degree of freedom is 12.7
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _probability_within(middle, degrees_of_freedom) < 0.95 else (low, middle)
-    return (low + high) / 2
-
-
-def _probability_within(t: float, degrees_of_freedom: int) -> float:
-    """Returns ``P(|T| < t)`` of Student's t-distribution: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4."""
-    angle = math.atan2(t, math.sqrt(degrees_of_freedom))
-    is_odd = degrees_of_freedom % 2
-    term = total = math.cos(angle) if is_odd else 1.0
-    for index in range(3 if is_odd else 2, degrees_of_freedom, 2):
-        term *= (index - 1) / index * math.cos(angle) ** 2
-        total += term
-    if not is_odd:
-        return math.sin(angle) * total
-    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees_of_freedom > 1 else 0.0))
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
@@ -190,16 +162,16 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
         CheckpointError: If a file of the run is damaged.
     """
     run = path / seed_folder(seed)
-    if not (run / run_folder.CONFIG).is_file():
+    if not (run / run_files.CONFIG).is_file():
         return SeedResult(seed, run.name, error=error)
-    rows, _ = read_metrics(run / run_folder.METRICS)
+    rows, _ = read_metrics(run / run_files.METRICS)
     done = agent_steps(rows[-1]) if rows else 0
-    final = run_folder.read_final(run)
+    final = run_files.read_final(run)
     other_ways: dict[str, Any] = {}
     for way, measured in (final or {}).items():
         if way in WAYS:
             other_ways |= {way: _means(measured), f"success_{way}": _success(measured)}
-    baselines = run_folder.read_baselines(run) if rows else {}
+    baselines = run_files.read_baselines(run) if rows else {}
     curve: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for module_id, mean in _means(row["env_runners"]).items():
@@ -223,7 +195,7 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
 
 
 def _means(results: Mapping[str, Any]) -> dict[str, float]:
-    return {module_id: mean for module_id, (mean, _) in module_returns(run_folder.from_json(results)).items()}
+    return {module_id: mean for module_id, (mean, _) in module_returns(run_files.from_json(results)).items()}
 
 
 def _success(results: Mapping[str, Any]) -> float | None:
@@ -338,8 +310,8 @@ def write_seeds(path: Path, command: Mapping[str, Any], results: Sequence[SeedRe
         "interval": "95 % confidence interval of the mean over seeds, by Student's t-distribution",
         "summary": {name: asdict(each) for name, each in summary_of(results).items()},
     }
-    with run_folder.writing(path / SEEDS):
-        run_folder.replace_file(path / SEEDS, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
+    with run_files.writing(path / SEEDS):
+        run_files.replace_file(path / SEEDS, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
 
 
 def is_seeds_folder(path: Path) -> bool:
@@ -356,7 +328,7 @@ def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
-    with run_folder.reading(path / SEEDS):
+    with run_files.reading(path / SEEDS):
         content = (path / SEEDS).read_bytes()
     try:
         data = parsed_json(content)
@@ -389,8 +361,8 @@ def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:
     }
     picture = io.BytesIO()
     draw_seed_curves(picture, {name: mean_curve(own) for name, own in curves.items()}, curves, random_play, path.name)
-    with run_folder.writing(path / LEARNING_CURVES):
-        run_folder.replace_file(path / LEARNING_CURVES, picture.getvalue())
+    with run_files.writing(path / LEARNING_CURVES):
+        run_files.replace_file(path / LEARNING_CURVES, picture.getvalue())
 
 
 def _has_level(result: SeedResult, module_id: str) -> bool:

@@ -20,12 +20,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting import run_files
+from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli import run_folder, seed_summary, standard_streams, training_run
+from marl_connectors.cli import seed_summary, standard_streams, training_run
 from marl_connectors.cli.config_settings import absolute_spec
+from marl_connectors.cli.folders import SEEDS, check_can_be_made
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
-from marl_connectors.cli.run_folder import SEEDS
 from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.values import require_extras, seeds_text
@@ -82,7 +84,7 @@ class _SeedRuns:
 
     def run(self) -> int:
         """Trains the seeds that are not finished, and prints what all of them have reached. Returns the exit status."""
-        with run_folder.Claim(self.path):
+        with Claim(self.path):
             return self._run()
 
     def _run(self) -> int:
@@ -202,7 +204,7 @@ class _SeedRuns:
     def _options_of(self, seed: int) -> dict[str, Any]:
         """Returns the options of ``train`` for a seed: to begin its run, or to resume it."""
         path = self.path / seed_folder(seed)
-        if (path / run_folder.CONFIG).is_file():
+        if (path / run_files.CONFIG).is_file():
             return {"resume": str(path), **self.changes, **self.reading}
         return {**_merged(self.options, self.changes), "seed": seed, "out": str(path)}
 
@@ -235,7 +237,7 @@ class _SeedRuns:
         commands = [] if not self.errors else [self._resume_command()]
         if finished:
             commands.append(command(PROGRAM, "evaluate", self.path / finished[0].folder))
-        if any((self.path / result.folder / run_folder.EVENTS).is_dir() for result in results):
+        if any((self.path / result.folder / run_files.EVENTS).is_dir() for result in results):
             commands.append(command("tensorboard", "--logdir", self.path))
         print("\n".join(["", "Next:", *(f"  {command}" for command in commands)]), flush=True)
 
@@ -268,9 +270,8 @@ def _new(given: Mapping[str, Any]) -> _SeedRuns:
     name = settings.default_folder_name()
     numbered = "out" not in given
     path = Path(given.get("out", f"runs/{name.removesuffix(f'-seed{seeds[0]}')}-seeds{seeds_text(seeds)}"))
-    run_folder.check_can_be_made(path, numbered=numbered)
-    with run_folder.writing(path):
-        path = run_folder.make_folder(path, numbered)
+    check_can_be_made(path, numbered=numbered)
+    path = make_folder(path, numbered=numbered)
     return _SeedRuns(path, seeds, options, {}, {}, parallel, is_new=True)
 
 

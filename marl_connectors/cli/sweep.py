@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.config.sections import sections
+from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import number, table
 from marl_connectors.algorithms.fitting.metric_names import LOWEST, check_metric, closest_metric
+from marl_connectors.algorithms.fitting.pictures import draw_sweep
+from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
-from marl_connectors.cli import run_folder, training_run
+from marl_connectors.cli import training_run
 from marl_connectors.cli.config_files import (
     OWN_FIELDS,
     SEARCH,
@@ -40,8 +43,8 @@ from marl_connectors.cli.config_files import (
     resolved,
 )
 from marl_connectors.cli.config_settings import absolute_spec, closest
+from marl_connectors.cli.folders import SWEEP, check_can_be_made
 from marl_connectors.cli.known_algorithms import known_sections
-from marl_connectors.cli.pictures import draw_sweep
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.restored_runs import check_python_config
 from marl_connectors.cli.run_processes import FAILED, POLL_S, EndedRun, LogNews, RunProcess
@@ -105,7 +108,7 @@ class _Running:
     def read(self, metric: str) -> None:
         """Reads new rows of the metrics, reports the metric, and stops the run if it is to be pruned."""
         try:
-            with open(self.path / run_folder.METRICS, "rb") as file:
+            with open(self.path / run_files.METRICS, "rb") as file:
                 file.seek(self.offset)
                 lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:
@@ -159,7 +162,7 @@ class _Sweep:
 
     def run(self) -> int:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
-        with run_folder.Claim(self.path):
+        with Claim(self.path):
             return self._run()
 
     def _run(self) -> int:
@@ -263,7 +266,7 @@ class _Sweep:
         trial.set_user_attr(_FOLDER, name)
         values = {each: space.suggest(trial, each) for each, space in self.search.items()}
         path = self.path / name
-        if (path / run_folder.CONFIG).is_file():
+        if (path / run_files.CONFIG).is_file():
             options: dict[str, Any] = {"resume": str(path)}
             if "config" in self.options:
                 options["config"] = self.options["config"]
@@ -271,7 +274,7 @@ class _Sweep:
             options = {**with_values(self.options, values), "out": str(path)}
         total = new_settings(with_values(self.options, values)).steps
         print(f"{name}: {_text(values)}", flush=True)
-        if (path / run_folder.FINAL).is_file():  # the sweep was stopped after the end of this run
+        if (path / run_files.FINAL).is_file():  # the sweep was stopped after the end of this run
             ended = _Running(trial, EndedRun(), path, total)
             ended.read(self._metric_name())
             self._ended(study, ended)
@@ -315,9 +318,9 @@ class _Sweep:
             "trials": self.trials,
             "results": [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()],
         }
-        with run_folder.writing(self.path):
+        with run_files.writing(self.path):
             text = json.dumps(jsonable(data), indent=2, allow_nan=False)
-            run_folder.replace_file(self.path / run_folder.SWEEP, f"{text}\n".encode())
+            run_files.replace_file(self.path / SWEEP, f"{text}\n".encode())
 
     def _finish(self, study: Any, status: int) -> int:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
@@ -333,19 +336,19 @@ class _Sweep:
             print(f"\n{'Lowest' if lowest else 'Highest'} {self._metric_name()} first:")
             print(table(["trial", "state", "value", "agent steps", *self.search], rows))
             if len(results) > _ROWS:
-                print(f"  and {len(results) - _ROWS} more in {self.path / run_folder.SWEEP}")
+                print(f"  and {len(results) - _ROWS} more in {self.path / SWEEP}")
         if len(finished) > 1 and len({result["value"] for result in finished}) == 1:
             print(
                 "All complete trials have the same value, so their order says nothing. Start a sweep with more --steps."
             )
         commands = []
         if finished:
-            with run_folder.writing(self.path / PICTURE):
+            with run_files.writing(self.path / PICTURE):
                 draw_sweep(self.path / PICTURE, finished, list(self.search), self._metric_name(), lowest=lowest)
-            print(f"\nThe numbers are in {self.path / run_folder.SWEEP}, the picture in {self.path / PICTURE}.")
+            print(f"\nThe numbers are in {self.path / SWEEP}, the picture in {self.path / PICTURE}.")
             best = self.path / ranked[0]["folder"]
             commands.append(command(PROGRAM, "evaluate", best))
-            commands.append(command(PROGRAM, "train", "--config", best / run_folder.CONFIG, "--seeds", "1-3"))
+            commands.append(command(PROGRAM, "train", "--config", best / run_files.CONFIG, "--seeds", "1-3"))
         more = ["--trials", 2 * max(self.trials, len(results))] if is_done else []
         again = ["--parallel", self.parallel] if self.parallel > 1 else []
         commands.append(command(PROGRAM, "sweep", "--resume", self.path, *more, *again))
@@ -461,9 +464,8 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     numbered = "out" not in given
     default = settings.default_folder_name().removesuffix(f"-seed{settings.seed}")
     path = Path(given.get("out", f"runs/{default}-sweep"))
-    run_folder.check_can_be_made(path, numbered=numbered)
-    with run_folder.writing(path):
-        path = run_folder.make_folder(path, numbered)
+    check_can_be_made(path, numbered=numbered)
+    path = make_folder(path, numbered=numbered)
     trials = given.get("trials", NUM_TRIALS)
     for warning in too_short:
         print(f"marl-connectors: warning: {warning}", file=sys.stderr, flush=True)
@@ -513,22 +515,18 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
             f"--metric and --config."
         )
     path = Path(given["resume"])
-    if not (path / run_folder.SWEEP).is_file():
-        if (path / run_folder.CONFIG).is_file() or is_seeds_folder(path):
+    if not (path / SWEEP).is_file():
+        if (path / run_files.CONFIG).is_file() or is_seeds_folder(path):
             resume = command(PROGRAM, "train", "--resume", path)
             raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} is a run. Use: {resume}")
-        raise ConfigError(
-            f"sweep --resume: expected the folder of a sweep, but {path} has no {run_folder.SWEEP}. Check the path."
-        )
+        raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} has no {SWEEP}. Check the path.")
     try:
-        with run_folder.reading(path / run_folder.SWEEP):
-            data = parsed_json((path / run_folder.SWEEP).read_bytes())
-        search = search_space(data["search"], str(path / run_folder.SWEEP))
+        with run_files.reading(path / SWEEP):
+            data = parsed_json((path / SWEEP).read_bytes())
+        search = search_space(data["search"], str(path / SWEEP))
         options, metric, trials = dict(data["options"]), str(data["metric"]), int(data["trials"])
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{path / run_folder.SWEEP} is damaged: {type(error).__name__}: {error}. Correct it."
-        ) from error
+        raise CheckpointError(f"{path / SWEEP} is damaged: {type(error).__name__}: {error}. Correct it.") from error
     if not (path / STUDY).is_file():
         raise CheckpointError(
             f"sweep --resume: {path} has no {STUDY} any more, in which its trials are. Put it back, or start a new "

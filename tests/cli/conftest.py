@@ -27,7 +27,7 @@ class CommandLine:
     def build(self, settings):
         self.settings = settings
         settings.mapping_fn()
-        self.algo.config.env = settings.env
+        self.algo.config.env, self.algo.seed = settings.env, settings.seed
         return self.algo
 
     def load(

@@ -18,7 +18,6 @@ from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings
 from marl_connectors.cli.run_settings import RunSettings, settings_to_json
-from marl_connectors.cli.suggestions import train_words
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 from marl_connectors.learner.learner import Learner
@@ -432,16 +431,6 @@ def test_a_yaml_file_can_name_a_python_file_beside_it(settings, python_file, tmp
     file.write_text(f"config: ../{python_file.name}\nsteps: 10\ntraining: {{gamma: 0.25}}\n")
     found = settings("--config", str(file))
     assert (found.steps, found.make_config().gamma, found.config) == (10, 0.25, str(python_file))
-
-
-def test_the_suggested_words_give_the_same_settings_again(settings, python_file):
-    words = ["--config", python_file.name, "--set", "gamma=0.75", "--policies", "independent", "--steps", "30"]
-    found = settings(*words)
-    again = train_words(found)
-    assert again[:4] == ["marl-connectors", "train", "--config", str(python_file)]
-    assert settings(*again[2:]) == found
-    same = settings("--config", python_file.name)
-    assert train_words(same) == ["marl-connectors", "train", "--config", str(python_file)]
 
 
 def test_a_run_from_python_is_trained_resumed_and_evaluated_with_its_lambdas(python_file, capsys):

@@ -114,6 +114,7 @@ def test_a_run_from_a_python_file_gets_its_config_from_this_file(policy, command
         "from marl_connectors import PPOConfig\n"
         "config = PPOConfig().environment('marl_envs.match_v0').training(train_batch_size_per_learner=50)\n"
     )
+    command.algo = command.fake()
     command("train", "--config", "my_config.py", "--steps", "200", "--out", "from_file")
     policy.config = "not loaded"
     command("export", "from_file", "--out", "robot2")

@@ -19,7 +19,6 @@ from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.presets import new_settings, preset_sentence
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json, settings_to_json
-from marl_connectors.cli.suggestions import train_words
 from marl_connectors.errors import ConfigError
 from marl_connectors.zoo import Expected, ZooTask
 
@@ -161,7 +160,6 @@ def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(com
     assert command("train", "CartPole-v1", "--steps", "200", "--out", "run", "--num-envs", "2") == 0
     assert command.out.startswith("Preset of the zoo: CartPole-v1, expected return 500.0 ± 0.0")
     assert command.settings.num_envs == 2 and command.settings.training["lr"] == 1e-3
-    assert "train CartPole-v1 --policies independent --steps 200 --num-envs 2 --out" in command.out
     kept = settings_from_json(json.loads(Path("run/config.json").read_text())["command"])
     assert kept == command.settings and kept.preset == "CartPole-v1"
     changed = dataclasses.replace(TASK, settings={"env": "CartPole-v1", "num_envs": 64})
@@ -171,10 +169,9 @@ def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(com
     assert settings_from_json(json.loads(Path("run/config.json").read_text())["command"]) == kept
 
 
-def test_train_without_a_preset_suggests_to_leave_it_out_again(command):
+def test_train_without_a_preset_says_nothing_of_one(command):
     assert command("train", "CartPole-v1", "--no-preset", "--steps", "200", "--set", "num_epochs=2") == 0
     assert "Preset" not in command.out and command.settings.preset is None
-    assert "train CartPole-v1 --no-preset --policies independent --steps 200 --set num_epochs=2" in command.out
 
 
 TINY = ["--num-envs", "2", "--num-env-workers", "0", "--hidden", "4", "--eval-episodes", "2", "--no-video"]
@@ -273,7 +270,6 @@ def test_another_algorithm_has_settings_of_its_own(monkeypatch):
     assert preset_sentence(found).startswith("Preset of the zoo: CartPole-v1/dqn, expected return -9.1")
     assert preset_sentence(found).endswith("Changed by --set, so another return is to be expected.")
     assert "num_epochs" not in found.training and "num_epochs" in settings("CartPole-v1").training
-    assert train_words(found)[1:] == ["train", "CartPole-v1", "--algo", "dqn", "--set", "n_step=4"]
 
 
 def test_the_name_of_a_task_for_another_algorithm_stands_for_both(monkeypatch):
@@ -285,15 +281,12 @@ def test_an_algorithm_without_settings_in_the_zoo_has_its_defaults(monkeypatch):
     set_tasks(monkeypatch, TASK)
     found = settings("CartPole-v1", "--algo", "dqn", "--steps", "60")
     assert found == RunSettings("CartPole-v1", algo="dqn", steps=60, training=dict(ALGORITHMS["dqn"].training))
-    words = ["train", "CartPole-v1", "--policies", "shared", "--algo", "dqn", "--steps", "60"]
-    assert train_words(found)[1:] == words and settings(*words[1:]) == found
 
 
 def test_ppo_has_the_settings_that_were_tuned_for_mappo(monkeypatch):
     set_tasks(monkeypatch, TASK, VARIANT)
     found = settings("CartPole-v1", "--algo", "ppo")
     assert found == dataclasses.replace(settings("CartPole-v1"), algo="ppo")
-    assert train_words(found)[1:] == ["train", "CartPole-v1", "--algo", "ppo"]
 
 
 def test_the_settings_of_a_run_with_another_algorithm_are_left_out(monkeypatch):

@@ -129,8 +129,9 @@ def test_a_signal_keeps_the_episodes_that_are_complete_and_says_how_to_go_on(num
     show, rest = (shlex.split(line) for line in told.splitlines()[-2:])
     assert main(show[show.index("data") :]) == 0
     assert "4 whole episodes in 4 chunks" in capsys.readouterr().out
-    assert rest[-6:] == ["--episodes", "6", "--seed", "4", "--out", str(tmp_path / "a b-2")]
-    assert main(rest[rest.index("record") :]) == 0
+    others = rest[rest.index("with") + 1 : rest.index("and")]
+    assert others == ["--episodes", "6", "--seed", "4"]
+    assert main([*OF_FIVE_STEPS, *others, "--out", str(tmp_path / "a b-2")]) == 0
     both = EpisodeReader([tmp_path / "a b", tmp_path / "a b-2"])
     assert [len(episode) for episode in both] == [5] * 10
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import main
@@ -128,7 +129,7 @@ def test_the_end_compares_with_the_start_and_random_play_and_says_what_to_do_nex
         assert str(run / name) in command.out
     assert f"marl-connectors evaluate {run} --episodes 100" in command.out
     assert f"tensorboard --logdir {run}/tensorboard" in command.out
-    assert "marl-connectors train fake_env --policies independent" in command.out
+    assert f"marl-connectors train --resume {run} --steps 600" in command.out
 
 
 def test_a_second_run_gets_a_number(command, build):
@@ -144,6 +145,7 @@ def test_runs_are_named_after_their_policies(command):
     sys.path.insert(0, str(Path.cwd()))
     try:
         command("train", "pkg.fake_v0", "--steps", "100", "--policies", "a*=red,b*=green,c*=red")
+        command.algo = command.fake()
         command("train", "pkg.fake_v0", "--steps", "100", "--mapping", "my_map:by_team")
     finally:
         sys.path.remove(str(Path.cwd()))
@@ -214,6 +216,23 @@ def test_a_name_that_the_terminal_cannot_show_costs_nothing(command, monkeypatch
     assert main(["train", "fake_env", "--steps", "100"]) == 0
     stream.flush()
     assert b"0 \\xb1 0.5" in stream.buffer.getvalue()
+
+
+def test_videos_are_made_every_few_iterations(command):
+    words = ["--steps", "500", "--out", "run", "--video-every", "2"]
+    assert command("train", "fake_env", *words) == 0
+    run = Path("run")
+    assert sorted(path.name for path in (run / "videos").iterdir()) == ["000002.gif", "000004.gif"]
+    with Image.open(run / "videos" / "000004.gif") as gif:
+        assert gif.info["comment"] == b"after 400 steps, episode 1: return red 4.00, green 4.00"
+    assert (run / "video.gif").exists()
+
+
+def test_the_reason_for_missing_videos_is_printed_once_during_training(command):
+    command.algo.frames = []
+    assert command("train", "fake_env", "--steps", "500", "--out", "run", "--video-every", "1") == 0
+    assert command.out.count("No video: this environment returns no pictures") == 2  # and once at the end
+    assert not (Path("run") / "videos").exists()
 
 
 # Interrupting and resuming ------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marl_connectors.algorithms.fitting import saver
+from marl_connectors.algorithms.fitting import run_folder, saver
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli import run_folder
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
@@ -173,8 +172,9 @@ def test_a_run_survives_a_kill_at_each_operation_on_a_file(killable):
 SERVER = """
 import os, signal, sys
 from marl_connectors.cli.main import main
-import torch, tensorboard, matplotlib.figure, PIL.Image, marl_connectors.cli.train, marl_connectors.cli.pictures
+import torch, tensorboard, matplotlib.figure, PIL.Image, marl_connectors.cli.train
 import torch.utils.tensorboard, marl_connectors.algorithms.mappo, marl_connectors.algorithms.ppo
+import marl_connectors.algorithms.fitting.pictures
 
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 print("ready", flush=True)

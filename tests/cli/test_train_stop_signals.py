@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marl_connectors.algorithms.fitting import saver, stop_signals
+from marl_connectors.algorithms.fitting import saver, stop_signals, video
 from marl_connectors.checkpoints import load_state
 from marl_connectors.cli import evaluate
 from marl_connectors.cli.main import main
@@ -138,7 +138,7 @@ def test_a_second_signal_in_the_last_evaluation_stops_at_once(command, monkeypat
 
 
 def test_a_signal_while_the_last_video_is_made_loses_no_results(command, monkeypatch):
-    monkeypatch.setattr("marl_connectors.cli.training_run.record_video", lambda *args, **kwargs: raised(signal.SIGTERM))
+    monkeypatch.setattr(video, "record_video", lambda *args, **kwargs: raised(signal.SIGTERM))
     assert command("train", "fake_env", "--steps", "300") == 143
     assert "mean ± standard deviation of 20 episodes:" in command.out
     assert f"The run is complete in {RUN}, only its video is missing." in command.out

@@ -8,7 +8,16 @@ import math
 import numpy as np
 import pytest
 
-from marl_connectors.cli.values import count, key_value, layer_sizes, literal, merged, seed_list, whole_number
+from marl_connectors.cli.values import (
+    count,
+    key_value,
+    layer_sizes,
+    literal,
+    literal_text,
+    merged,
+    seed_list,
+    whole_number,
+)
 from marl_connectors.json_data import jsonable
 
 
@@ -85,3 +94,25 @@ def test_json_has_no_infinite_numbers_and_names_objects():
 @pytest.mark.parametrize("text", ["[" * 100_000, "(" * 100_000, "-" * 100_000 + "1", "9" * 10_000])
 def test_what_is_too_much_for_a_parser_is_text(text):
     assert literal(text) == text
+
+
+# Values as words
+
+VALUES = [1, 0, -2, 0.5, 1e-9, float("inf"), True, False, None, "a", "5", "True", "none", "a b", "it's", '"', "", "x=y"]
+VALUES += [
+    [1, 2],
+    (1, "a"),
+    {"a": [None, 1.5]},
+    [[0, 1e-3], [1000, 1e-4]],
+    " led by a blank",
+    "null",
+    "ünï",
+    "-3",
+    "--x",
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_any_value_can_be_written_on_the_command_line(value):
+    found = literal(literal_text(value).strip())
+    assert found == value and type(found) is type(value)

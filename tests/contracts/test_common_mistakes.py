@@ -535,9 +535,9 @@ def test_a_narrow_terminal_shortens_nothing_that_matters(folder, columns):
 def test_a_full_disk_in_the_middle_of_a_run_gives_one_message_and_keeps_the_last_checkpoint(
     folder, monkeypatch, capsys
 ):
-    from marl_connectors.algorithms.fitting import run_files
+    from marl_connectors.algorithms.fitting import run_folder
 
-    replace, left = run_files.replace_file, [3]
+    replace, left = run_folder.replace_file, [3]
 
     def full(path, data):
         if path.name == "latest":
@@ -548,7 +548,7 @@ def test_a_full_disk_in_the_middle_of_a_run_gives_one_message_and_keeps_the_last
 
     words = [*TINY.replace("--steps 40", "--steps 100").split(), "--checkpoint-every", "1", "--out", "new"]
     with monkeypatch.context() as patch:
-        patch.setattr(run_files, "replace_file", full)
+        patch.setattr(run_folder, "replace_file", full)
         assert main(["train", "mistaken:Plain", *words]) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and "No space left on device" in said.err and "Traceback" not in said.out

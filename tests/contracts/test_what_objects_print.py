@@ -37,7 +37,7 @@ def test_a_config_is_a_table_in_notebooks():
 def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
     with match().build_algo() as algo:
         quiet = {"progress": False}
-        results = algo.fit(num_iterations=1, checkpoint_folder=tmp_path / "<i>", **quiet)
+        results = algo.fit(num_iterations=1, folder=tmp_path / "<i>", **quiet)
         html = algo._repr_html_()
         loaded = load_policy(results.checkpoint)
         policy = loaded._repr_html_()

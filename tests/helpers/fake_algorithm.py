@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_connectors.algorithms.rendering import RenderedEpisode
-from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.callbacks import CallbackCalls
+from marl_connectors.checkpoints import load_state, run_folders_of, save_state
 from marl_connectors.errors import EnvError
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -20,6 +21,8 @@ STEPS = 100
 
 class FakeConfig:
     num_envs_per_env_runner = 8
+    num_env_runners = 0
+    callbacks_on_episode_end = None
     draws_actions = False
 
     def __init__(self, env):
@@ -53,7 +56,8 @@ class FakeAlgorithm:
         self.rl_module = dict.fromkeys(modules, RLModule(space, space))
         self.signal = number
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
-        self.iteration = 0
+        self.iteration = self.seed = 0
+        self.callbacks, self.run_folders = CallbackCalls(), set()
         self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]
         self.stopped = False
         self.evaluated_with = []
@@ -102,6 +106,10 @@ class FakeAlgorithm:
     def num_agent_steps(self):
         return self.iteration * STEPS
 
+    @property
+    def num_env_steps(self):
+        return self.iteration * STEPS // 2
+
     def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None, is_enough=None):
         self.evaluated_with.append((num_episodes, explore, seed))
         return self.results(float(self.iteration)) | {"num_episodes": num_episodes}
@@ -127,6 +135,7 @@ class FakeAlgorithm:
         state = load_state(path)
         algo = cls(state["env"])
         algo.iteration = state["iteration"]
+        algo.run_folders = run_folders_of(path)
         return algo
 
     def stop(self):

@@ -158,7 +158,7 @@ METHODS: Final[dict[str, str]] = {
     "get_policy": "Use .get_module(module_id).",
     "get_weights": _WEIGHTS,
     "load_checkpoint": "Use .restore_from_path(path).",
-    "logdir": "Use .fit(checkpoint_folder=...), which writes metrics and checkpoints.",
+    "logdir": "Use .fit(folder=...), which writes metrics and checkpoints.",
     "remove_policy": "Use .remove_module(module_id).",
     "restore": "Use .restore_from_path(path).",
     "save": "Use .save_to_path(path).",

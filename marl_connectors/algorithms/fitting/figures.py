@@ -1,7 +1,8 @@
-"""Selects the results of ``Algorithm.train`` and ``Algorithm.evaluate`` that the command line shows."""
+"""Selects and formats the results of ``Algorithm.train`` and ``Algorithm.evaluate`` that people see."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -94,7 +95,7 @@ def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int
     when = "before the stop" if was_stopped else "in time"
     if number == 0:
         unknown = f"Not every sub-environment finished an episode of {what} {when}, so the returns are unknown."
-        return unknown if was_stopped else f"{unknown} Set a longer time with --baseline-seconds."
+        return unknown if was_stopped else f"{unknown} Set more baseline_seconds (--baseline-seconds)."
     return f"Only {number} of {wanted} episodes of {what} ended {when}: the returns are of these."
 
 
@@ -155,3 +156,30 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
     return "\n".join("  " + line.rstrip() for line in lines)
+
+
+@functools.cache
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t-distribution.
+
+    >>> round(t_quantile(4), 3)
+    2.776
+    """
+    low, high = 1.9, 13.0  # that of the normal distribution is 1.96, and that of one degree of freedom is 12.7
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _probability_within(middle, degrees_of_freedom) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _probability_within(t: float, degrees_of_freedom: int) -> float:
+    """Returns ``P(|T| < t)`` of Student's t-distribution: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4."""
+    angle = math.atan2(t, math.sqrt(degrees_of_freedom))
+    is_odd = degrees_of_freedom % 2
+    term = total = math.cos(angle) if is_odd else 1.0
+    for index in range(3 if is_odd else 2, degrees_of_freedom, 2):
+        term *= (index - 1) / index * math.cos(angle) ** 2
+        total += term
+    if not is_odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees_of_freedom > 1 else 0.0))

@@ -1,185 +1,330 @@
-"""``Algorithm.fit``: iterations until a goal, with progress, checkpoints, and an orderly end after Ctrl-C."""
+"""Training to a goal, for ``Algorithm.fit`` and the command line."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting.baselines import Baselines
+from marl_connectors.algorithms.fitting.closing_evaluation import ClosingEvaluation
+from marl_connectors.algorithms.fitting.figures import megabytes, number, time_shares
 from marl_connectors.algorithms.fitting.fit_results import FitResults
+from marl_connectors.algorithms.fitting.metric_names import check_metric
+from marl_connectors.algorithms.fitting.parts import Caller, Part, Run, RunParts
 from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, NoProgress, Progress, Watched, open_progress
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,
     CONFIG,
+    CURVES,
+    EVENTS,
     METRICS,
-    RunFiles,
     best_iteration,
-    go_back_to,
-    is_number,
-    read_metrics,
-    resume_in_python,
-    writing,
 )
+from marl_connectors.algorithms.fitting.run_folder import RunFolder, numbered_checkpoints
 from marl_connectors.algorithms.fitting.saver import Saver
 from marl_connectors.algorithms.fitting.stop_conditions import StopConditions
-from marl_connectors.algorithms.fitting.stop_signals import InterruptGate
-from marl_connectors.callbacks.trackers import Tracker
+from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, StopSignal
+from marl_connectors.algorithms.fitting.tracking import Tracking
+from marl_connectors.algorithms.fitting.video import Videos
+from marl_connectors.callbacks.trackers import Tracker, leaves
 from marl_connectors.checkpoints import is_checkpoint
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.validators import integer
 
-WHO = "Algorithm.fit"
+PARTS: tuple[type[Part], ...] = (Baselines, Tracking, ClosingEvaluation, Videos)
+"""What a run makes in its folder beside results, checkpoints and curves, in the order in which it is made."""
+STEPS = "steps"
+"""The amount of agent steps that counts those of the whole run."""
 
 
 def fit(
     algo: Any,
     amounts: Mapping[str, Any],
     *,
-    stop: Any,
-    callbacks: Any,
-    checkpoint_folder: str | Path | None,
-    checkpoint_every: int,
-    keep_checkpoints: int | None,
-    keep_best: str | None,
-    progress: bool,
+    parts: RunParts,
+    stop: Any = None,
+    callbacks: Any = None,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    caller: Caller | None = None,
 ) -> FitResults:
     """Trains an algorithm as ``Algorithm.fit`` describes.
 
     Args:
         algo: The Algorithm.
-        amounts: ``num_agent_steps``, ``num_env_steps`` and ``num_iterations`` of ``Algorithm.fit``.
+        amounts: ``steps``, ``num_agent_steps``, ``num_env_steps`` and ``num_iterations`` of ``Algorithm.fit``.
+        parts: Its arguments for what is kept in the folder.
         stop: As there.
         callbacks: As there.
-        checkpoint_folder: As there.
-        checkpoint_every: As there.
-        keep_checkpoints: As there.
-        keep_best: As there.
+        folder: As there.
         progress: As there.
+        caller: Who calls; None for a program in Python.
     """
+    caller = caller or Caller()
     more = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     conditions = StopConditions(stop, algo.config, more)
-    name, goal = _goal(amounts, _counts(algo), conditions)
-    every = integer(min=1).check(checkpoint_every, WHO, "checkpoint_every")
-    if keep_checkpoints is not None:
-        integer(min=1).check(keep_checkpoints, WHO, "keep_checkpoints")
-    with algo.callbacks.extended(callbacks) as added:
-        for tracker in added:
+    name, goal = _goal(amounts, _counts(algo), conditions, caller.who)
+    parts = dataclasses.replace(parts, steps=goal.total if goal.count == COUNTS["num_agent_steps"] else None)
+    parts.check(caller.who)
+    with contextlib.ExitStack() as stack:
+        for tracker in stack.enter_context(algo.callbacks.extended(callbacks)):
             if isinstance(tracker, Tracker) and algo.iteration:
                 tracker.continue_after(algo.num_agent_steps)
-        files = None
-        if checkpoint_folder is not None:
-            files = _files(algo, Path(checkpoint_folder), keep_best=keep_best, keep_checkpoints=keep_checkpoints)
-        saver = None if files is None else Saver(algo, every, _saved_iteration(files, algo))
-        return _Fit(algo, name, goal, conditions, files, saver, progress).run()
+        run = None
+        if folder is not None:
+            opened = stack.enter_context(RunFolder.opened(algo, Path(folder), parts, caller))
+            run = Run(algo, opened, parts, caller, _say if progress else _say_nothing, progress)
+        return _Loop(algo, name, goal, conditions, caller, progress, run, more).run_to_the_end()
 
 
-@dataclass(slots=True)
-class _Fit:
-    """One call of ``Algorithm.fit``.
+class _Loop:
+    """One call of ``fit``."""
 
-    Attributes:
-        algo: The Algorithm.
-        name: The name of the amount, such as ``"num_agent_steps"``; "" if only conditions end the call.
-        goal: The end of the call.
-        conditions: The other conditions.
-        files: The metrics and checkpoints of the run; None without ``checkpoint_folder``.
-        saver: Decides when to save; None without ``checkpoint_folder``.
-        has_progress: Whether progress is displayed.
-    """
+    def __init__(
+        self,
+        algo: Any,
+        name: str,
+        goal: Goal,
+        conditions: StopConditions,
+        caller: Caller,
+        shows: bool,
+        run: Run | None,
+        callbacks: Sequence[Any],
+    ):
+        """Prepares the call.
 
-    algo: Any
-    name: str
-    goal: Goal
-    conditions: StopConditions
-    files: RunFiles | None
-    saver: Saver | None
-    has_progress: bool
+        Args:
+            algo: The Algorithm.
+            name: The name of the amount, such as ``"num_agent_steps"``; "" if only conditions end the call.
+            goal: The end of the call.
+            conditions: The other conditions.
+            caller: Who has called.
+            shows: Whether progress is displayed.
+            run: The run in the folder; None without one.
+            callbacks: The callbacks of this call.
+        """
+        self._algo, self._name, self._goal, self._conditions = algo, name, goal, conditions
+        self._caller, self._shows, self._run, self._callbacks = caller, shows, run, callbacks
+        self._parts = [] if run is None else [make(run) for make in PARTS]
+        self._saver = None if run is None else Saver(algo, run.folder, run.parts.checkpoint_every, self._saved(run))
+        self._gate = InterruptGate()
+        self._requested: int | None = None
+        self._timers: Counter[str] = Counter()
+        self._results = FitResults()
 
-    def run(self) -> FitResults:
-        results = FitResults()
-        counts = _counts(self.algo)
-        for key, level in self.conditions.totals.items():
-            if counts[key] >= level:
-                return self._ended(results, "stop", f"{key} is {counts[key]:,} already, at least {level:,.15g}")
-        with self._signal_raised_again() as gate, self._display() as display:
-            stopped_by, reason = "", ""
-            while not stopped_by:
-                with gate.iteration(), contextlib.nullcontext() if self.saver is None else self.saver.iteration():
-                    result = self.algo.train()
-                results.add(result)
-                try:
-                    stopped_by, reason = self._end(result, gate)
-                finally:  # a function of the user's, which may fail, does not lose the iteration
-                    self._save(result, is_last=bool(stopped_by))
-                display.update(result)
-            if self.saver is not None and self.files is not None:
-                self.saver.save(self.files, self.algo.iteration)
-            self._ended(results, stopped_by, reason)
-            if stopped_by == "interrupt":
-                display.say(f"Stopped after iteration {self.algo.iteration}, as asked. {self._hint(results)}")
-        return results
+    def _saved(self, run: Run) -> int:
+        """Returns the iteration of the algorithm if a checkpoint has it, else -1."""
+        iteration = self._algo.iteration
+        return iteration if is_checkpoint(run.folder.path / CHECKPOINTS / f"{iteration:06d}") else -1
 
-    def _end(self, result: dict[str, Any], gate: InterruptGate) -> tuple[str, str]:
-        """Returns why the call ends after an iteration, as a word and as a sentence; two empty texts if it goes on."""
-        if met := self.conditions.met_by(result):
-            return "stop", met
-        if self.goal.total is not None and self.name and result[self.goal.count] >= self.goal.total:
-            return self.name, f"{self.name}={self.goal.total - self.goal.origin:,} is reached"
-        if gate.requested is not None:
-            return "interrupt", f"{signal.Signals(gate.requested).name} after iteration {self.algo.iteration}"
-        return "", ""
-
-    def _save(self, result: dict[str, Any], *, is_last: bool) -> None:
-        if self.files is not None and self.saver is not None:
-            self.files.log(result)
-            self.saver.iteration_ended(self.files, self.algo.iteration, is_last=is_last)
-
-    def _ended(self, results: FitResults, stopped_by: str, reason: str) -> FitResults:
-        results.stopped_by, results.reason = stopped_by, reason
-        if self.files is not None:
-            folder = self.files.path / CHECKPOINTS
-            results.checkpoint = max(_checkpoints(folder), key=lambda path: int(path.name), default=None)
-            best = best_iteration(self.files.path)
+    def run_to_the_end(self) -> FitResults:
+        """Trains until the goal is reached, and makes what comes at the end."""
+        run, results = self._run, self._results
+        results.stopped_by, results.reason = self._reached()
+        try:
+            if not (results.stopped_by and (run is None or not run.folder.is_begun or run.folder.is_finished)):
+                self._train_and_finish()
+        except BaseException as error:
+            self._save_last()
+            self._say_how_it_stopped(error)
+            raise
+        finally:
+            for part in self._parts:
+                part.close()
+            if self._requested is not None:
+                self._caller.stopped(self._requested)
+        if run is not None:
+            folder = run.folder.path / CHECKPOINTS
+            results.checkpoint = max(numbered_checkpoints(folder), key=lambda path: int(path.name), default=None)
+            best = best_iteration(run.folder.path)
             results.best_checkpoint = None if best is None else folder / f"{best:06d}"
         return results
 
-    def _hint(self, results: FitResults) -> str:
-        go_on = "Call fit again to go on."
-        return go_on if results.checkpoint is None else f"The newest checkpoint is {results.checkpoint}. {go_on}"
+    def _train_and_finish(self) -> None:
+        run, results = self._run, self._results
+        if not results.stopped_by:
+            if run is not None and run.folder.goes_on:
+                self._check_metric(run.folder.names)
+                run.folder.train_further()
+            else:
+                for part in self._parts:
+                    part.before_training()
+            with self._gate, self._display() as display:
+                self._algo.ends_evaluations = self._gate.is_requested
+                try:
+                    self._train(display)
+                finally:
+                    self._algo.ends_evaluations = None
+                    self._requested = self._gate.requested
+        if self._requested is not None:
+            how = "Call fit again to go on." if run is None else f"Resume with: {run.folder.resume}"
+            self._say(f"Stopped at {self._algo.num_agent_steps:,} agent steps. {how}")
+        elif run is not None:
+            for part in self._parts:
+                if run.requested is None:
+                    part.at_end()
+            self._requested = run.requested
+            if self._requested is None:
+                self._say_what_there_is(run)
+        if self._requested is not None:
+            results.stopped_by = "interrupt"
+            results.reason = f"{signal.Signals(self._requested).name} after iteration {self._algo.iteration}"
 
-    @contextlib.contextmanager
-    def _display(self) -> Iterator[Progress]:
-        """Shows progress in its block. If the block fails, the newest complete state is saved."""
+    def _train(self, display: Progress) -> None:
+        """Runs iterations until the goal is reached or a signal asks for an end."""
+        results, run, saver = self._results, self._run, self._saver
+        if run is not None:
+            run.say = display.say if self._shows else _say_nothing
+        try:
+            while not results.stopped_by:
+                with self._gate.iteration(), contextlib.nullcontext() if saver is None else saver.iteration():
+                    result = self._algo.train()
+                results.add(result, newest_only=not self._caller.keeps_results)
+                seconds = result["timers"]
+                self._timers.update({name: s for name, s in seconds.items() if not isinstance(s, Mapping)})
+                self._log(result)
+                try:
+                    results.stopped_by, results.reason = self._end(result)
+                finally:  # a function of the user's, which may fail, does not lose the iteration
+                    if saver is not None:
+                        saver.iteration_ended(self._algo.iteration, is_last=bool(results.stopped_by))
+                display.update(result)
+                if run is not None:
+                    self._check_metric(run.folder.names)
+                for part in self._parts:
+                    part.after_iteration(result)
+        except MarlConnectorsError as error:
+            if self._gate.requested is None:
+                raise
+            # A signal that stops the whole job often stops the environment's processes, too.
+            print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
+            raise StopSignal(self._gate.requested) from error
+        finally:
+            if run is not None:
+                run.say = _say if self._shows else _say_nothing
+        if run is not None and saver is not None:
+            saver.save(self._algo.iteration)
+            run.folder.draw_curves()
+
+    def _log(self, result: dict[str, Any]) -> None:
+        """Writes the result of an iteration. The first one makes the folder a run."""
+        run = self._run
+        if run is None:
+            return
+        if not run.folder.is_begun:
+            self._check_metric({name for name, _ in leaves(result)})
+            run.folder.begin(self._algo)
+            run.say(f"Everything of this run goes to {run.folder.path}")
+        run.folder.log(result)
+        for part in self._parts:
+            part.on_result(result)
+
+    def _check_metric(self, names: Collection[str]) -> None:
+        run = self._run
+        if run is not None and names:
+            keep_best = run.parts.keep_best
+            who = self._caller.name("keep_best")
+            check_metric(keep_best, names, self._algo.config, who, callbacks=self._callbacks)
+
+    def _reached(self) -> tuple[str, str]:
+        """Returns why there is nothing to train, as a word and as a sentence; two empty texts if there is."""
+        counts = _counts(self._algo)
+        levels = {"stop": self._conditions.totals}
+        if self._name == STEPS:
+            levels[STEPS] = {self._goal.count: float(self._goal.total or 0)}
+        for word, totals in levels.items():
+            for key, level in totals.items():
+                if counts[key] >= level:
+                    return word, f"{key} is {counts[key]:,} already, at least {level:,.15g}"
+        return "", ""
+
+    def _end(self, result: dict[str, Any]) -> tuple[str, str]:
+        """Returns why the call ends after an iteration, as a word and as a sentence; two empty texts if it goes on."""
+        goal = self._goal
+        if met := self._conditions.met_by(result):
+            return "stop", met
+        if self._gate.requested is not None:
+            return "interrupt", ""
+        if goal.total is not None and self._name and result[goal.count] >= goal.total:
+            return self._name, f"{self._name}={goal.total - (goal.origin if self._name != STEPS else 0):,} is reached"
+        return "", ""
+
+    def _display(self) -> contextlib.closing[Progress]:
         display: Progress = NoProgress()
-        if self.has_progress:
-            steps, runners = self.algo.num_agent_steps, self.algo.config.num_env_runners
-            display = open_progress(Watched(self.goal, steps, sys.stdout, runners, lambda: self.algo.activity))
-        try:
-            yield display
-        except BaseException:
-            if self.saver is not None and self.files is not None:
-                with contextlib.suppress(CheckpointError):  # the error that ends the call must not be hidden
-                    self.saver.save_last(self.files)
-            raise
-        finally:
-            display.close()
+        if self._shows:
+            steps, runners = self._algo.num_agent_steps, self._algo.config.num_env_runners
+            display = open_progress(Watched(self._goal, steps, sys.stdout, runners, lambda: self._algo.activity))
+        return contextlib.closing(display)
 
-    @contextlib.contextmanager
-    def _signal_raised_again(self) -> Iterator[InterruptGate]:
-        """Lets an iteration end after a signal in its block. Signals other than Ctrl-C then do what they usually do."""
-        gate = InterruptGate()
+    # How it ends.
+
+    def _save_last(self) -> None:
+        """Saves the newest complete state after an error, and draws the curves."""
+        run, saver = self._run, self._saver
+        if run is None or saver is None or not run.folder.is_begun or not run.folder.logged_iteration:
+            return
         try:
-            with gate:
-                self.algo.ends_evaluations = gate.is_requested
-                yield gate
-        finally:
-            self.algo.ends_evaluations = None
-            if gate.requested not in (None, signal.SIGINT):
-                signal.raise_signal(gate.requested)
+            saver.save_last()
+        except Exception as error:  # the error that ends the call must not be hidden
+            text = f"\nIteration {self._algo.iteration} could not be saved: {describe_error(error)}."
+            print(text, file=sys.stderr)
+        with contextlib.suppress(Exception):
+            run.folder.draw_curves()
+
+    def _say_how_it_stopped(self, error: BaseException) -> None:
+        """Says what was saved of the run, and how it is resumed."""
+        run, saver = self._run, self._saver
+        if run is None or saver is None:
+            return
+        hint = f"The latest checkpoint is of iteration {saver.saved_iteration}. Resume with: {run.folder.resume}"
+        if isinstance(error, KeyboardInterrupt):
+            if run.folder.is_finished:
+                hint = f"The run is complete in {run.folder.path}, only its video is missing."
+            elif saver.saved_iteration < 0:
+                hint = "Nothing of it was saved."
+            late = "The iteration took too long and was given up. " if self._gate.gave_up else ""
+            self._say(f"\nStopped at once. {late}{hint}")
+        says_it = isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError)  # as ``writing`` does
+        if isinstance(error, Exception) and saver.saved_iteration >= 0 and not says_it:
+            self._say(f"\nStopped by an error in iteration {self._algo.iteration + 1}. {hint}")
+
+    def _say_what_there_is(self, run: Run) -> None:
+        """Says where the time went, and what is in the folder."""
+        folder = run.folder
+        if self._timers:
+            self._say(f"\nWhere the time of training went: {time_shares(self._timers)}.")
+            if replay := self._results[-1].get("replay_buffer"):
+                size = megabytes(replay["num_bytes"])
+                self._say(f"The replay buffer: {replay['num_timesteps']:,} steps, at most {size}.")
+        checkpoints, best = folder.path / CHECKPOINTS, folder.best()
+        is_best = "" if best is None else f", the best is {best[0].name} ({best[1]} {number(best[2])})"
+        events = f", and as TensorBoard events in {folder.path / EVENTS}" if "tensorboard" in run.parts.track else ""
+        rows = {
+            "config": folder.path / CONFIG,
+            "metrics": f"{folder.path / METRICS}{events}",
+            **({"curves": folder.path / CURVES} if (folder.path / CURVES).exists() else {}),
+            "checkpoints": f"{checkpoints}, the latest is {self._algo.iteration:06d}{is_best}",
+            **run.results,
+        }
+        self._say("\nEverything of this run:\n" + "\n".join(f"  {name:<12} {place}" for name, place in rows.items()))
+
+    def _say(self, sentence: str) -> None:
+        if self._shows:
+            _say(sentence)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def _say_nothing(sentence: str) -> None:
+    pass
 
 
 def _counts(algo: Any) -> dict[str, int]:
@@ -188,7 +333,9 @@ def _counts(algo: Any) -> dict[str, int]:
     return dict(zip(COUNTS.values(), counted, strict=True))
 
 
-def _goal(amounts: Mapping[str, Any], counts: Mapping[str, int], conditions: StopConditions) -> tuple[str, Goal]:
+def _goal(
+    amounts: Mapping[str, Any], counts: Mapping[str, int], conditions: StopConditions, who: str
+) -> tuple[str, Goal]:
     """Returns the name of the amount that was given, "" for none, and the goal that is displayed.
 
     Raises:
@@ -197,63 +344,20 @@ def _goal(amounts: Mapping[str, Any], counts: Mapping[str, int], conditions: Sto
     given = {name: amount for name, amount in amounts.items() if amount is not None}
     if len(given) > 1:
         raise ConfigError(
-            f"{WHO}: expected one of {', '.join(amounts)}, but got {' and '.join(given)}. Use stop= for others."
+            f"{who}: expected one of {', '.join(amounts)}, but got {' and '.join(given)}. Use stop= for others."
         )
     for name, amount in given.items():
         whole = int(amount) if isinstance(amount, float) and amount.is_integer() else amount  # such as 1e6
+        whole = integer(min=1).check(whole, who, name)
+        if name == STEPS:
+            return name, Goal(whole)
         key = COUNTS[name]
-        total = counts[key] + integer(min=1).check(whole, WHO, name)
-        return name, Goal(total, key, counts[key])
+        return name, Goal(counts[key] + whole, key, counts[key])
     if not conditions:
         raise ConfigError(
-            f"{WHO}: say when training ends: {', '.join(f'{name}=' for name in amounts)} or stop=. For example: "
+            f"{who}: say when training ends: {', '.join(f'{name}=' for name in amounts)} or stop=. For example: "
             f"algo.fit(num_agent_steps=100_000)"
         )
     for key, level in conditions.totals.items():
         return "", Goal(int(level), key, counts[key])
     return "", Goal(None)
-
-
-def _files(algo: Any, path: Path, *, keep_best: str | None, keep_checkpoints: int | None) -> RunFiles:
-    """Makes the folder of a run, or goes on in it.
-
-    Raises:
-        ConfigError: If it has the files of another run, or later checkpoints of this one.
-        CheckpointError: If it cannot be written, or its metrics are damaged.
-    """
-    if (path / CONFIG).exists():
-        raise ConfigError(
-            f"{WHO}: checkpoint_folder: {path} is the folder of a run of the command line, which continues with: "
-            f"marl-connectors train --resume {path}. Choose another folder."
-        )
-    newest = max((int(entry.name) for entry in _checkpoints(path / CHECKPOINTS)), default=0)
-    go_on = f"Continue with Algorithm.from_checkpoint({str(path)!r}), choose another folder, or delete"
-    is_own = path.resolve() in algo.run_folders
-    if not is_own and (newest or read_metrics(path / METRICS, up_to=algo.iteration)[0]):
-        raise ConfigError(
-            f"{WHO}: checkpoint_folder: {path} has the files of another run: this algorithm was neither restored from "
-            f"it nor saved in it. {go_on} this one."
-        )
-    if newest > algo.iteration:
-        raise ConfigError(
-            f"{WHO}: checkpoint_folder: {path} has checkpoints up to iteration {newest}, but this algorithm is at "
-            f"iteration {algo.iteration}, so it would replace them. {go_on} those after iteration {algo.iteration}."
-        )
-    resume = resume_in_python(path) if newest else ""
-    with writing(path, resume):
-        (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        (path / METRICS).touch()
-    go_back_to(path, algo.iteration, resume)
-    algo.run_folders.add(path.resolve())
-    return RunFiles(path, keep_best, keep_checkpoints)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder that are named after their iterations."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return [entry for entry in found if is_number(entry.name) and is_checkpoint(entry)]
-
-
-def _saved_iteration(files: RunFiles, algo: Any) -> int:
-    """Returns the iteration of the algorithm if a checkpoint has it, else -1."""
-    return algo.iteration if is_checkpoint(files.path / CHECKPOINTS / f"{algo.iteration:06d}") else -1

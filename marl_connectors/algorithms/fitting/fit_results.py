@@ -23,10 +23,10 @@ class FitResults(Sequence[dict[str, Any]]):
     are more than 100 agents.
 
     Attributes:
-        stopped_by: Why the call ended: ``"num_agent_steps"``, ``"num_env_steps"``, ``"num_iterations"``, ``"stop"`` or
-            ``"interrupt"``.
+        stopped_by: Why the call ended: ``"steps"``, ``"num_agent_steps"``, ``"num_env_steps"``, ``"num_iterations"``,
+            ``"stop"`` or ``"interrupt"``.
         reason: The same as a sentence.
-        checkpoint: The newest checkpoint of the run; None without ``checkpoint_folder``.
+        checkpoint: The newest checkpoint of the run; None without ``folder``.
         best_checkpoint: The best checkpoint of the run; None if there is none.
     """
 
@@ -36,8 +36,10 @@ class FitResults(Sequence[dict[str, Any]]):
     best_checkpoint: Path | None = None
     _rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, result: dict[str, Any]) -> None:
-        """Adds the result of an iteration."""
+    def add(self, result: dict[str, Any], *, newest_only: bool = False) -> None:
+        """Adds the result of an iteration, or keeps it alone."""
+        if newest_only:
+            self._rows.clear()
         if self._rows:
             self._rows[-1] = _without_agents(self._rows[-1])
         self._rows.append(result)

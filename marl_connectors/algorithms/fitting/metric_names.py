@@ -79,7 +79,13 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
 
 
 def check_metric(
-    metric: str | None, names: Collection[str], config: Any, who: str = "--keep-best", more: str = ""
+    metric: str | None,
+    names: Collection[str],
+    config: Any,
+    who: str = "--keep-best",
+    more: str = "",
+    *,
+    callbacks: Sequence[Any] = (),
 ) -> None:
     """Checks that results have a metric, as soon as they must have it.
 
@@ -89,11 +95,15 @@ def check_metric(
         config: The ``AlgorithmConfig`` of the run.
         who: The first words of the message.
         more: Its last words.
+        callbacks: Callbacks that are not in the config.
 
     Raises:
         ConfigError: If they do not have it. Names the closest one.
     """
-    if metric not in (None, AUTO) and (why := why_missing(str(metric), names, config)):
+    if metric in (None, AUTO):
+        return
+    own_code = None if not callbacks else has_own_code(config, callbacks)
+    if why := why_missing(str(metric), names, config, own_code=own_code):
         raise ConfigError(f"{who}: {why}{more}")
 
 

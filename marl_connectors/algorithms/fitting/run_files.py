@@ -1,188 +1,35 @@
-"""The metrics and checkpoints of a run on disk, written by ``Algorithm.fit`` and the command line.
-
-::
-
-    metrics.jsonl        one JSON object per iteration
-    checkpoints/000020/  one folder per checkpoint, and the files ``latest`` and ``best`` with the names of these two
-
-A run can go on from its newest checkpoint after any end, even a ``kill -9`` or a power cut: files are replaced in one
-step, and metrics are on disk before the checkpoint of the same iteration.
-"""
+"""Reads and writes the files in the folder of a run, each in one step."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from marl_connectors.algorithms.fitting.metric_names import AUTO, LOWEST, closest_metric, metrics_of
 from marl_connectors.callbacks.success import SUCCESS
-from marl_connectors.callbacks.trackers import leaves, scalars
-from marl_connectors.checkpoints import BEST, LATEST, RUN_CHECKPOINTS, is_checkpoint, sync_directory
+from marl_connectors.callbacks.trackers import leaves
+from marl_connectors.checkpoints import BEST, RUN_CHECKPOINTS, is_checkpoint, sync_directory
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
-from marl_connectors.programs import PROGRAM, command
 
-METRICS, CHECKPOINTS = "metrics.jsonl", RUN_CHECKPOINTS
-CONFIG = "config.json"
-"""The file that only runs of the command line have."""
+CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", RUN_CHECKPOINTS
+BASELINES, CURVES, FINAL, EVENTS = "baselines.json", "curves.png", "final.json", "tensorboard"
+UNTRAINED_VIDEO, VIDEOS = "untrained.gif", "videos"
 AGENT_RETURNS = "agent_episode_returns_mean"
 TEMPORARY = ".tmp"
 """The end of the names of files that are being written."""
-_LOG = logging.getLogger(__name__)
-
-
-class RunFiles:
-    """The metrics and checkpoints of a run.
-
-    Attributes:
-        path: The folder.
-        names: The names of all results so far, as ``leaves`` has them; empty without a best checkpoint.
-        keep_best: The metric by which the best checkpoint is chosen, as in ``Algorithm.fit``.
-        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
-        logged_iteration: The newest iteration in the metrics; 0 if there is none.
-        resume: How the run is resumed, as for ``writing``.
-    """
-
-    _option: ClassVar[str] = "keep_best"
-    """What users call the setting ``keep_best``."""
-
-    def __init__(self, path: Path, keep_best: str | None = AUTO, keep_checkpoints: int | None = None) -> None:
-        self.path = path
-        self.keep_best = keep_best
-        self.keep_checkpoints = keep_checkpoints
-        self.names: set[str] = set()
-        self._metrics = metrics_of(keep_best)
-        self._scores: list[tuple[int, dict[str, float]]] = []
-        self._has_warned = False
-        self._in_between: Path | None = None
-        self.logged_iteration = 0
-        self.resume = resume_in_python(path)
-        for row in read_metrics(path / METRICS)[0]:
-            self._remember(row)
-
-    def log(self, result: Mapping[str, Any]) -> None:
-        """Adds the result of an iteration to the metrics."""
-        row = jsonable(result)
-        with writing(self.path / METRICS, self.resume), open(self.path / METRICS, "ab") as file:
-            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._remember(row)
-
-    def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
-        """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint.
-
-        Args:
-            algo: The ``Algorithm``.
-            iteration: The algorithm's number of iterations.
-            in_between: Whether the checkpoint is removed as soon as a newer one exists.
-
-        Raises:
-            CheckpointError: If the checkpoint cannot be written. The previous checkpoint then stays the latest.
-        """
-        checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
-        with writing(checkpoint, self.resume):
-            sync_file(self.path / METRICS)
-            algo.save_to_path(checkpoint)
-            replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
-            former, self._in_between = self._in_between, checkpoint if in_between else None
-            if former is not None and former != checkpoint:
-                _remove_checkpoint(former)
-            if not in_between:
-                self._choose_best(iteration)
-                self._prune(iteration)
-        return checkpoint
-
-    def _choose_best(self, iteration: int) -> None:
-        """Makes a new checkpoint the best one, unless the best one so far has a better metric."""
-        names = self._ranking()
-        if not names:
-            self._warn_of_metric()
-            return
-        former = best_iteration(self.path)
-        (measured, now), (before, best) = self._score(names, iteration), self._score(names, former or 0)
-        if former is None or (measured > before and not best > now):
-            replace_file(self.path / CHECKPOINTS / BEST, f"{iteration:06d}\n".encode())
-
-    def _warn_of_metric(self) -> None:
-        """Logs a warning, once, if results have no number of the name that the user has given."""
-        if self.keep_best not in (None, AUTO) and self.names and not self._has_warned:
-            name = str(self.keep_best).removeprefix(LOWEST)
-            hint = closest_metric(name, self.names)
-            _LOG.warning(
-                "%s: no result is called %r so far, so there is no best checkpoint. %s", self._option, name, hint
-            )
-            self._has_warned = True
-
-    def _ranking(self) -> tuple[str, ...]:
-        """Returns the metrics by which the best checkpoint is chosen, the first of which counts most.
-
-        A metric without a value, and one of ``auto`` that is always the same, is left out.
-        """
-        found: dict[str, set[float]] = {}
-        for _, values in self._scores:
-            for name, value in values.items():
-                found.setdefault(name, set()).add(value)
-        for names in self._metrics:
-            known = [name for name in names if name in found]
-            if self.keep_best == AUTO and names[-1] in known:
-                return tuple(name for name in known if len(found[name]) > 1 or name == names[-1])
-            if names[0] in known:
-                return tuple(known)
-        return ()
-
-    def best(self) -> tuple[Path, str, float] | None:
-        """Returns the best checkpoint, its metric and the value; None if there is no such checkpoint."""
-        iteration, names = best_iteration(self.path), self._ranking()
-        if iteration is None or not names:
-            return None
-        score = self._score(names, iteration)[1][0]
-        value = -score if names[0].startswith(LOWEST) else score
-        return self.path / CHECKPOINTS / f"{iteration:06d}", names[0], value
-
-    def _score(self, names: Sequence[str], iteration: int) -> tuple[int, tuple[float, ...]]:
-        """Returns the newest values of metrics until an iteration, with their own iteration, which is 0 for no value.
-
-        Values for ``min:`` are negative.
-        """
-        for at, values in reversed(self._scores):
-            if at <= iteration and names[0] in values:
-                return at, tuple(values.get(name, -math.inf) for name in names)
-        return 0, (math.nan,)
-
-    def _prune(self, iteration: int) -> None:
-        """Removes old checkpoints, but neither the best one nor the newest ones."""
-        if self.keep_checkpoints is None:
-            return
-        best = best_iteration(self.path)
-        found = [entry for entry in (self.path / CHECKPOINTS).iterdir() if is_number(entry.name)]
-        old = sorted((entry for entry in found if int(entry.name) <= iteration), key=iteration_of)
-        for entry in old[: -self.keep_checkpoints]:
-            if int(entry.name) != best and is_checkpoint(entry):
-                _remove_checkpoint(entry)
-
-    def _remember(self, row: Mapping[str, Any]) -> None:
-        self.logged_iteration = int(row["training_iteration"])
-        if self._metrics:
-            numbers = dict(scalars(row))
-            self.names.update(names_of(row))
-            scores = {name: _score_of(name, numbers) for names in self._metrics for name in names}
-            known = {name: score for name, score in scores.items() if score is not None}
-            self._scores.append((row["training_iteration"], known))
+DRAWN, MOST_LIKELY = "drawn_actions", "most_likely_actions"
+WAYS = {DRAWN: "drawn actions", MOST_LIKELY: "most likely actions"}
+"""The ways of acting in which policies are measured, by their keys in ``final.json``, in words."""
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
-
-
-def resume_in_python(path: Path) -> str:
-    """Returns how a run of ``Algorithm.fit`` is resumed, for ``writing``."""
-    return f"algo.fit(...), or later with Algorithm.from_checkpoint({str(path)!r}).fit(...)"
 
 
 def go_back_to(path: Path, iteration: int, resume: str = "") -> int:
@@ -220,7 +67,7 @@ def is_leftover(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
-def _remove_checkpoint(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Removes a checkpoint, which never exists half removed under its name."""
     going = path.with_name(f".{path.name}.tmp-0")
     os.rename(path, going)
@@ -252,12 +99,6 @@ def iteration_of(checkpoint: Path) -> int:
 def is_number(name: str) -> bool:
     """Whether a name is that of a checkpoint of a run."""
     return re.fullmatch("[0-9]{1,18}", name) is not None
-
-
-def _score_of(name: str, numbers: Mapping[str, float]) -> float | None:
-    """Returns the score of an iteration's results, of which the highest one is the best; None if they have none."""
-    value = numbers.get(name.removeprefix(LOWEST))
-    return -value if value is not None and name.startswith(LOWEST) else value
 
 
 # Reading and writing --------------------------------------------------------------------------------------------------
@@ -292,16 +133,6 @@ def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, A
         if row["training_iteration"] == up_to:
             break
     return rows, b"".join(line + b"\n" for line in lines[: len(rows)])
-
-
-def names_of_results(path: Path, checkpoint: Path) -> set[str]:
-    """Returns the names of all results of a run until a checkpoint.
-
-    Raises:
-        CheckpointError: If the metrics are damaged.
-    """
-    rows, _ = read_metrics(path / METRICS, up_to=iteration_of(checkpoint))
-    return {name for row in rows for name in names_of(row)}
 
 
 def names_of(row: Mapping[str, Any]) -> Iterator[str]:
@@ -358,7 +189,7 @@ def writing(path: Path, resume: str = "") -> Iterator[None]:
 
     Args:
         path: What is written.
-        resume: How the run is resumed; ``""`` for the command line if the file is in the folder of a run.
+        resume: How the run is resumed; ``""`` if it is no file of a run, or the run has nothing to resume yet.
     """
     try:
         yield
@@ -367,18 +198,9 @@ def writing(path: Path, resume: str = "") -> Iterator[None]:
         place = error.filename if isinstance(error.filename, str) else path
         room = "make room, or make the place writable"
         hint = f"{room.capitalize()}, and try again."
-        if not resume and (run := _run_around(path)) is not None:
-            resume = command(PROGRAM, "train", "--resume", run)
         if resume:
             hint = f"What was saved before is complete: {room}, and continue with: {resume}"
         raise CheckpointError(f"{place} could not be written: {why}. {hint}") from error
-
-
-def _run_around(path: Path) -> Path | None:
-    """Returns the folder of the run in which a file is; None if it is in none."""
-    with contextlib.suppress(OSError):
-        return next((folder for folder in (path, *path.parents) if (folder / CONFIG).is_file()), None)
-    return None
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -401,3 +223,87 @@ def sync_file(path: Path) -> None:
     """Makes sure that the content of a file is on disk."""
     with open(path, "ab") as file:
         os.fsync(file.fileno())
+
+
+# What is in them ----------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads ``config.json``, which defines a run.
+
+    Raises:
+        CheckpointError: If the folder is missing, or is not the folder of a run.
+    """
+    with reading(path):
+        is_folder = path.is_dir()
+    if not is_folder:
+        raise CheckpointError(f"run folder: expected one at {path}, but there is none. Check the path.")
+    return _read_json(path, CONFIG)
+
+
+def read_baselines(path: Path) -> dict[str, Any]:
+    """Reads ``baselines.json``: the returns of random play and of the untrained modules; ``{}`` if there is none.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    if not (path / BASELINES).exists():
+        return {}
+    data = _read_json(path, BASELINES)
+    for name in ("random_play", "at_start"):
+        wrong = wrong_results(data.get(name), name)
+        if wrong:
+            raise CheckpointError(f"{path / BASELINES} is damaged: {wrong}. Correct it there, or take a copy of it.")
+    return {name: data[name] for name in ("random_play", "at_start")}
+
+
+def read_final(path: Path) -> dict[str, Any] | None:
+    """Reads ``final.json``: the returns of the trained modules. None if the run has not reached its end.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    if not (path / FINAL).exists():
+        return None
+    data = _read_json(path, FINAL)
+    if wrong := wrong_results(data, "the results") or next(
+        (wrong for way in WAYS if (wrong := wrong_results(data.get(way, {}), way))), ""
+    ):
+        raise CheckpointError(f"{path / FINAL} is damaged: {wrong}. Delete it, and resume the run.")
+    return data
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replaces a JSON file in one step."""
+    replace_file(path, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with reading(path / name):
+            data = parsed_json((path / name).read_bytes())
+    except CheckpointError as cause:
+        if isinstance(cause.__cause__, FileNotFoundError):
+            raise CheckpointError(
+                f"{path} is not the folder of a run, because it has no {name}. Check the path."
+            ) from cause
+        raise
+    except ValueError as cause:
+        raise CheckpointError(f"{path / name} is damaged: it is not valid JSON ({cause}).") from cause
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path / name} is damaged: expected a JSON object, but got {brief(data)}.")
+    return data
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns results of the env runners that ``jsonable`` wrote, with NaN instead of None."""
+    returns = env_runner_results.get("module_episode_returns", {})
+    return {
+        "module_episode_returns": {
+            module_id: {key: math.nan if value is None else value for key, value in stats.items()}
+            for module_id, stats in returns.items()
+        }
+    }

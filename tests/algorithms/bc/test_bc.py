@@ -128,7 +128,7 @@ def test_a_clone_is_saved_loaded_and_exported_as_any_policy(tmp_path):
         pytest.importorskip(name)
     with cloning(write_rule(tmp_path / "data")).build_algo() as algo:
         assert type(algo) is BC
-        algo.fit(num_iterations=3, progress=False, checkpoint_folder=tmp_path / "run")
+        algo.fit(num_iterations=3, progress=False, folder=tmp_path / "run")
         obs = np.array([0.5, -0.5], np.float32)
         logits = algo.get_module("a").forward_inference({"obs": torch.from_numpy(obs[None])})["action_dist_inputs"]
     policy = load_policy(tmp_path / "run")

@@ -22,7 +22,7 @@ from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import described, differences, plain, random_config, without_times
 from marl_connectors import Algorithm, Callbacks, PPOConfig, load_policy
 from marl_connectors.algorithms.fitting import fit as fit_module
-from marl_connectors.algorithms.fitting import run_files, saver
+from marl_connectors.algorithms.fitting import run_files, run_folder, saver
 from marl_connectors.callbacks import TensorBoardTracker, Tracker
 from marl_connectors.checkpoints import is_checkpoint
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
@@ -97,10 +97,10 @@ def test_a_count_of_the_whole_run_is_reached_once(algo):
 @pytest.mark.parametrize("name", ["env_runners/episode_return_men", "env_runners"])
 def test_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(name, algo, tmp_path):
     with pytest.raises(ConfigError, match=f"'{name}'. is never reached: no result is called '{name}'") as caught:
-        quiet(algo, stop={name: 1}, checkpoint_folder=tmp_path)
+        quiet(algo, stop={name: 1}, folder=tmp_path)
     assert "env_runners/episode_return_mean" in str(caught.value)
     assert (algo.iteration, names(tmp_path)) == (1, ["000001", "best", "latest"])
-    assert len(quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+    assert len(quiet(algo, num_iterations=1, folder=tmp_path)) == 1
 
 
 @pytest.mark.parametrize("where", ["config", "call"])
@@ -136,7 +136,7 @@ def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "say when training ends: num_agent_steps=, num_env_steps=, num_iterations= or stop="),
+        ({}, "say when training ends: num_agent_steps=, num_env_steps=, num_iterations=, steps= or stop="),
         ({"num_agent_steps": 5, "num_iterations": 2}, "but got num_agent_steps and num_iterations"),
         ({"num_agent_steps": 0}, "num_agent_steps: expected a whole number from 1"),
         ({"num_iterations": 1.5}, "num_iterations: expected a whole number from 1"),
@@ -173,7 +173,7 @@ def check_calls(seed, folder):
                 rows = [algo.train() for _ in range(first + second)]
             else:
                 options = {
-                    "checkpoint_folder": folder / f"{seed}-{len(calls)}",
+                    "folder": folder / f"{seed}-{len(calls)}",
                     "checkpoint_every": 1,
                     "progress": False,
                 }
@@ -197,19 +197,19 @@ def check_restored(seed, folder):
     goal = {"training_iteration": last}
     algo = config.copy().build_algo()
     try:
-        algo.fit(num_iterations=before, checkpoint_folder=folder / "whole", **options)
-        rows = algo.fit(stop=goal, checkpoint_folder=folder / "whole", **options)
+        algo.fit(num_iterations=before, folder=folder / "whole", **options)
+        rows = algo.fit(stop=goal, folder=folder / "whole", **options)
         expected = outcome(algo, rows)
     finally:
         algo.stop()
     algo = config.copy().build_algo()
     try:
-        algo.fit(num_iterations=before, checkpoint_folder=folder / "parts", **options)
+        algo.fit(num_iterations=before, folder=folder / "parts", **options)
     finally:
         algo.stop()
     restored = type(algo).from_checkpoint(folder / "parts", config=config)
     try:
-        found = outcome(restored, restored.fit(stop=goal, checkpoint_folder=folder / "parts", **options))
+        found = outcome(restored, restored.fit(stop=goal, folder=folder / "parts", **options))
     finally:
         restored.stop()
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
@@ -248,11 +248,12 @@ def test_many_runs_do_not_depend_on_how_iterations_were_asked_for(part, tmp_path
 
 
 def names(folder):
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+    found = folder / "checkpoints"  # it is there from the end of the first iteration on
+    return sorted(path.name for path in found.iterdir()) if found.exists() else []
 
 
 def test_the_folder_has_checkpoints_results_and_the_best_one(algo, tmp_path):
-    results = quiet(algo, num_iterations=5, checkpoint_folder=tmp_path, checkpoint_every=2)
+    results = quiet(algo, num_iterations=5, folder=tmp_path, checkpoint_every=2)
     assert names(tmp_path) == ["000002", "000004", "000005", "best", "latest"]
     assert results.checkpoint == tmp_path / "checkpoints/000005"
     assert results.best_checkpoint is not None and is_checkpoint(results.best_checkpoint)
@@ -271,7 +272,7 @@ def test_old_checkpoints_are_removed_but_not_the_best(tmp_path):
 
     with match().callbacks(on_train_result=score).build_algo() as algo:
         kept = {"keep_checkpoints": 1, "keep_best": "score"}
-        results = quiet(algo, num_iterations=4, checkpoint_folder=tmp_path, checkpoint_every=1, **kept)
+        results = quiet(algo, num_iterations=4, folder=tmp_path, checkpoint_every=1, **kept)
     assert names(tmp_path) == ["000002", "000004", "best", "latest"]
     assert results.best_checkpoint == tmp_path / "checkpoints/000002"
 
@@ -286,7 +287,7 @@ def test_no_folder_is_written_unless_one_is_wanted(algo, tmp_path, monkeypatch):
 @pytest.mark.parametrize("iterations", [0, 3, 5])
 @pytest.mark.parametrize("has_checkpoints", [True, False])
 def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_path, iterations, has_checkpoints):
-    quiet(algo, num_iterations=3, checkpoint_folder=tmp_path)
+    quiet(algo, num_iterations=3, folder=tmp_path)
     if not has_checkpoints:
         shutil.rmtree(tmp_path / "checkpoints")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -294,47 +295,48 @@ def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_pa
         if iterations:
             quiet(other, num_iterations=iterations)
         if not has_checkpoints and not iterations:  # the results of an attempt from which nothing can go on
-            assert len(quiet(other, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+            assert len(quiet(other, num_iterations=1, folder=tmp_path)) == 1
             return
         with pytest.raises(ConfigError, match="has the files of another run: this algorithm was neither restored"):
-            quiet(other, num_iterations=1, checkpoint_folder=tmp_path)
+            quiet(other, num_iterations=1, folder=tmp_path)
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         if has_checkpoints:
             other.restore_from_path(tmp_path / "checkpoints/latest")
-            assert len(quiet(other, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+            assert len(quiet(other, num_iterations=1, folder=tmp_path)) == 1
 
 
 def test_a_run_may_have_several_folders_and_go_on_in_each_of_them(algo, tmp_path):
     for number, folder in enumerate(("a", "b", "a"), 1):
-        results = quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / folder)
+        results = quiet(algo, num_iterations=1, folder=tmp_path / folder)
         assert results.checkpoint == tmp_path / folder / f"checkpoints/{number:06d}"
     with Algorithm.from_checkpoint(tmp_path / "a/checkpoints/000003") as restored:
-        assert len(quiet(restored, num_iterations=1, checkpoint_folder=tmp_path / "b/../a")) == 1
+        assert len(quiet(restored, num_iterations=1, folder=tmp_path / "b/../a")) == 1
         with pytest.raises(ConfigError, match="another run"):
-            quiet(restored, num_iterations=1, checkpoint_folder=tmp_path / "b")
+            quiet(restored, num_iterations=1, folder=tmp_path / "b")
 
 
 def test_later_checkpoints_of_the_run_are_not_replaced(algo, tmp_path):
-    quiet(algo, num_iterations=3, checkpoint_folder=tmp_path, checkpoint_every=1)
+    quiet(algo, num_iterations=3, folder=tmp_path, checkpoint_every=1)
     with Algorithm.from_checkpoint(tmp_path / "checkpoints/000001") as restored:
         with pytest.raises(ConfigError, match=r"up to iteration 3, but .* delete those after iteration 1"):
-            quiet(restored, num_iterations=1, checkpoint_folder=tmp_path)
+            quiet(restored, num_iterations=1, folder=tmp_path)
         for name in ("000002", "000003"):
             shutil.rmtree(tmp_path / "checkpoints" / name)
-        assert len(quiet(restored, num_iterations=1, checkpoint_folder=tmp_path)) == 1
+        assert len(quiet(restored, num_iterations=1, folder=tmp_path)) == 1
     assert {"000001", "000002"} == set(names(tmp_path)) - {"best", "latest"}
 
 
-def test_the_folder_of_the_command_line_is_left_alone(algo, tmp_path):
+def test_a_config_of_something_else_is_left_alone(algo, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="marl-connectors train --resume"):
-        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"has a config\.json that is of no run"):
+        quiet(algo, num_iterations=1, folder=tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_place_that_cannot_be_written_is_named_before_training(algo, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file could not be written|checkpoints could not be written"):
-        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / "file")
+        quiet(algo, num_iterations=1, folder=tmp_path / "file")
     assert algo.iteration == 0
 
 
@@ -359,12 +361,12 @@ def interrupting(times, at=2, number=signal.SIGINT):
 @needs_signals
 def test_ctrl_c_ends_it_after_the_iteration_with_a_checkpoint(tmp_path, capsys):
     with interrupting(1).build_algo() as algo:
-        results = algo.fit(num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+        results = algo.fit(num_iterations=9, folder=tmp_path, checkpoint_every=100)
         assert (len(results), results.stopped_by) == (2, "interrupt")
         assert results.checkpoint == tmp_path / "checkpoints/000002"
         said = capsys.readouterr()
         assert "Stopping after this iteration; Ctrl-C again stops at once." in said.err
-        assert f"Stopped after iteration 2, as asked. The newest checkpoint is {results.checkpoint}." in said.out
+        assert "Stopped at 80 agent steps. Resume with: algo.fit(" in said.out
         assert quiet(algo, num_iterations=2).stopped_by == "num_iterations"
         interrupted = plain(algo.rl_module.get_state())
     with match().build_algo() as algo:
@@ -384,7 +386,7 @@ def test_ctrl_c_cuts_an_evaluation_of_an_iteration_short_and_leaves_it_out(tmp_p
 
     config = match().evaluation(evaluation_interval=1, evaluation_duration=2).callbacks(on_episode_step=send)
     with config.build_algo() as algo:
-        results = quiet(algo, num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+        results = quiet(algo, num_iterations=9, folder=tmp_path, checkpoint_every=100)
         stopped = len(results)
         assert (results.stopped_by, ["evaluation" in each for each in results]) == (
             "interrupt",
@@ -401,7 +403,7 @@ def test_ctrl_c_cuts_an_evaluation_of_an_iteration_short_and_leaves_it_out(tmp_p
 def test_a_second_ctrl_c_ends_it_at_once_with_the_iteration_before_in_a_checkpoint(tmp_path):
     with interrupting(2).build_algo() as algo:
         with pytest.raises(KeyboardInterrupt):
-            quiet(algo, num_iterations=9, checkpoint_folder=tmp_path, checkpoint_every=100)
+            quiet(algo, num_iterations=9, folder=tmp_path, checkpoint_every=100)
         assert names(tmp_path) == ["000001", "best", "latest"]
         assert algo.iteration == 1
         algo.restore_from_path(tmp_path)
@@ -414,7 +416,7 @@ def test_sigterm_does_what_it_would_have_done_as_soon_as_the_iteration_is_saved(
     former = signal.signal(signal.SIGTERM, lambda *_: seen.append(names(tmp_path)))
     try:
         with interrupting(1, number=signal.SIGTERM).build_algo() as algo:
-            assert quiet(algo, num_iterations=9, checkpoint_folder=tmp_path).stopped_by == "interrupt"
+            assert quiet(algo, num_iterations=9, folder=tmp_path).stopped_by == "interrupt"
     finally:
         signal.signal(signal.SIGTERM, former)
     assert seen == [["000002", "best", "latest"]]
@@ -443,7 +445,7 @@ def test_an_error_leaves_the_last_complete_iteration_in_a_checkpoint(tmp_path, m
             raise EnvError("the simulator is gone.")
 
     with match().build_algo() as algo, pytest.raises(EnvError, match="the simulator is gone"):
-        quiet(algo, num_iterations=9, callbacks=fail, checkpoint_folder=tmp_path, checkpoint_every=2)
+        quiet(algo, num_iterations=9, callbacks=fail, folder=tmp_path, checkpoint_every=2)
     assert names(tmp_path) == ["000002", "000003", "best", "latest"]
 
 
@@ -452,7 +454,7 @@ def test_a_condition_that_fails_does_not_lose_the_iteration(algo, tmp_path):
         return 1 / (3 - result["training_iteration"]) < 0
 
     with pytest.raises(ZeroDivisionError):
-        quiet(algo, num_iterations=9, stop=fail, checkpoint_folder=tmp_path)
+        quiet(algo, num_iterations=9, stop=fail, folder=tmp_path)
     assert names(tmp_path) == ["000003", "best", "latest"]
 
 
@@ -474,7 +476,7 @@ def test_large_states_are_copied_less_often(tmp_path, monkeypatch):
             raise EnvError("the simulator is gone.")
 
     with match().build_algo() as algo, pytest.raises(EnvError, match="the simulator is gone"):
-        quiet(algo, num_iterations=99, callbacks=fail, checkpoint_folder=tmp_path, checkpoint_every=100)
+        quiet(algo, num_iterations=99, callbacks=fail, folder=tmp_path, checkpoint_every=100)
     assert copied[0] == 1 and 20 < copied[1] < 55 and len(copied) == 2  # a second's copy each 50 seconds
     assert names(tmp_path) == [f"{copied[1]:06d}", "best", "latest"]
 
@@ -484,12 +486,12 @@ def test_an_error_between_two_iterations_loses_none_of_them(tmp_path, monkeypatc
     monkeypatch.setattr(saver, "_SAVING_SHARE", 1e-9)  # only the first state is kept
     fail = lambda result: 1 / (4 - result["training_iteration"]) < 0
     with match().build_algo() as algo, pytest.raises(ZeroDivisionError):
-        quiet(algo, num_iterations=9, stop=fail, checkpoint_folder=tmp_path)
+        quiet(algo, num_iterations=9, stop=fail, folder=tmp_path)
     assert names(tmp_path) == ["000004", "best", "latest"]
 
 
 def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
-    quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+    quiet(algo, num_iterations=1, folder=tmp_path)
 
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -497,7 +499,7 @@ def test_a_disk_that_is_full_says_how_to_go_on(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "replace_file", full)
     how = re.escape(f"continue with: algo.fit(...), or later with Algorithm.from_checkpoint({str(tmp_path)!r}).fit(")
     with pytest.raises(CheckpointError, match=f"No space left.*{how}"):
-        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path)
+        quiet(algo, num_iterations=1, folder=tmp_path)
     assert names(tmp_path) == ["000001", "best", "latest"]
 
 
@@ -506,11 +508,11 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(algo, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_files, "sync_file", full)
+        patch.setattr(run_folder, "sync_file", full)
         with pytest.raises(CheckpointError, match="No space left"):
-            quiet(algo, num_iterations=3, checkpoint_folder=tmp_path, checkpoint_every=2)
+            quiet(algo, num_iterations=3, folder=tmp_path, checkpoint_every=2)
     assert (algo.iteration, names(tmp_path)) == (2, [])
-    quiet(algo, num_iterations=1, checkpoint_folder=tmp_path, checkpoint_every=2)
+    quiet(algo, num_iterations=1, folder=tmp_path, checkpoint_every=2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["training_iteration"] for row in rows] == [1, 2, 3]
     with match().build_algo() as other:
@@ -521,7 +523,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(algo, tmp_path, monkeypat
 def test_a_new_folder_that_cannot_be_written_is_no_run_to_go_on_with(algo, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"Make room, or make the place writable, and try again\."):
-        quiet(algo, num_iterations=1, checkpoint_folder=tmp_path / "file")
+        quiet(algo, num_iterations=1, folder=tmp_path / "file")
 
 
 def test_long_iterations_are_saved_in_between(algo, tmp_path, monkeypatch):
@@ -529,9 +531,94 @@ def test_long_iterations_are_saved_in_between(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(saver, "_SAVING_SHARE", 1e9)
     seen = []
     looked = lambda **kwargs: seen.append(names(tmp_path))
-    quiet(algo, num_iterations=4, checkpoint_folder=tmp_path, checkpoint_every=100, callbacks=looked)
+    quiet(algo, num_iterations=4, folder=tmp_path, checkpoint_every=100, callbacks=looked)
     assert seen == [[], ["000001", "latest"], ["000002", "latest"], ["000003", "latest"]]
     assert names(tmp_path) == ["000004", "best", "latest"]
+
+
+# What else is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_baselines_an_evaluation_trackers_and_videos_are_made_when_they_are_asked_for(algo, tmp_path, capsys):
+    more = {"eval_episodes": 2, "baseline_seconds": 5, "video": "gif", "video_every": 2, "track": ["tensorboard"]}
+    algo.fit(steps=3 * STEPS, folder=tmp_path / "run", **more)
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    files = {"config.json", "metrics.jsonl", "curves.png", "checkpoints"}
+    assert found == files | {"baselines.json", "final.json", "tensorboard", "untrained.gif", "video.gif", "videos"}
+    assert [path.name for path in (tmp_path / "run/videos").iterdir()] == ["000002.gif"]
+    measured = json.loads((tmp_path / "run/baselines.json").read_text())
+    assert [measured[name]["num_episodes"] for name in ("random_play", "at_start")] == [2, 2]
+    said = capsys.readouterr().out
+    for words in ("Measuring random play: 2 episodes", "at start", "random play", "most likely actions"):
+        assert words in said
+    assert f"curves       {tmp_path / 'run/curves.png'}" in said
+
+
+def test_only_settings_results_checkpoints_and_curves_are_kept_by_default_and_quietly(algo, tmp_path, capsys):
+    quiet(algo, num_iterations=1, folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoints", "config.json", "curves.png", "metrics.jsonl")
+    ]
+    assert capsys.readouterr() == ("", "")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["algorithm"]["lr"] == algo.config.lr and config["run"]["steps"] is None
+
+
+def test_a_run_with_all_of_its_steps_only_gets_what_is_missing(algo, tmp_path):
+    quiet(algo, steps=2 * STEPS, folder=tmp_path)
+    again = quiet(algo, steps=2 * STEPS, folder=tmp_path, eval_episodes=2)
+    assert (len(again), again.stopped_by, algo.iteration) == (0, "steps", 2)
+    final = (tmp_path / "final.json").read_bytes()
+    quiet(algo, steps=2 * STEPS, folder=tmp_path, eval_episodes=3)
+    assert (tmp_path / "final.json").read_bytes() == final
+    quiet(algo, steps=3 * STEPS, folder=tmp_path)
+    assert algo.iteration == 3 and not (tmp_path / "final.json").exists()
+
+
+def test_a_run_that_has_more_steps_already_writes_nothing_to_a_new_folder(algo, tmp_path):
+    quiet(algo, num_iterations=2)
+    assert len(quiet(algo, steps=STEPS, folder=tmp_path / "new", eval_episodes=2)) == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_first_iteration_that_fails_leaves_no_folder(algo, tmp_path):
+    def fail(**kwargs):
+        raise EnvError("the simulator is gone.")
+
+    with pytest.raises(EnvError):
+        quiet(algo, num_iterations=1, folder=tmp_path / "a/b", callbacks=fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_best_checkpoint_by_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(algo, tmp_path):
+    with pytest.raises(ConfigError, match=r"Algorithm.fit: keep_best: no result is called 'env_runners/retrun'"):
+        quiet(algo, num_iterations=3, folder=tmp_path / "run", keep_best="env_runners/retrun")
+    assert algo.iteration == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks on folders")
+def test_only_one_process_writes_to_a_folder(algo, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_CLAIM_S", 0.0)
+    with run_folder.Claim(tmp_path), pytest.raises(ConfigError, match="is used by another command"):
+        quiet(algo, num_iterations=1, folder=tmp_path)
+    assert algo.iteration == 0
+    quiet(algo, num_iterations=1, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"eval_episodes": -1}, "eval_episodes: expected a whole number from 0"),
+        ({"baseline_seconds": "long"}, "baseline_seconds: expected a number"),
+        ({"video": "avi"}, "video: expected"),
+        ({"video_every": 5}, "video_every=5 records no videos"),
+        ({"track": ["tensorbord"]}, "track: expected"),
+    ],
+)
+def test_wrong_arguments_for_the_folder_are_named_before_training(algo, tmp_path, given, message):
+    with pytest.raises(ConfigError, match=message):
+        quiet(algo, num_iterations=1, folder=tmp_path / "run", **given)
+    assert algo.iteration == 0 and not (tmp_path / "run").exists()
 
 
 # Callbacks ------------------------------------------------------------------------------------------------------------
@@ -612,7 +699,7 @@ def test_the_display_is_that_of_the_goal(algo, monkeypatch):
 
 def test_paths_may_be_texts(algo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert quiet(algo, num_iterations=1, checkpoint_folder="runs/one").checkpoint == Path("runs/one/checkpoints/000001")
+    assert quiet(algo, num_iterations=1, folder="runs/one").checkpoint == Path("runs/one/checkpoints/000001")
 
 
 # Several processes ----------------------------------------------------------------------------------------------------
@@ -624,7 +711,7 @@ def test_remote_env_runners_lead_to_the_same_results_and_are_in_the_lines(algo, 
     use_fake_ray(monkeypatch)
     config = match().env_runners(num_env_runners=2, num_envs_per_env_runner=1)
     with config.build_algo() as remote:
-        results = remote.fit(num_iterations=2, checkpoint_folder=tmp_path)
+        results = remote.fit(num_iterations=2, folder=tmp_path)
         assert not differences(plain(remote.rl_module.get_state()), alone)
     assert results[-1]["fault_tolerance"]["num_healthy_workers"] == 2
     assert "env runners: " in capsys.readouterr().out

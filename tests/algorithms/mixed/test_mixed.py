@@ -356,7 +356,7 @@ def test_fit_saves_and_resumes(tmp_path):
     whole = config.build_algo()
     whole.fit(num_iterations=3, progress=False)
     begun = config.build_algo()
-    begun.fit(num_iterations=2, progress=False, checkpoint_folder=tmp_path)
+    begun.fit(num_iterations=2, progress=False, folder=tmp_path)
     resumed = Algorithm.from_checkpoint(tmp_path)
     resumed.fit(num_iterations=1, progress=False)
     assert_same(parameters(whole), parameters(resumed))

@@ -57,7 +57,7 @@ def left_behind(config: AlgorithmConfig, iterations: int, fault: str, folder: Pa
         disturb(algo, iterations, fault)
         try:
             with pytest.raises(expected) if expected is not None else contextlib.nullcontext():
-                algo.fit(num_iterations=20, checkpoint_folder=folder, checkpoint_every=1000, progress=False)
+                algo.fit(num_iterations=20, folder=folder, checkpoint_every=1000, progress=False)
         finally:
             algo.stop()
     return folder

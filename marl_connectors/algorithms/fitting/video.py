@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_connectors.algorithms.fitting.figures import number
+from marl_connectors.algorithms.fitting.figures import agent_steps, number
+from marl_connectors.algorithms.fitting.parts import NO_VIDEO, Part
+from marl_connectors.algorithms.fitting.run_files import UNTRAINED_VIDEO, VIDEOS
 from marl_connectors.algorithms.rendering import checked_frame
-from marl_connectors.errors import ConfigError, MarlConnectorsError, describe_error
+from marl_connectors.errors import MarlConnectorsError, describe_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,6 +51,36 @@ class Clip:
 
     caption: str
     frames: Sequence[np.ndarray]
+
+
+class Videos(Part):
+    """Records the policies: untrained, every ``video_every`` iterations, and at the end."""
+
+    _has_failed = False
+
+    def before_training(self) -> None:
+        run = self.run
+        if run.parts.video != NO_VIDEO:
+            with run.busy(RECORDING):
+                run.folder.untrained_video = record_untrained(run.algo, seed=run.algo.seed)
+
+    def after_iteration(self, result: Mapping[str, Any]) -> None:
+        run, iteration = self.run, int(result["training_iteration"])
+        if not run.parts.video_every or iteration % run.parts.video_every or self._has_failed:
+            return
+        path = run.folder.path / VIDEOS / f"{iteration:06d}.{run.parts.video}"
+        label = f"after {agent_steps(result):,} steps, "
+        if failed := record_video(run.algo, path, seed=run.algo.seed, label=label):
+            self._has_failed = True  # the reason is the same for all videos, and printed once
+            run.say(failed)
+
+    def at_end(self) -> None:
+        run = self.run
+        if run.parts.video != NO_VIDEO:
+            path, untrained = run.folder.path / f"video.{run.parts.video}", run.folder.path / UNTRAINED_VIDEO
+            how: dict[str, Any] = {"seed": run.algo.seed, "label": "after training, ", "untrained": untrained}
+            with run.busy(RECORDING):
+                run.results["video"] = record_video(run.algo, path, **how) or str(path)
 
 
 def record_clips(algo: Any, labels: Sequence[str], *, seed: int, explore: bool | None = None) -> list[Clip]:
@@ -121,29 +151,6 @@ def record_video(
     except Exception as error:  # an error of the environment's render(), or of the disk
         return f"No video: {describe_error(error)}."
     return ""
-
-
-def check_video_can_be_made(path: Path) -> None:
-    """Checks that a file can be written at a path, and leaves none there.
-
-    Raises:
-        ConfigError: If the file cannot be written.
-    """
-    if path.suffix.lower() not in (".gif", ".mp4") and not path.is_dir():
-        raise ConfigError(f"--video: expected a file that ends in .gif or .mp4, but got {str(path)!r}.")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", dir=path.parent) as folder:
-            (Path(folder) / path.name).write_bytes(b"GIF")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"--video: expected a file that can be written, but {str(path)!r} cannot: {why}. Choose another."
-        ) from error
 
 
 def is_mp4(path: Path) -> bool:

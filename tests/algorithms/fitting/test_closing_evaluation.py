@@ -13,7 +13,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_connectors import Algorithm, PPOConfig
-from marl_connectors.cli.both_ways import about_both_ways, evaluate_both_ways, intervals, measured_baseline
+from marl_connectors.algorithms.fitting.baselines import measured_baseline
+from marl_connectors.algorithms.fitting.closing_evaluation import about_both_ways, evaluate_both_ways, intervals
 from marl_connectors.cli.main import main
 
 QUICK = ("--video", "none", "--track", "none", "--num-env-workers", "0", "--set", "train_batch_size_per_learner=200")

@@ -6,7 +6,7 @@ import math
 
 from PIL import Image
 
-from marl_connectors.cli.pictures import draw_curves
+from marl_connectors.algorithms.fitting.pictures import draw_curves
 
 
 def test_curves_are_drawn_with_gaps_one_point_and_nothing(tmp_path):

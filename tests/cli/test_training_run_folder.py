@@ -13,12 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marl_connectors.algorithms.fitting.run_files import read_metrics
+from marl_connectors.algorithms.fitting import run_folder
+from marl_connectors.algorithms.fitting.run_files import (
+    iteration_of,
+    read_baselines,
+    read_config,
+    read_metrics,
+    remove_leftovers,
+)
+from marl_connectors.algorithms.fitting.run_folder import RunFolder
+from marl_connectors.algorithms.fitting.video import record_video
 from marl_connectors.checkpoints import save_state
-from marl_connectors.cli import run_folder, run_settings
-from marl_connectors.cli.run_folder import RunFolder, check_can_be_made, read_baselines, read_config
+from marl_connectors.cli import run_settings
+from marl_connectors.cli.folders import check_can_be_made
 from marl_connectors.cli.run_settings import RunSettings, settings_from_json
-from marl_connectors.cli.video import record_video
+from marl_connectors.cli.training_run import checkpoint_to_resume
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 
 RUN = Path("run")
@@ -224,9 +233,9 @@ def read_all(path):
     """All that a resumed run does with the files of its folder, without the algorithm."""
     found = settings_from_json(read_config(path).get("command"), str(path / "config.json"))
     assert isinstance(found.steps, int)
-    checkpoint = run_folder.checkpoint_to_resume(path)
+    checkpoint = checkpoint_to_resume(path)
     assert checkpoint is not None
-    RunFolder.reopen(path, checkpoint)
+    RunFolder(path).go_on(iteration_of(checkpoint))
 
 
 def survive_mutations(number, seed):
@@ -265,7 +274,8 @@ def test_what_reading_lets_pass_can_be_drawn_and_summed_up(run):
     for trial in range(20):
         (RUN / "metrics.jsonl").write_bytes(mutated(text, np.random.default_rng([1, trial])))
         try:
-            folder = RunFolder.reopen(RUN, RUN / "checkpoints/000002")
+            folder = RunFolder(RUN)
+            folder.go_on(2)
         except CheckpointError:
             continue
         folder.draw_curves()
@@ -434,7 +444,7 @@ def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, 
     assert "could not be written: No space left on device." in command.err and command.err.count("\n") == 1
     assert "run/" in command.err and "marl-connectors train --resume" in command.err
     names = sorted(path.name for path in (RUN / "checkpoints").iterdir())
-    saved = "000004" if name == "curves.png" else "000002"
+    saved = "000005" if name == "curves.png" else "000002"  # they are drawn at the end
     assert (RUN / "checkpoints/latest").read_text() == saved + "\n"
     assert [each for each in names if each.startswith(".")] == []
     assert command("train", "--resume", "run") == 0
@@ -545,7 +555,7 @@ def test_what_was_being_written_when_the_run_was_killed_is_cleared_away(run):
     save_state(checkpoints / ".000004.tmp-0123abcd", {"half": 1})
     (checkpoints / ".latest.tmp").write_text("0000")
     (RUN / ".metrics.jsonl.tmp").write_text("")
-    run_folder.remove_leftovers(RUN)
+    remove_leftovers(RUN)
     assert sorted(path.name for path in checkpoints.iterdir()) == before
     assert not (RUN / ".metrics.jsonl.tmp").exists()
 

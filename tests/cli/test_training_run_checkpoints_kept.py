@@ -111,7 +111,7 @@ def test_the_best_checkpoint_can_be_evaluated(command, monkeypatch):
 
 
 def test_a_metric_of_the_users_own_code_may_come_later_and_is_named_once(command, monkeypatch, caplog):
-    monkeypatch.setattr("marl_connectors.algorithms.fitting.metric_names.has_own_code", lambda config: True)
+    monkeypatch.setattr("marl_connectors.algorithms.fitting.metric_names.has_own_code", lambda *_: True)
     train(command, monkeypatch, [1.0, 5.0, 3.0], "--keep-best", "env_runners/episode_return_men")
     [warning] = caplog.messages
     assert warning.startswith("--keep-best: no result is called 'env_runners/episode_return_men' so far")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image, ImageFont, ImageSequence
 
+from marl_connectors.algorithms.fitting import video
+from marl_connectors.algorithms.fitting.video import (
+    Clip,
+    encoded,
+    record_clips,
+    record_untrained,
+    record_video,
+    write_video,
+)
 from marl_connectors.algorithms.rendering import RenderedEpisode
-from marl_connectors.cli import video
-from marl_connectors.cli.video import Clip, encoded, record_clips, record_untrained, record_video, write_video
 from marl_connectors.errors import EnvError
 
 
@@ -144,20 +149,3 @@ def test_an_mp4_has_the_same_frames_and_even_sides(tmp_path):
     assert (about["size"], about["fps"], about["codec"]) == ((480, 326), 10.0, "h264")  # 301 + 24, and one more
     assert len(list(frames)) == 2 + 12 + 1 + 12  # the last frame of each clip stays for 1.2 seconds
     assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]
-
-
-def test_videos_are_made_every_few_iterations(command):
-    words = ["--steps", "500", "--out", "run", "--video-every", "2"]
-    assert command("train", "fake_env", *words) == 0
-    run = Path("run")
-    assert sorted(path.name for path in (run / "videos").iterdir()) == ["000002.gif", "000004.gif"]
-    with Image.open(run / "videos" / "000004.gif") as gif:
-        assert gif.info["comment"] == b"after 400 steps, episode 1: return red 4.00, green 4.00"
-    assert (run / "video.gif").exists()
-
-
-def test_the_reason_for_missing_videos_is_printed_once_during_training(command):
-    command.algo.frames = []
-    assert command("train", "fake_env", "--steps", "500", "--out", "run", "--video-every", "1") == 0
-    assert command.out.count("No video: this environment returns no pictures") == 2  # and once at the end
-    assert not (Path("run") / "videos").exists()

@@ -1,0 +1,171 @@
+"""What a run keeps beside its results, and the base class of the parts that make it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from marl_connectors.algorithms.fitting.figures import success_measure
+from marl_connectors.algorithms.fitting.metric_names import AUTO
+from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
+from marl_connectors.callbacks.trackers import TRACKERS
+from marl_connectors.errors import ConfigError
+from marl_connectors.validators import integer, list_of, number, one_of
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.fitting.run_folder import RunFolder
+
+NO_VIDEO = "none"
+VIDEO_FORMATS = ("gif", "mp4", NO_VIDEO)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run keeps in its folder. ``Algorithm.fit`` describes these arguments.
+
+    Attributes:
+        steps: The agent steps at which the whole run ends; None if something else ends it.
+        checkpoint_every: The number of iterations from one checkpoint to the next.
+        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
+        keep_best: The metric by which the best checkpoint is chosen.
+        eval_episodes: The number of episodes of each evaluation at the end; 0 for no such evaluation.
+        baseline_seconds: The seconds for measuring random play, and again for the untrained policies; 0 for neither.
+        video: The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.
+        video_every: The number of iterations from one video to the next; 0 for a video at the end alone.
+        track: The names of the trackers to which results are written.
+    """
+
+    steps: int | None = None
+    checkpoint_every: int = 20
+    keep_checkpoints: int | None = None
+    keep_best: str | None = AUTO
+    eval_episodes: int = 0
+    baseline_seconds: float = 0
+    video: str = NO_VIDEO
+    video_every: int = 0
+    track: Sequence[str] = ()
+
+    def check(self, who: str) -> None:
+        """Checks the values.
+
+        Raises:
+            ConfigError: If one of them is refused. Names it.
+        """
+        for name, validator in _VALIDATORS.items():
+            if getattr(self, name) is not None or name != "keep_checkpoints":
+                validator.check(getattr(self, name), who, name)
+        if self.video_every and self.video == NO_VIDEO:
+            raise ConfigError(f"{who}: video_every={self.video_every} records no videos without video='gif'.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values by name, as ``config.json`` has them."""
+        return {**dataclasses.asdict(self), "track": list(self.track)}
+
+
+_VALIDATORS = {
+    "checkpoint_every": integer(min=1),
+    "keep_checkpoints": integer(min=1),
+    "eval_episodes": integer(min=0),
+    "baseline_seconds": number(min=0),
+    "video": one_of(*VIDEO_FORMATS),
+    "video_every": integer(min=0),
+    "track": list_of(one_of(*TRACKERS), f"a list of {', '.join(TRACKERS)}"),
+}
+
+
+class Caller:
+    """Who calls ``fit``, and so how its messages speak: a program in Python. The command line has another one.
+
+    Attributes:
+        facts: What the caller adds to ``config.json``.
+    """
+
+    facts: Mapping[str, Any] = {}
+    who: ClassVar[str] = "Algorithm.fit"
+    keeps_results: ClassVar[bool] = True
+    """Whether the results of all iterations are wanted at the end, and not only the newest."""
+
+    def name(self, argument: str) -> str:
+        """Returns the first words of a message about an argument."""
+        return f"{self.who}: {argument}"
+
+    def setting(self, name: str, value: Any) -> str:
+        """Returns how a setting is given a value."""
+        return f"{name}={value!r}"
+
+    def resume(self, path: Path) -> str:
+        """Returns how the run in a folder is resumed."""
+        return f"algo.fit(...), or later with Algorithm.from_checkpoint({str(path)!r}).fit(...)"
+
+    def stopped(self, number: int) -> None:
+        """Lets a signal do what it usually does, once the call has ended because of it. Ctrl-C has done its work."""
+        if number != signal.SIGINT:
+            signal.raise_signal(number)
+
+    def why_no_success(self, algo: Any) -> str:
+        """Returns why the success of episodes could not be measured, in a sentence."""
+        measure: Any = success_measure(algo.config)
+        said = f"Success ({measure.name}) is not measured, because the state of the environments at the end of episodes"
+        if algo.config.num_env_workers in (0, "auto"):
+            return f"{said} is not available: they are natively batched."
+        return f"{said} is in worker processes. To measure it, use {self.setting('num_env_workers', 0)}."
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """A call of ``fit``, as its parts know it.
+
+    Attributes:
+        algo: The Algorithm.
+        folder: The folder of the run.
+        parts: What is kept in it.
+        caller: Who calls ``fit``.
+        say: Prints a sentence, unless nothing is to be shown.
+        shows: Whether anything is to be shown.
+        requested: The signal that has asked for an end; None if there was none.
+        results: The places of what was made, by its name, for the end of the run.
+    """
+
+    algo: Any
+    folder: RunFolder
+    parts: RunParts
+    caller: Caller
+    say: Callable[[str], None]
+    shows: bool
+    requested: int | None = None
+    results: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def busy(self, activity: str) -> AbstractContextManager[Any]:
+        """Says in its block what the run is busy with, if it takes more than some seconds."""
+        return announced(activity) if self.shows else contextlib.nullcontext()
+
+    def watching(self, episodes: int) -> AbstractContextManager[Any]:
+        """Gives an ``on_progress`` to its block, which prints from time to time how many episodes have ended."""
+        return PlayProgress(episodes) if self.shows else contextlib.nullcontext()
+
+
+class Part:
+    """Something that a run makes beside its results."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def before_training(self) -> None:
+        """Called before the first iteration of a run that does not go on. The folder is empty."""
+
+    def on_result(self, result: Mapping[str, Any]) -> None:
+        """Called after each iteration, before it is saved."""
+
+    def after_iteration(self, result: Mapping[str, Any]) -> None:
+        """Called after each iteration, when it is saved or kept."""
+
+    def at_end(self) -> None:
+        """Called when the goal of the run is reached, unless a signal has stopped it."""
+
+    def close(self) -> None:
+        """Called at every end of the call, also after an error."""
