@@ -161,7 +161,8 @@ class Claim:
         if self._fd >= 0:
             import fcntl
 
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # processes that were forked have the file open, too
+            with contextlib.suppress(OSError):  # of file systems without locks
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # processes that were forked have the file open, too
             os.close(self._fd)
             self._fd = -1
 
