@@ -294,28 +294,12 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
     except MarlConnectorsError as error:
         _, given = _command_of(checkpoint)
         source = given.get("config")
-        if (
-            named is not None
-            or not isinstance(source, str)
-            or has_source(source)
-            or not _needs(checkpoint, module_name(source))
-        ):
+        if named is not None or not isinstance(source, str) or has_source(source):
             raise
         raise CheckpointError(
-            f"{who}: the run of {checkpoint} began with the config in {source}, which is not there any more, and has "
-            f"functions or classes of it. Put the file back, or name its new place: --config NEW.py"
+            f"{error} The run of {checkpoint} began with the config in {source}, which is not there any more. Put it "
+            f"back, or name its new place, if its functions or classes are missing: --config NEW.py"
         ) from error
-
-
-def _needs(checkpoint: Path, module: str) -> bool:
-    """Whether a checkpoint has objects without a name, or with a name in this module."""
-    from marl_connectors.algorithms.checkpoint_restore import algorithm_state
-
-    try:
-        text = json.dumps(algorithm_state(checkpoint, with_replay_buffers=False)["config"]["settings"])
-    except (MarlConnectorsError, KeyError, TypeError, ValueError):  # it is damaged, as the error says
-        return False
-    return re.search(_WITHOUT_NAME, text) is not None or f'"{module}:' in text or f'"{module}.' in text
 
 
 def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, number, percent, t_quantile, table
-from marl_connectors.algorithms.fitting.pictures import draw_seed_curves
+from marl_connectors.algorithms.fitting.pictures import draw_curves
 from marl_connectors.algorithms.fitting.run_files import WAYS, read_metrics
 from marl_connectors.cli.folders import SEEDS
 from marl_connectors.errors import CheckpointError
@@ -360,7 +360,8 @@ def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:
         if (levels := [result.random_play[module_id] for result in results if _has_level(result, module_id)])
     }
     picture = io.BytesIO()
-    draw_seed_curves(picture, {name: mean_curve(own) for name, own in curves.items()}, curves, random_play, path.name)
+    means = {name: mean_curve(own) for name, own in curves.items()}
+    draw_curves(picture, means, random_play, path.name, single=curves)
     with run_files.writing(path / LEARNING_CURVES):
         run_files.replace_file(path / LEARNING_CURVES, picture.getvalue())
 

@@ -10,6 +10,7 @@ from typing import Any
 from marl_connectors.callbacks.success import SUCCESS, Success
 
 _RATES_SHOWN = 8
+MODULES_SHOWN = 8
 
 
 def agent_steps(result: Mapping[str, Any]) -> int:
@@ -73,6 +74,17 @@ def remote_parts(result: Mapping[str, Any], num_env_runners: int) -> str:
     if restarts := faults.get("num_remote_learner_restarts"):
         parts.append(f"learners replaced {restarts} time{'s' if restarts > 1 else ''}")
     return ", ".join(parts)
+
+
+def facts_of(result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what is most worth knowing of an iteration, by name: the returns of some modules, and the success."""
+    returns = module_returns(result["env_runners"])
+    facts = {f"return of {module_id}": spread(stats) for module_id, stats in list(returns.items())[:MODULES_SHOWN]}
+    if len(returns) > MODULES_SHOWN:
+        facts["more modules"] = str(len(returns) - MODULES_SHOWN)
+    if math.isfinite(success := success_of(result["env_runners"])):
+        facts["success"] = percent(success)
+    return facts
 
 
 def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int, *, was_stopped: bool = False) -> str:

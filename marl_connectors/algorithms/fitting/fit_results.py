@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns, percent, spread, success_of
+from marl_connectors.algorithms.fitting.figures import agent_steps, facts_of
 from marl_connectors.callbacks.trackers import BY_AGENT, MAX_AGENT_SERIES, scalars
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.html_tables import html_table
@@ -103,11 +102,7 @@ class FitResults(Sequence[dict[str, Any]]):
         if self._rows:
             last = self._rows[-1]
             facts["agent steps"] = f"{agent_steps(last):,}"
-            returns = module_returns(last["env_runners"])
-            facts |= {f"return of {module_id}": spread(stats) for module_id, stats in list(returns.items())[:8]}
-            facts |= {"more modules": str(len(returns) - 8)} if len(returns) > 8 else {}
-            if math.isfinite(success := success_of(last["env_runners"])):
-                facts["success"] = percent(success)
+            facts |= facts_of(last)
         if self.checkpoint is not None:
             facts["checkpoint"] = str(self.checkpoint)
         if self.best_checkpoint is not None:

@@ -19,7 +19,14 @@ Series = Mapping[str, Sequence[tuple[float, float, float]]]
 """``{module_id: [(agent steps, mean return, standard deviation), ...]}``"""
 
 
-def draw_curves(file: Path | BinaryIO, series: Series, random_play: Mapping[str, float], title: str) -> None:
+def draw_curves(
+    file: Path | BinaryIO,
+    series: Series,
+    random_play: Mapping[str, float],
+    title: str,
+    *,
+    single: Mapping[str, Sequence[Sequence[tuple[int, float]]]] | None = None,
+) -> None:
     """Draws the return per module over agent steps.
 
     A line is the mean return of an agent per episode, over the episodes that ended in an iteration. Its band is one
@@ -28,42 +35,22 @@ def draw_curves(file: Path | BinaryIO, series: Series, random_play: Mapping[str,
 
     Args:
         file: The PNG file to write, or a file that is open for writing.
-        series: The returns to draw.
+        series: The returns to draw; of several seeds, their means with half the widths of the intervals.
         random_play: The mean return of random actions per module, if it is known.
         title: The title of the picture.
+        single: Of several seeds, ``{module_id: [[(agent steps, mean return), ...], ...]}``, one list for each seed,
+            drawn as thin lines.
     """
-    with _drawn(file, title, "return of an agent per episode\n(band: one standard deviation either way)") as axes:
-        for index, (module_id, points) in enumerate(sorted(series.items())):
-            kept = [point for point in points if math.isfinite(point[1])]
-            _draw_series(axes, index, module_id, kept)
-            _draw_level(axes, index, module_id, random_play)
-
-
-def draw_seed_curves(
-    file: Path | BinaryIO,
-    series: Series,
-    single: Mapping[str, Sequence[Sequence[tuple[int, float]]]],
-    random_play: Mapping[str, float],
-    title: str,
-) -> None:
-    """Draws the mean return per module over agent steps of several runs that differ in their seed.
-
-    Args:
-        file: The PNG file to write, or a file that is open for writing.
-        series: ``{module_id: [(agent steps, mean over seeds, half the width of its interval), ...]}``
-        single: ``{module_id: [[(agent steps, mean return), ...], ...]}``, one list for each seed, drawn as thin lines.
-        random_play: The mean return of random actions per module, if it is known.
-        title: The title of the picture.
-    """
-    label = (
-        "return of an agent per episode, mean over seeds\n(band: 95 % interval of the mean; thin lines: single seeds)"
-    )
+    what = "one standard deviation either way"
+    if single is not None:
+        what = "95 % interval of the mean; thin lines: single seeds"
+    label = f"return of an agent per episode{', mean over seeds' if single is not None else ''}\n(band: {what})"
     with _drawn(file, title, label) as axes:
         for index, (module_id, points) in enumerate(sorted(series.items())):
-            for curve in single.get(module_id, ()):
+            for curve in (single or {}).get(module_id, ()):
                 steps, returns = [point[0] for point in curve], [point[1] for point in curve]
                 axes.plot(steps, returns, color=_COLOURS[index % len(_COLOURS)], alpha=0.35, linewidth=0.6)
-            _draw_series(axes, index, module_id, points)
+            _draw_series(axes, index, module_id, [point for point in points if math.isfinite(point[1])])
             _draw_level(axes, index, module_id, random_play)
 
 

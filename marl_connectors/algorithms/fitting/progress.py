@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from marl_connectors.algorithms.fitting.figures import (
+    MODULES_SHOWN,
     agent_steps,
+    facts_of,
     module_returns,
     number,
     percent,
     remote_parts,
-    spread,
     success_of,
 )
 from marl_connectors.html_tables import html_table
@@ -27,7 +28,6 @@ from marl_connectors.html_tables import html_table
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MODULES_SHOWN = 8
 _PARTS = 10_000
 """The number of parts of a full bar."""
 COUNTS: Mapping[str, str] = {
@@ -275,9 +275,7 @@ class NotebookProgress:
         value = "" if math.isnan(share) else f" value='{share:.4f}'"
         left = "" if self._run.goal.total is None else f", {duration(left_s)} left"
         numbers = f"{agent_steps(result):,} agent steps, {rate:,.0f}/s{left}"
-        rows = {f"return of {name}": spread(stats) for name, stats in _shown_returns(result)}
-        if math.isfinite(success := success_of(result["env_runners"])):
-            rows["success"] = percent(success)
+        rows = facts_of(result)
         if remote := self._run.remote_parts(result):
             rows["processes"] = remote
         self._display(f"<progress style='width:50%'{value}></progress> {numbers}{html_table('', rows)}")
@@ -440,13 +438,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _shown_returns(result: Mapping[str, Any]) -> list[tuple[str, tuple[float, float]]]:
-    return list(module_returns(result["env_runners"]).items())[:_MODULES_SHOWN]
-
-
 def _returns_line(result: Mapping[str, Any]) -> str:
-    shown = [f"{module_id} {number(mean)}" for module_id, (mean, _) in _shown_returns(result)]
-    more = len(module_returns(result["env_runners"])) - len(shown)
+    returns = module_returns(result["env_runners"])
+    shown = [f"{module_id} {number(mean)}" for module_id, (mean, _) in list(returns.items())[:MODULES_SHOWN]]
+    more = len(returns) - len(shown)
     success = success_of(result["env_runners"])
     return (
         (", ".join(shown) if shown else "–")
@@ -461,10 +456,6 @@ def _returns_table(result: Mapping[str, Any]) -> Any:
     from rich.text import Text
 
     rows = Table(box=None, padding=(0, 2), show_header=False)
-    for module_id, (mean, std) in _shown_returns(result):
-        rows.add_row("return of", Text(module_id, style="bold"), f"{number(mean)} ± {number(std)}")
-    if (more := len(module_returns(result["env_runners"])) - _MODULES_SHOWN) > 0:
-        rows.add_row("", f"and {more} more", "")
-    if math.isfinite(success := success_of(result["env_runners"])):
-        rows.add_row("success", "", percent(success))
+    for name, value in facts_of(result).items():
+        rows.add_row(Text(name), Text(value))
     return rows

@@ -148,7 +148,7 @@ def test_a_terminal_gets_the_live_display_and_anything_else_plain_lines(monkeypa
     live.close()
     shown = terminal.getvalue()
     assert "50%" in shown and "500 agent steps" in shown and "red[bold]" in shown and "-3.00 ± 1.00" in shown
-    assert "and 2 more" in shown and "a [sentence]" in shown
+    assert re.search(r"more modules +2", shown) and "a [sentence]" in shown
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3600, "1:00:00")])
