@@ -15,13 +15,16 @@ AUTO: Final = "auto"
 LOWEST: Final = "min:"
 """The beginning of a metric whose lowest value is the best."""
 EVALUATION, TRAINING = "evaluation", "env_runners"
+OFFLINE_EVALUATION: Final = "offline_evaluation"
 """The parts of results in which episodes are."""
 RETURN: Final = "episode_return_mean"
 AUTO_METRICS: Final = tuple((f"{place}/{SUCCESS}", f"{place}/{RETURN}") for place in (EVALUATION, TRAINING))
 """The metrics by which ``auto`` chooses: the first pair of which the results have a return, which decides ties."""
 _EXAMPLES: Final = (RETURN, "episode_return_min", "episode_return_max", "episode_len_mean", SUCCESS)
-_PARTS: Final = (EVALUATION, TRAINING, "learners", "timers", "replay_buffer")
-"""The parts of results, in which names are known from the first results on."""
+_LATER: Final = ("learners", OFFLINE_EVALUATION)
+"""Parts that the first results may lack, because nothing is learned yet, or nothing is evaluated in each iteration."""
+_PARTS: Final = (EVALUATION, TRAINING, "timers", "replay_buffer", *_LATER)
+"""The parts of results, in which names are known from the first results on that have the part."""
 _CONNECTORS: Final = ("env_to_module_connector", "module_to_env_connector", "learner_connector")
 
 
@@ -59,8 +62,10 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
         return ""
     place, slash, _ = name.partition("/")
     evaluates = bool(getattr(config, "evaluation_interval", None))
-    if place == EVALUATION and not evaluates:
-        return f"there is no {name!r}, because nothing is evaluated during training. Add --set evaluation_interval=5"
+    for part, interval in ((EVALUATION, "evaluation_interval"), (OFFLINE_EVALUATION, "offline_evaluation_interval")):
+        if place == part and not getattr(config, interval, None):
+            how = f"Add --set {interval}=5, or config.evaluation({interval}=5)"
+            return f"there is no {name!r}, because nothing is evaluated during training. {how}"
     own_code = has_own_code(config) if own_code is None else own_code
     if not names:
         if (slash and place in _PARTS) or name.startswith(("num_", "time_")) or own_code:
@@ -70,6 +75,8 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
     of_evaluations = {each for each in names if each.startswith(f"{EVALUATION}/")}
     if place == EVALUATION and not of_evaluations:
         of_evaluations = {re.sub(f"^{TRAINING}/", f"{EVALUATION}/", each) for each in names}
+    if place in _LATER and not any(each.startswith(f"{place}/") for each in names):
+        return ""
     no_episode = not any(each.startswith(f"{TRAINING}/module_episode_returns/") for each in names)
     if name in of_evaluations or (place in (EVALUATION, TRAINING) and no_episode):
         return ""

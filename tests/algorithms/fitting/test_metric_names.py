@@ -32,3 +32,21 @@ def test_a_metric_that_is_in_no_part_of_results_is_refused_before_the_first_ones
 
 def test_code_of_the_user_may_add_any_metric():
     assert why_missing("foo", (), PPOConfig().callbacks(on_train_result=lambda **kwargs: None)) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["learners/default_policy/qf_loss", "offline_evaluation/learners/default_policy/mean_logp"]
+)
+def test_a_part_that_the_first_results_lack_may_come_later(name):
+    config = PPOConfig().evaluation(offline_evaluation_interval=3)
+    first = {"env_runners/module_episode_returns/default_policy/mean", "time_total_s"}
+    assert why_missing(name, first, config) == ""
+    later = {*first, f"{name.partition('/')[0]}/learners/default_policy/another", "learners/default_policy/another"}
+    assert f"no result is called {name!r}" in why_missing(name, later, config)
+
+
+@pytest.mark.parametrize("interval", ["evaluation_interval", "offline_evaluation_interval"])
+def test_a_metric_of_evaluations_that_never_come_names_the_setting_for_them(interval):
+    assert f"--set {interval}=5" in why_missing(
+        f"{interval.removesuffix('_interval')}/x", {"time_total_s"}, PPOConfig()
+    )
