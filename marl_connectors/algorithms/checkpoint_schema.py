@@ -365,6 +365,7 @@ _ROW_RING = _Record(
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
         "open": _map_of(_open_episode),
+        "ended": _map_of(_map_of(_row(_COUNT, _COUNT))),
         "action_units": _UNITS,
         "spaces": _map_of(_row(_space, _space)),
     },
@@ -381,8 +382,9 @@ def _row_ring(value: Any, where: str) -> None:
     for name, column in [*rows.items(), *((f"columns/{n}", c) for n, c in value["columns"].items())]:
         if any(len(leaf) != size for leaf in leaves(column)):
             raise _fault(f"{where}/{name}", f"{size} rows", column)
-    if any(lane >= len(value["written"]) for _, lane, *_ in value["open"].values()):
-        raise _fault(f"{where}/open", f"of {len(value['written'])} lanes", list(value["open"].values()))
+    places = [place for own in value["ended"].values() for place in own.values()]
+    if any(lane >= len(written) for _, lane, *_ in value["open"].values()) or any(p[0] >= len(written) for p in places):
+        raise _fault(f"{where}/open", f"of {len(written)} lanes", [*value["open"].values(), *places])
 
 
 _OFF_POLICY = _Record(

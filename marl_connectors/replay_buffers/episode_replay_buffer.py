@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_
 from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
 from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
 from marl_connectors.seeding import stream
-from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import integer
 
 
@@ -125,6 +125,19 @@ class EpisodeReplayBuffer:
         """
         if self.prepare_added is not None:
             episodes = self.prepare_added(episodes)
+        for part in _in_turn(episodes):
+            for episode in part:
+                for agent_id, reward in _paid_to_absent(episode).items():
+                    for ring in self._rings.values():
+                        ring.credit_ended(episode.id_, agent_id, reward)
+            self._add_together(part, is_wanted)
+            for episode in part:
+                if episode.is_done:
+                    for ring in self._rings.values():
+                        ring.forget_ended(episode.id_)
+
+    def _add_together(self, episodes: list[Any], is_wanted: Callable[[ModuleID], bool] | None) -> None:
+        """Adds the steps of episodes, without the rewards of agents that have ended in earlier chunks."""
         by_module: dict[ModuleID, list[Any]] = defaultdict(list)
         for chunk in chunks_of(episodes):
             module_id = chunk.module_id or DEFAULT_MODULE_ID
@@ -231,6 +244,24 @@ class EpisodeReplayBuffer:
             ring = self._rings[module_id] = self._new_ring(module_id)
             ring.set_state(saved)
             ring.fit_capacity()
+
+
+def _paid_to_absent(episode: Any) -> dict[AgentID, float]:
+    """Returns what agents were paid that have no steps in a chunk, as they have ended before or not come yet."""
+    return getattr(episode, "_unclaimed", {})
+
+
+def _in_turn(episodes: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yields lists of chunks, in none of which an agent is paid after an end in an earlier chunk of the same list."""
+    part: list[Any] = []
+    ids: set[Any] = set()
+    for episode in episodes:
+        if _paid_to_absent(episode) and episode.id_ in ids:
+            yield part
+            part, ids = [], set()
+        part.append(episode)
+        ids.add(episode.id_)
+    yield part
 
 
 MultiAgentEpisodeReplayBuffer = EpisodeReplayBuffer

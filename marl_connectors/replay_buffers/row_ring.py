@@ -19,7 +19,7 @@ of the next row, so every observation is kept once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.action_units import MODULE, have_same_numbers
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.multi_agent_episode import agent_episode_id
+from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS, agent_episode_id
 from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
@@ -39,7 +39,7 @@ from marl_connectors.errors import ConfigError, EpisodeError
 from marl_connectors.replay_buffers.spilled_arrays import zeros
 from marl_connectors.spaces import from_json, to_json
 from marl_connectors.trees import leaves, tree_map
-from marl_connectors.typing import ModuleID, Tree
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
 
 Chunk = SingleAgentEpisode | AgentChunk
 ACTED, TERMINATED, TRUNCATED = 1, 2, 4
@@ -132,6 +132,7 @@ class RowRing:
         self.action_units = MODULE
         self._open: dict[str, OpenEpisode] = {}
         self._free: list[tuple[int, int]] = []
+        self._ended: dict[str, dict[str, tuple[int, int]]] = {}
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return zeros(shape, dtype, self.spill_folder)
@@ -147,7 +148,7 @@ class RowRing:
         """``[num_lanes]`` int64, the number of rows of each lane that are still kept."""
         return np.minimum(self.written, self.num_rows)
 
-    def positions(self, lanes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def positions(self, lanes: np.ndarray | int, rows: np.ndarray) -> np.ndarray:
         """Returns the positions in the columns of some rows."""
         return rows % self.num_rows * self.num_lanes + lanes
 
@@ -172,7 +173,8 @@ class RowRing:
             if self.action_space is None:
                 self.observation_space, self.action_space = rows.observation_space, rows.action_space
             self.action_units = self._common_units(rows)
-        self.insert(chunks, columns, steps + (steps > 0))
+        places = self.insert(chunks, columns, steps + (steps > 0))
+        self._note_ends(chunks, places.lanes, places.numbers)
 
     def _common_units(self, rows: Rows) -> str:
         """Returns whose actions the ring holds with some more rows.
@@ -373,6 +375,44 @@ class RowRing:
         if late[told].any():
             np.add.at(self.columns[Columns.REWARDS], positions, late[told])  # type: ignore[arg-type]
 
+    def _note_ends(self, chunks: Sequence[Chunk], lanes: Iterable[int], numbers: Iterable[int]) -> None:
+        """Notes in which lane, under which number, the lives of a MultiAgentEpisode's agents are that have ended.
+
+        The newest life of each agent counts. One without a step has no rows. An episode whose rest never comes is
+        forgotten at some time, and of an endless one the agents that ended first.
+        """
+        for chunk, lane, number in zip(chunks, lanes, numbers, strict=True):
+            if chunk.is_done and chunk.multi_agent_episode_id is not None:
+                ended = self._ended.setdefault(str(chunk.multi_agent_episode_id), {})
+                ended.pop(_agent(chunk.agent_id), None)
+                if number != _NO_EPISODE and (chunk.t_started or num_steps_of(chunk)):
+                    ended[_agent(chunk.agent_id)] = int(lane), int(number)
+                for found, most in ((ended, REMEMBERED_AGENTS), (self._ended, self.capacity)):
+                    if len(found) > most:
+                        del found[next(iter(found))]
+
+    def credit_ended(self, episode_id: EpisodeID, agent_id: AgentID, reward: float) -> None:
+        """Adds a reward to the last step of an agent's life that ended in an earlier chunk, as far as it is kept.
+
+        Args:
+            episode_id: The id of the MultiAgentEpisode.
+            agent_id: The agent. Nothing is done if none of its lives has ended there with steps.
+            reward: The reward.
+        """
+        lane, number = self._ended.get(str(episode_id), {}).get(_agent(agent_id), (0, _NO_EPISODE))
+        if number != _NO_EPISODE:
+            positions = self.positions(lane, np.arange(self.written[lane] - self.kept[lane], self.written[lane]))
+            self._add_to_last(positions[self.numbers[positions] == number], agent_id, reward)
+
+    def _add_to_last(self, positions: np.ndarray, agent_id: AgentID, reward: float) -> None:
+        """Adds a reward to the last one of some rows in which an agent acted."""
+        last = positions[(self.flags[positions] & ACTED) > 0][-1:]
+        self.columns[Columns.REWARDS][last] += reward  # type: ignore[index]
+
+    def forget_ended(self, episode_id: EpisodeID) -> None:
+        """Forgets where the agents of a MultiAgentEpisode have ended, which is over."""
+        self._ended.pop(str(episode_id), None)
+
     def _after_write(self, positions: np.ndarray) -> None:
         """Called when rows have got other data; does nothing unless overridden."""
 
@@ -504,6 +544,7 @@ class RowRing:
             "num_episodes_added": self.num_episodes_added,
             "action_units": self.action_units,
             "open": {key: list(episode) for key, episode in self._open.items()},
+            "ended": {key: {a: list(place) for a, place in own.items()} for key, own in self._ended.items()},
             "spaces": spaces_to_json({self.module_id: (self.observation_space, self.action_space)}),
         }
 
@@ -518,6 +559,7 @@ class RowRing:
         self._set_spaces(spaces_from_json(state["spaces"]))
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
+        self._ended = {key: {a: tuple(place) for a, place in own.items()} for key, own in state["ended"].items()}
         taken = {episode.lane for episode in self._open.values()}
         self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
         heapq.heapify(self._free)
@@ -554,6 +596,11 @@ def _actor(chunk: Chunk) -> str:
     """Returns a name of the agent in its sub-environment, which has one episode at a time."""
     number = env_number_of(chunk)
     return _episode_id(chunk) if number is None else str(agent_episode_id(str(number), chunk.agent_id, 0))
+
+
+def _agent(agent_id: AgentID) -> str:
+    """Returns a name of an agent; those of agents ``3`` and ``"3"`` differ."""
+    return str(agent_episode_id("", agent_id, 0))
 
 
 def end_flags(chunks: Sequence[Chunk]) -> np.ndarray:

@@ -97,8 +97,9 @@ class TeamReplayBuffer(EpisodeReplayBuffer):
             EpisodeError: If an episode is of a single agent, has agents that are not in ``agents``, or columns of other
                 shapes or types than those before.
         """
-        if self.prepare_added is not None:
-            episodes = self.prepare_added(episodes)
+        super().add(episodes)
+
+    def _add_together(self, episodes: list[Any], is_wanted: Any) -> None:
         chunks = []
         for episode in episodes:
             if not isinstance(episode, MultiAgentEpisode):

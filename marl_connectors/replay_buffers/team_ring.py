@@ -136,6 +136,10 @@ class TeamRing(RowRing):
         for module_id, part, rows, columns in own:
             self._put(module_id, part, rows, columns, places, started)
             self._complete_agents(module_id, part, rows, places, started)
+        for episode, lane, number in zip(chunks, places.lanes, places.numbers, strict=True):
+            if not episode.is_done:
+                own_chunks = list(chunks_of([episode]))
+                self._note_ends(own_chunks, [lane] * len(own_chunks), [number] * len(own_chunks))
 
     def _by_module(self, chunks: Iterable[MultiAgentEpisode]) -> dict[tuple[int, int, ModuleID], AgentChunks]:
         """Returns the agents' chunks by module and, in the order in which they are written, by what they hold.
@@ -281,6 +285,12 @@ class TeamRing(RowRing):
                 at = positions[(flags[positions, slot] & ACTED) > 0][-1:]
                 flags[at, slot] |= end
                 rewards[at, slot] += late
+
+    def _add_to_last(self, positions: np.ndarray, agent_id: AgentID, reward: float) -> None:
+        module_id, slot = self._slots[agent_id]
+        flags: Any = self.columns[AGENT_FLAGS]
+        last = positions[(flags[module_id][positions, slot] & ACTED) > 0][-1:]
+        self.columns[Columns.REWARDS][module_id][last, slot] += reward  # type: ignore[index]
 
     def has(self, name: str, module_id: ModuleID) -> bool:
         """Whether the rows of a module's agents have a column."""

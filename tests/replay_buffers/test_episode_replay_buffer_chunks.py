@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,13 @@ def kept(buffer):
     return found
 
 
+def restored(buffer):
+    """Another buffer with the same state."""
+    other = type(buffer)(capacity=buffer.capacity)
+    other.set_state(copy.deepcopy(buffer.get_state()))
+    return other
+
+
 @pytest.mark.parametrize("cls", BUFFERS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_chunks_cut_anywhere_become_the_transitions_of_whole_episodes(cls, seed):
@@ -47,12 +56,15 @@ def test_chunks_cut_anywhere_become_the_transitions_of_whole_episodes(cls, seed)
     chunks = [played(seed, number, cut=0.4) for number in range(6)]
     while any(chunks):  # each episode's in their order, several at once
         buffer.add([own.pop(0) for own in chunks if own and rng.random() < 0.6])
+        buffer = restored(buffer) if rng.random() < 0.3 else buffer
     expected = transitions(wholes)
     if expected:
         assert kept(buffer) == expected
     assert len(buffer) == len(expected)
     open_ids = {own.id_ for whole in wholes for own in whole.agent_episodes.values() if not own.is_done}
-    for ring in buffer._rings.values():  # no lane is kept for an episode that has ended
+    going_on = {whole.id_ for whole in wholes if not whole.is_done}
+    for ring in buffer._rings.values():  # nothing is remembered of an episode that has ended
+        assert ring._ended.keys() <= going_on
         assert {e.episode_id.rsplit("/", 1)[0] for e in ring._open.values()} <= {i.rsplit("/", 1)[0] for i in open_ids}
 
 

@@ -95,6 +95,7 @@ def test_chunks_cut_anywhere_become_the_env_steps_of_whole_episodes(cls, seed):
     assert len(buffer) == 1 + sum(map(len, wholes))
     going_on = {whole.id_ for whole in wholes if not whole.is_done}
     assert {e.episode_id for e in buffer._ring_of_all._open.values()} <= going_on
+    assert buffer._ring_of_all._ended.keys() <= going_on
 
 
 def test_an_agent_whose_end_comes_in_a_later_chunk_without_a_step_of_it_has_ended_with_its_last_step():

@@ -14,6 +14,8 @@ BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 def played(seed, number, *, cut=0.0):
     """Returns the chunks of a game in which agents take turns or act at once, wait, die at any time, and come back.
 
+    Agents are paid at any time, too: while they wait, before they come, and after they have died.
+
     Args:
         seed: Decides the game.
         number: Its number, which observations begin with.
@@ -33,6 +35,7 @@ def played(seed, number, *, cut=0.0):
         return np.array([number, POOL.index(agent), t], np.float32)
 
     act, look, die, back = rng.choice([0.3, 1.0]), rng.choice([0.3, 0.8]), rng.choice([0.0, 0.2]), rng.choice([0, 0.3])
+    pay = rng.choice([0.0, 0.3])
     episode.add_env_reset(observations={a: seen(a, 0) for a in POOL if a == "a" or rng.random() < 0.7})
     chunks, num_steps, is_cut_short = [episode], int(rng.integers(1, 12)), rng.random() < 0.3
     for t in range(1, num_steps + 1):
@@ -49,7 +52,7 @@ def played(seed, number, *, cut=0.0):
         episode.add_env_step(
             {a: seen(a, t) for a in observed},
             actions,
-            {a: float(rng.integers(9)) for a in own},
+            {a: float(rng.integers(9)) for a in POOL if a in own or rng.random() < pay},
             terminateds=terminateds,
             truncateds=truncateds,
         )
