@@ -179,6 +179,8 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
             )
         if self.input_ is not None:
             raise ConfigError(f"{name}: input_ is for runs with one algorithm. Use that algorithm's config.")
+        for module_id in self.algorithm_config_overrides_per_module:
+            self.algorithm_of(module_id)
         super().validate()
         for pattern, config in self.configs_of_algorithms().items():
             try:

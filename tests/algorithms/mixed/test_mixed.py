@@ -307,12 +307,14 @@ def test_modules_come_and_go(tmp_path):
 
 
 def test_a_module_without_an_algorithm_is_named():
-    algo = mixed({"[abc]": ppo(), "d": dqn()})
+    algo = mixed({"[abc]": ppo(), "d": dqn()}).rl_module(algorithm_config_overrides_per_module={"a": {"gamma": 0.9}})
     with pytest.warns(UserWarning, match="no module has the algorithm of 'd'"):
         algo = algo.build_algo()
     with pytest.raises(ConfigError, match="module 'x' has no algorithm"):
         algo.add_module("x")
     assert type(algo.add_module("d")) is DefaultDQNRLModule
+    with pytest.raises(ConfigError, match=r"^MixedConfig: module 'x' has no algorithm"):  # not the overrides of 'a'
+        algo.add_module("x", config_overrides={"gamma": 0.5})
     algo.stop()
     with pytest.raises(ConfigError, match=r"module 'c' has no algorithm.*There are '\[ab\]'"):
         mixed({"[ab]": ppo()}).build_algo()
