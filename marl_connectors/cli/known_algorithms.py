@@ -129,10 +129,9 @@ _INDEPENDENT: Final = {
     "ippo": ("PPO", "ppo"),
     "isac": ("SAC", "sac"),
 }
-_OF_ONE_AGENT: Final = {"ddpg": "maddpg", "td3": "matd3"}
 """Names of algorithms that are algorithms here with certain settings."""
-_LIKE_PPO: Final = ("a2c", "a3c", "appo", "impala")
-"""Algorithms that do not exist here."""
+_MOST_LIKE: Final = {**dict.fromkeys(("a2c", "a3c", "appo", "impala"), "ppo"), "ddpg": "sac", "td3": "sac"}
+"""Algorithms that do not exist here, and the ones that are most like them for any number of agents."""
 
 
 def algorithm_instead(name: object, *, in_file: bool = False) -> str:
@@ -149,9 +148,7 @@ def algorithm_instead(name: object, *, in_file: bool = False) -> str:
     if name in _INDEPENDENT:
         what, algo = _INDEPENDENT[name]
         return f"Independent {what} is {_as_settings({'algo': algo, 'policies': 'independent'}, in_file)}."
-    if name in _OF_ONE_AGENT:
-        return f"With one agent, it is {_as_settings({'algo': _OF_ONE_AGENT[name]}, in_file)}."
-    return f"The most like it is {_as_settings({'algo': 'ppo'}, in_file)}." if name in _LIKE_PPO else ""
+    return f"The most like it is {_as_settings({'algo': _MOST_LIKE[name]}, in_file)}." if name in _MOST_LIKE else ""
 
 
 def _as_settings(settings: Mapping[str, str], in_file: bool) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from marl_connectors import AlgorithmConfig, MixedConfig
+from marl_connectors import AlgorithmConfig, FlattenObservations, MixedConfig
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class, configs_with, known_sections
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.errors import ConfigError
 
 SMALL = {
     "ppo": ["train_batch_size_per_learner=40", "minibatch_size=20", "num_epochs=1"],
@@ -76,3 +78,22 @@ def test_a_setting_is_checked_by_a_config_that_has_it():
     assert {algorithm_of(config) for config in configs_with("training", "epsilon")} == {"dqn", "vdn", "qmix"}
     assert [type(config) for config in configs_with("training", "lr", "dqn")] == [config_class("dqn")]
     assert {algorithm_of(config) for config in configs_with("training", "clip_param", "dqn")} == {"ppo", "mappo"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "env"),
+    [
+        *((algo, "CartPole-v1") for algo in ("mappo", "vdn", "qmix", "maddpg", "matd3")),
+        *((algo, "pettingzoo.classic.tictactoe_v3") for algo in ("vdn", "maddpg")),
+    ],
+)
+def test_an_algorithm_for_other_environments_advises_one_that_runs_by_config_and_option(algo, env):
+    def build(algo):
+        config = config_class(algo)().environment(env, disable_env_checking=True).env_runners(num_env_workers=0)
+        config.env_runners(env_to_module_connector=lambda: FlattenObservations()).build_algo().stop()
+
+    with pytest.raises(ConfigError) as caught:
+        build(algo)
+    other, option = re.findall(r"(\w+)Config \(--algo (\w+) on the command line\)", str(caught.value))[0]
+    assert option == other.lower()
+    build(option)

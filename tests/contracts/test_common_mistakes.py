@@ -256,7 +256,7 @@ MISTAKES = [
     Mistake("train CartPole-v1 --wandb", ("'--wandb'. Use --track wandb.",)),
     Mistake("train --env CartPole-v1", ("'--env'. Write the environment without it",)),
     Mistake("train CartPole-v1 --algo IPPO", ("'ippo'. Independent PPO is --algo ppo --policies independent.",)),
-    Mistake("train CartPole-v1 --algo ddpg", ("'ddpg'. With one agent, it is --algo maddpg.",)),
+    Mistake("train CartPole-v1 --algo ddpg", ("'ddpg'. The most like it is --algo sac.",)),
     Mistake("train CartPole-v1 --algo a2c", ("'a2c'. The most like it is --algo ppo.",)),
     Mistake("train --config x.yaml", ("algo: expected one of ppo", "Independent Q-learning is algo: dqn, policies: "
             "independent."), written("x.yaml", "env: CartPole-v1\nalgo: iql")),

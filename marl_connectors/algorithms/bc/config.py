@@ -32,10 +32,11 @@ class BCConfig(MARWILConfig):
         if self.beta:
             raise ConfigError(
                 f"{who}: beta={self.beta:g} weights actions by their advantages, which behaviour cloning does not. Use "
-                f"MARWILConfig, or leave beta out."
+                f"MARWILConfig (--algo marwil on the command line), or leave beta out."
             )
         if self.live_fraction:
             raise ConfigError(
                 f"{who}: live_fraction={self.live_fraction:g} would let the policy imitate its own actions. Leave it "
-                f"out, or use MARWILConfig, which prefers the better ones among them."
+                f"out, or use MARWILConfig (--algo marwil on the command line), which prefers the better ones among "
+                f"them."
             )

@@ -126,11 +126,14 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
 
         name = type(self).__name__
         if setup.single_agent:
-            raise ConfigError(f"{name}: {setup.name} has a single agent, so there is nothing to join. Use SACConfig.")
+            raise ConfigError(
+                f"{name}: {setup.name} has a single agent, so there is nothing to join. Use SACConfig (--algo sac on "
+                f"the command line)."
+            )
         if setup.takes_turns:
             raise ConfigError(
                 f"{name}: in {setup.name} agents act one after another, so no env step has the actions of all. Use an "
-                f"environment whose agents act at the same time, or SACConfig."
+                f"environment whose agents act at the same time, or SACConfig (--algo sac on the command line)."
             )
         held = env_to_module.observation_space_in_episodes.spaces
         return JointInputs({a: (held[a], setup.agent_spaces(a)[1]) for a in setup.agent_ids})

@@ -75,7 +75,7 @@ class MAPPOConfig(PPOConfig, MAPPOTraining):
         if setup.single_agent:
             raise ConfigError(
                 f"MAPPOConfig: {setup.name} has a single agent, so a critic of all agents has the same input. "
-                f"Use PPOConfig."
+                f"Use PPOConfig (--algo ppo on the command line)."
             )
         if self.critic_obs == "state":
             return AddEnvStatesFromEpisodesToTrainBatch(state_space=setup.state_space, agent_ids=setup.agent_ids)

@@ -61,7 +61,10 @@ class QMIXConfig(DQNConfig, QMIXTraining):
     def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """Returns the piece that adds what the mixer knows; none for VDN."""
         if setup.single_agent:
-            raise ConfigError(f"{type(self).__name__}: {setup.name} has a single agent. Use DQNConfig.")
+            raise ConfigError(
+                f"{type(self).__name__}: {setup.name} has a single agent. Use DQNConfig (--algo dqn on the command "
+                f"line)."
+            )
         if self.mixer == "vdn":
             return []
         from marl_connectors.algorithms.build import agents_by_module

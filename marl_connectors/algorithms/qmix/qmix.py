@@ -29,7 +29,8 @@ class QMIXReplayTraining(TeamReplayTraining):
         if self.setup.takes_turns:
             raise ConfigError(
                 f"{type(self.config).__name__}: in {self.setup.name} agents act one after another, so no env step has "
-                f"the actions of a whole team. Use an environment whose agents act at the same time, or DQNConfig."
+                f"the actions of a whole team. Use an environment whose agents act at the same time, or DQNConfig "
+                f"(--algo dqn on the command line)."
             )
         found = super().buffer_arguments()
         if reads_env_states(self.learner.pipeline):
