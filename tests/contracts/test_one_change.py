@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX, LifeEnv
 from helpers.fresh_seeds import fresh_seeds
+from helpers.runs.random_runs import AddsCount
 from marl_connectors import (
     Algorithm,
     ColumnConnector,
@@ -94,6 +95,12 @@ class RemembersTuples(ColumnConnector):
     def set_state(self, state):
         assert type(state["calls"]) is tuple and type(state["calls"][1][0]) is tuple and state["none"] == ()
         self.seen = state
+
+
+PIECES = {
+    "tuples": lambda: [RemembersTuples(), FlattenObservations()],
+    "removed module": lambda: AddsCount(),  # which sees in what order rows come
+}
 
 
 def with_own_loss(base, module_ids):
@@ -183,7 +190,10 @@ def drawn_run(seed):
         env = TupleLife
     elif change == "ids":
         modules = {agent: str(rng.choice(IDS)) for agent in agents}
-    extra = ["absent"] if change == "absent module" or change == "removed module" else []
+    removes_first = change == "removed module" and name not in TEAMS and len(set(modules.values())) > 1
+    if removes_first:  # of two with the same spaces, beside one with others
+        life["spaces_of"]["c"] = (spaces.Box(-1.0, 1.0, (4,)), action)
+    extra = ["absent"] if change in ("absent module", "removed module") and not removes_first else []
     module_ids = [*dict.fromkeys(modules.values()), *extra]
     chosen = module_ids[int(rng.integers(len(module_ids)))]
     if change == "own loss" and name not in ("vdn", "qmix"):
@@ -206,7 +216,7 @@ def drawn_run(seed):
         num_env_workers=0,
         num_envs_per_env_runner=int(rng.integers(1, 3)),
         rollout_fragment_length=int(rng.integers(1, 5)),
-        env_to_module_connector=(lambda: [RemembersTuples(), FlattenObservations()]) if change == "tuples" else None,
+        env_to_module_connector=PIECES.get(change),
     )
     if change == "tuples":
         config.learners(learner_connector=lambda: FlattenObservations(as_learner_connector=True))
@@ -240,7 +250,9 @@ def changed_while_it_runs(algo, name, change, modules):
         )
         assert first in algo.rl_module and algo.config.get_config_for_module("new").gamma == 0.3
     elif change == "removed module" and name not in TEAMS:
-        algo.remove_module("absent")
+        others = {agent: "b" if module_id == "a" else module_id for agent, module_id in modules.items()}
+        gone = "absent" if "absent" in algo.rl_module else "a"
+        algo.remove_module(gone, new_agent_to_module_mapping_fn=functools.partial(mapped, others))
 
 
 def parameters_of(algo):
