@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.clusters import Harm, actor_processes, parameters, spread, trained, wait_until_gone
+from helpers.runs.random_runs import counts_itself
+from helpers.runs.rank_configs import random_ranks_config
 from marl_connectors.cluster import actor_pool
 from marl_connectors.learner import remote_learners
 from marl_connectors.seeding import global_generators_kept
@@ -89,6 +92,35 @@ def test_a_run_whose_processes_are_killed_50_times_ends_like_an_undisturbed_one(
         check_same(parameters(resumed), expected[40], atol)
     finally:
         resumed.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", fresh_seeds(4))
+def test_a_random_run_whose_actor_is_killed_at_any_time_ends_like_an_undisturbed_one(seed):
+    rng = np.random.default_rng(seed)
+    while counts_itself(config := random_ranks_config(int(rng.integers(2**31)))):
+        pass
+    config.env_runners(num_envs_per_env_runner=4)
+    kind, iteration, delay = rng.choice(["EnvRunner", "Learner"]), int(rng.integers(1, 4)), 0.3 * rng.random()
+    divisor = 2 if kind == "Learner" else 1
+    batch = config.train_batch_size_per_learner // divisor
+    whole = trained(config.copy().training(train_batch_size_per_learner=batch * divisor), 4)
+    config.training(train_batch_size_per_learner=batch).learners(num_learners=divisor if kind == "Learner" else 0)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=2, sample_timeout_s=60.0)
+    algo = config.fault_tolerance(env_runner_health_probe_timeout_s=30.0).build_algo()
+    try:
+        for number in range(4):
+            if number == iteration:
+                killed = int(rng.choice(actor_processes(kind)))
+                timer = threading.Timer(delay, os.kill, (killed, signal.SIGKILL))
+                timer.start()
+            algo.train()
+        timer.join()
+        check_same(parameters(algo), whole, 1e-5 if kind == "Learner" else 0.0)
+    finally:
+        processes = actor_processes()
+        algo.stop()
+    assert wait_until_gone(processes) == []
 
 
 @pytest.mark.slow

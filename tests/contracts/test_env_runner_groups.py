@@ -12,16 +12,10 @@ from ray import exceptions
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.runs.fake_ray import FakeRay, use_fake_ray
-from helpers.runs.random_runs import AddsCount, described, differences, plain, random_config, without_times
+from helpers.runs.random_runs import counts_itself, described, differences, plain, random_config, without_times
 from marl_connectors import MeanStdFilter, PPOConfig
 
 ITERATIONS = 3
-
-
-def counts_itself(config: PPOConfig) -> bool:
-    """Whether a user's piece counts all steps of its own env runner."""
-    pipeline = config.env_to_module_connector
-    return pipeline is not None and isinstance(pipeline(), AddsCount)
 
 
 def divided(config: PPOConfig, total: int, number: int) -> PPOConfig:

@@ -203,6 +203,12 @@ def add_pieces(config: PPOConfig, rng: np.random.Generator, *, box: bool, alike:
         config.env_runners(env_to_module_connector=lambda: Doubles())
 
 
+def counts_itself(config: PPOConfig) -> bool:
+    """Whether a user's piece counts all steps of its own env runner."""
+    pipeline = config.env_to_module_connector
+    return pipeline is not None and isinstance(pipeline(), AddsCount)
+
+
 def described(config: PPOConfig) -> str:
     """For messages: what is unusual about it."""
     usual = type(config)().to_dict()
