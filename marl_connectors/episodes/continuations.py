@@ -54,7 +54,7 @@ def joined(episodes: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _lives(chunks: Sequence[Any]) -> Iterator[Life]:
-    """Yields the lives in an episode that have several chunks."""
+    """Yields the lives in an episode that have several chunks, or of which a later chunk may tell rewards."""
     if len(chunks) < 2:
         return
     if not isinstance(chunks[0], MultiAgentEpisode):
@@ -64,7 +64,8 @@ def _lives(chunks: Sequence[Any]) -> Iterator[Life]:
     for chunk in chunks:
         for own in chunk.all_agent_episodes():
             by_id.setdefault((own.agent_id, own.id_), []).append(own)
-    yield from (life for life in by_id.values() if len(life) > 1)
+    paid = {agent_id for chunk in chunks for agent_id in chunk._unclaimed}
+    yield from (life for life in by_id.values() if len(life) > 1 or life[0].agent_id in paid)
 
 
 def _put_side_by_side(lives: Iterable[Life]) -> None:

@@ -1159,7 +1159,11 @@ class MultiAgentEpisode(EpisodeBase):
             if mine is not None:
                 mine.check_continuation(episode)
         for agent_id, reward in other._unclaimed.items():
-            self._credit(agent_id, reward)
+            if is_given_up and agent_id in self.agent_episodes:
+                ended = self.agent_episodes[agent_id]
+                ended.credit_in_place(reward, len(ended))
+            else:
+                self._credit(agent_id, reward)
         new = []
         for mine, episode in zip(continued, theirs, strict=True):
             if mine is None:

@@ -861,7 +861,7 @@ class SingleAgentEpisode(EpisodeBase):
         else:
             self.storage = joined
         if other.uncredited_reward:
-            self._credit_before(other)
+            self.credit_in_place(other.uncredited_reward, len(self) - len(other))
         self._append_notes(other)
 
     def check_continuation(self, other: SingleAgentEpisode) -> None:
@@ -888,13 +888,16 @@ class SingleAgentEpisode(EpisodeBase):
                 f"{sorted(extras)}. Both must have the same ones."
             )
 
-    def _credit_before(self, other: SingleAgentEpisode) -> None:
-        """Adds the uncredited reward of the appended chunk to the last action before it, if there is one."""
-        rewards, before = self.storage.column(REWARDS), self.storage.lookback + len(self) - len(other)
+    def credit_in_place(self, reward: float, steps: int) -> None:
+        """Adds an uncredited reward of a later chunk to the last one of some steps, if there is one.
+
+        Other views of the same rows see it.
+        """
+        rewards, before = self.storage.column(REWARDS), self.storage.lookback + steps
         if before:
-            rewards[before - 1] += other.uncredited_reward
-        if before <= self.storage.lookback:
-            self.uncredited_reward += other.uncredited_reward
+            rewards[before - 1] += reward
+        if not steps:
+            self.uncredited_reward += reward
 
     # As arrays and as plain data.
 

@@ -17,21 +17,12 @@ AGENTS = "abc"
 LENGTH = 30
 
 
-class PaysAnyone(LifeEnv):
-    """Also pays those who have ended, and those who have not come yet."""
-
-    def step(self, actions):
-        obs, rewards, *others = super().step(actions)
-        pay = {a: self.t for a in self.possible_agents if a not in rewards and self.rng.random() < 0.4}
-        return obs, rewards | pay, *others
-
-
 def make_of(rng):
     """A random environment, in which agents act at once or in turns."""
     settings = {"agents": AGENTS, "join": rng.choice([0, 0.4]), "die": rng.choice([0, 0.2])}
     settings |= {"fixed": rng.random() < 0.5, "max_steps": int(rng.integers(4, 30))}
     if rng.random() < 0.4:
-        return lambda: PaysAnyone(**settings)
+        return lambda: LifeEnv(**settings, pays_absent=0.4)
     settings |= {"back": rng.choice([0, 0.5]), "pays_newcomers": rng.random() < 0.8}
     settings |= {"clears": rng.random() < 0.5, "dead_next": rng.random() < 0.5}
     return lambda: RandomAEC(**settings)

@@ -24,23 +24,11 @@ SCRIPT = [
 LIVES = {"a": [318.0], "b": [138.0, 610.0], "c": [0.5 + 1044.375]}
 
 
-class PaysAnyone(LifeEnv):
-    """Also pays those who are not there."""
-
-    def step(self, actions):
-        obs, rewards, terminations, truncations, infos = super().step(actions)
-        return (
-            obs,
-            rewards | {a: 0.5 for a in self.possible_agents if a not in rewards},
-            terminations,
-            truncations,
-            infos,
-        )
-
-
 ENVS = {
     "script": lambda: Recorded(ScriptEnv([SCRIPT])),
-    "random lives": lambda: Recorded(PaysAnyone(agents="abcd", die=0.3, join=0.4, fixed=False, max_steps=11)),
+    "random lives": lambda: Recorded(
+        LifeEnv(agents="abcd", die=0.3, join=0.4, fixed=False, max_steps=11, pays_absent=0.6)
+    ),
 }
 
 

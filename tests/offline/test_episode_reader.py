@@ -145,18 +145,23 @@ def test_chunks_are_put_together(tmp_path, lengths):
     assert (reader.num_episodes, reader.num_incomplete) == (1, 0)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("env", [StatedLife, StatedAEC])
-@pytest.mark.parametrize("seed", [*range(2), *fresh_seeds(20)])
-def test_chunks_that_are_put_together_keep_the_states_of_the_environment(env, seed, tmp_path):
-    config = MAPPOConfig().environment(env, env_config={"die": 0.1, "max_steps": 8}, disable_env_checking=True)
+@pytest.mark.parametrize(
+    ("env", "pays"), [(StatedLife, {"pays_absent": 0.5}), (StatedAEC, {"pays_newcomers": True, "join": 0.5})]
+)
+@pytest.mark.parametrize("seed", [0, *fresh_seeds(20)])
+def test_chunks_that_are_put_together_keep_the_states_of_the_environment(env, pays, seed, tmp_path):
+    game = {"die": 0.2, "max_steps": 8, **pays}  # the dead are paid, too
+    config = MAPPOConfig().environment(env, env_config=game, disable_env_checking=True)
     config.training(critic_obs="state", train_batch_size_per_learner=60).debugging(seed=seed)
     config.env_runners(num_env_workers=0, num_envs_per_env_runner=2, rollout_fragment_length=3)
     config.multi_agent(policies="independent")
     with config.copy().offline_data(output=tmp_path).build_algo() as algo:
         algo.train()
     with config.build_algo() as algo:
-        chunks, episodes = (EpisodeReader(tmp_path, complete_episodes=c).sample() for c in (False, True))
+        chunks, reader = EpisodeReader(tmp_path).sample(), EpisodeReader(tmp_path, complete_episodes=True)
+        episodes, again = reader.sample(), reader.sample()
+        paid = [{e.id_: e.get_paid_returns() for e in found} for found in (episodes, again)]
+        assert paid[0] == paid[1]
         assert 1 < len(episodes) < len(chunks)
         for group in algo.learner.make_batch(episodes).groups:
             np.testing.assert_array_equal(group.rows.get(Columns.ENV_STATE), expected_states(group.rows, seed))

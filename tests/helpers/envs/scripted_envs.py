@@ -85,16 +85,27 @@ class LifeEnv(ParallelEnv):
         fixed: All agents start; else a random half of them.
         max_steps: Everybody is truncated then.
         mutable: Give the same arrays and infos at every step, changed in place.
+        pays_absent: Chance of each agent that has ended, or has not come yet, to be paid in a step.
     """
 
     metadata = {"name": "life", "render_modes": []}
 
     def __init__(
-        self, *, agents=("a", "b", "c"), spaces_of=None, join=0.0, die=0.0, fixed=True, max_steps=7, mutable=False
+        self,
+        *,
+        agents=("a", "b", "c"),
+        spaces_of=None,
+        join=0.0,
+        die=0.0,
+        fixed=True,
+        max_steps=7,
+        mutable=False,
+        pays_absent=0.0,
     ):
         self.possible_agents = list(agents)
         self.spaces_of = spaces_of or {}
         self.join, self.die, self.fixed, self.max_steps, self.mutable = join, die, fixed, max_steps, mutable
+        self.pays_absent = pays_absent
         self.agents = []
         self.buffers = {}
         self.infos = {agent: {} for agent in agents}
@@ -139,6 +150,9 @@ class LifeEnv(ParallelEnv):
             self.agents += [a for a in self.possible_agents if a not in acting and self.rng.random() < self.join]
         seen = {a: self._observe(a) for a in (*acting, *(a for a in self.agents if a not in acting))}
         rewards = {a: float(np.sum(actions[a])) + self.t + hash_of(a) for a in acting}
+        if self.pays_absent:
+            absent = [a for a in self.possible_agents if a not in acting]
+            rewards |= {a: float(self.t) for a in absent if self.rng.random() < self.pays_absent}
         return (
             {a: s[0] for a, s in seen.items()},
             rewards,
