@@ -6,13 +6,12 @@ what ``install`` does for good, so this belongs into a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -69,6 +68,10 @@ class PretendTensor(torch.Tensor):
 
 
 class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler at the first call, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
@@ -79,14 +82,20 @@ def _is_there(value: Any) -> bool:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     aten = torch.ops.aten
-    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    given: list[torch.Tensor] = []
+
+    def note_and_unwrap(value: torch.Tensor) -> torch.Tensor:
+        given.append(value)
+        return value.here if isinstance(value, PretendTensor) else value
+
+    args, kwargs = _map_tensors(note_and_unwrap, (args, kwargs))
     is_there = any(map(_is_there, given))
     makes_there = is_there
     if kwargs.get("device") is not None:
         makes_there = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if func is aten.copy_.default:
-        makes_there, from_there = _is_there(args[0]), _is_there(args[1])
+        makes_there, from_there = _is_there(given[0]), _is_there(given[1])
         _note(from_there, makes_there)
     elif func is aten._to_copy.default:
         _note(is_there, makes_there)
@@ -94,14 +103,19 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _note(is_there, False)
     elif is_there and any(value.dim() and not _is_there(value) for value in given):
         raise RuntimeError(f"{func}: expected all tensors on one device")
-    known = {id(value.here): value for value in given if isinstance(value, PretendTensor)}
-    args, kwargs = tree_map(lambda value: value.here if _is_there(value) else value, (args, kwargs))
     result = func(*args, **kwargs)
     if not makes_there:
         return result
-    return tree_map(
-        lambda value: known.get(id(value), PretendTensor(value)) if isinstance(value, torch.Tensor) else value, result
-    )
+    known = {id(value.here): value for value in given if isinstance(value, PretendTensor)}
+    return _map_tensors(lambda value: known[id(value)] if id(value) in known else PretendTensor(value), result)
+
+
+def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_map_tensors(function, each) for each in value])
+    return {key: _map_tensors(function, each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _note(from_there: bool, to_there: bool) -> None:
