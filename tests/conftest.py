@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import importlib.metadata
 import multiprocessing.context
@@ -113,6 +114,14 @@ def _tests_without_the_mark_see_no_gpu(request, monkeypatch):
     if request.node.get_closest_marker("gpu") or "torch" not in sys.modules:
         return
     monkeypatch.setattr(sys.modules["torch"].cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def _torch_reads_the_operators_of_onnx_once():
+    """Torch reads all of them anew in each export, which takes longer than all else that an export does."""
+    known = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
+    if known is not None and not hasattr(known.from_torchlib, "cache_info"):
+        known.from_torchlib = staticmethod(functools.cache(known.from_torchlib))
 
 
 @pytest.fixture(autouse=True)

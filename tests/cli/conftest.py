@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
-from marl_connectors.algorithms.fitting import saver
+from marl_connectors.algorithms.fitting import pictures, saver
 from marl_connectors.cli import evaluate, training_run
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _pictures_are_not_painted(monkeypatch):
+    """Curves are plotted, but their file has the first bytes of a PNG only, because to paint it takes most of the time.
+
+    Test files that look at pictures have a fixture of this name that does nothing.
+    """
+
+    def write(figure, file):
+        Path(file).write_bytes(PNG) if isinstance(file, Path) else file.write(PNG)
+
+    monkeypatch.setattr(pictures, "_paint", write)
 
 
 class CommandLine:

@@ -67,6 +67,11 @@ def test_json_has_everything(folder, capsys):
     assert found["damages"] == []
 
 
+@pytest.fixture
+def _pictures_are_not_painted():
+    """They are."""
+
+
 def test_a_picture_is_written(folder, tmp_path, capsys):
     assert main(["data", str(folder), "--picture", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

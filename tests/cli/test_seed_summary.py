@@ -148,6 +148,11 @@ def test_a_path_that_cannot_exist_is_no_folder_of_seeds(tmp_path):
         assert not seed_summary.is_seeds_folder(tmp_path / name)
 
 
+@pytest.fixture
+def _pictures_are_not_painted():
+    """They are."""
+
+
 def test_learning_curves_are_drawn_with_gaps_and_of_nothing(tmp_path):
     curve = {"red": [(100, 1.0), (200, 2.0)], "green": []}
     some = [finished(0, 1.0, curve=curve), finished(1, 2.0, curve={"red": [(150, 3.0)]}), SeedResult(2, "seed2")]

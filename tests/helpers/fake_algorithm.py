@@ -58,7 +58,7 @@ class FakeAlgorithm:
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = self.seed = 0
         self.callbacks, self.run_folders = CallbackCalls(), set()
-        self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]
+        self.frames = [np.full((60, 192, 3), shade, np.uint8) for shade in (0, 80, 160)]
         self.stopped = False
         self.evaluated_with = []
 

@@ -66,13 +66,10 @@ def draw_sweep(
         metric: The name of the metric.
         lowest: Whether the lowest value is the best.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     values = [result["value"] for result in results]
     columns = min(len(names) + 1, 3)
     rows = -(-(len(names) + 1) // columns)
-    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), dpi=120, layout="constrained")
+    figure = _new_figure(4.5 * columns, 3.6 * rows)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     best = list(itertools.accumulate(values, min if lowest else max))
     axes[0].plot(best, color=_COLOURS[1], drawstyle="steps-post", label="best so far")
@@ -92,7 +89,7 @@ def draw_sweep(
         panel.grid(alpha=0.25)
     for panel in axes[len(names) + 1 :]:
         panel.set_visible(False)
-    FigureCanvasAgg(figure).print_png(file)
+    _paint(figure, file)
 
 
 def draw_data(file: Path | BinaryIO, returns: Sequence[float], lengths: Sequence[int], title: str) -> None:
@@ -104,10 +101,7 @@ def draw_data(file: Path | BinaryIO, returns: Sequence[float], lengths: Sequence
         lengths: The env steps of each whole episode.
         title: The title of the picture.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    figure = _new_figure(9, 4)
     panels = figure.subplots(1, 2)
     labels = ("return of an episode, summed over agents", "env steps of an episode")
     for index, (panel, values, label) in enumerate(zip(panels, (returns, lengths), labels, strict=True)):
@@ -117,16 +111,13 @@ def draw_data(file: Path | BinaryIO, returns: Sequence[float], lengths: Sequence
         panel.set_ylabel("whole episodes")
         panel.grid(alpha=0.25)
     figure.suptitle(_as_text(title))
-    FigureCanvasAgg(figure).print_png(file)
+    _paint(figure, file)
 
 
 @contextlib.contextmanager
 def _drawn(file: Path | BinaryIO, title: str, label: str) -> Iterator[Any]:
     """Gives the axes of a new picture, and writes the picture at the end of the block."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    figure = _new_figure(8, 5)
     axes = figure.add_subplot()
     yield axes
     axes.set_title(_as_text(title))
@@ -136,6 +127,19 @@ def _drawn(file: Path | BinaryIO, title: str, label: str) -> Iterator[Any]:
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small")
+    _paint(figure, file)
+
+
+def _new_figure(width: float, height: float) -> Any:
+    """Returns a figure without axes. Its width and height are in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def _paint(figure: Any, file: Path | BinaryIO) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     FigureCanvasAgg(figure).print_png(file)
 
 
