@@ -19,7 +19,7 @@ from marl_connectors.cli import run_processes, seeds
 from marl_connectors.errors import ConfigError
 
 FOLDER = Path("runs/fake_env-shared-seeds0-2")
-START = ["train", "fake_env", "--steps", "300", "--seeds", "0-2"]
+START = ["train", "fake_env", "--steps", "300", "--no-video", "--seeds", "0-2"]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_folder_of_a_seed_is_that_of_an_ordinary_run(command, behaviour):
 
 
 def test_folders_are_numbered_and_named_after_the_seeds(command, behaviour):
-    words = ["train", "fake_env", "--steps", "100", "--seeds"]
+    words = ["train", "fake_env", "--steps", "100", "--no-video", "--seeds"]
     for given in ("4,7", "4,7", "5"):
         assert command(*words, given) == 0
     assert command(*words, "1", "--out", "own") == 0

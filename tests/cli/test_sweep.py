@@ -14,7 +14,8 @@ from marl_connectors.cli import run_processes, sweep
 from marl_connectors.cli.sweep import with_values
 
 SWEEP = Path("s")
-START = ["sweep", "fake_env", "--steps", "2000", "--set", "train_batch_size_per_learner=100", "--out", "s", "--search"]
+START = ["sweep", "fake_env", "--steps", "2000", "--set", "train_batch_size_per_learner=100", "--no-video"]
+START += ["--out", "s", "--search"]
 
 
 @pytest.fixture
