@@ -145,7 +145,7 @@ def test_the_readme_is_read_in_a_minute():
     assert len(text(ROOT / "README.md").splitlines()) <= 120
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
 def test_the_python_code_of_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch, capsys, ready_for_pages):
     if page.stem == "offline_data":

@@ -78,7 +78,7 @@ def lives_by_the_rules(case, folder, seed=0):
         each.stop()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", range(20))
 def test_no_forbidden_action_is_taken_in_random_configurations(case, tmp_path):
     lives_by_the_rules(case, tmp_path / "run")
@@ -122,6 +122,7 @@ CLASSIC = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
 @pytest.mark.parametrize("game", CLASSIC)
 def test_classic_games_are_played_by_the_rules_with_default_settings(game, tmp_path):

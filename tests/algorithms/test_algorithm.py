@@ -112,6 +112,7 @@ class Counter(ConnectorV2):
         self.calls = state["calls"]
 
 
+@pytest.mark.slow
 def test_evaluation_random_play_and_rendering_do_not_touch_training():
     config = match_config().env_runners(env_to_module_connector=lambda env: Counter())
     disturbed, quiet = config.build_algo(), config.build_algo()

@@ -208,6 +208,7 @@ def test_the_modules_of_a_team_cannot_change(config_class):
     assert list(algo.rl_module) == ["main", "b"] and algo.config.policy_mapping_fn("b", None) == "b"
 
 
+@pytest.mark.slow
 def test_a_mapping_by_agents_ids_may_only_name_modules_that_are_there():
     algo = config_for_overrides(PPOConfig, ["main", "b"], "b=b,*=main").build_algo()
     with pytest.raises(MappingError, match=r"remove_module: agent 'b' maps to module 'b'.* 'main'"):
@@ -273,6 +274,7 @@ FAILING = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("what", FAILING)
 def test_a_failed_addition_is_undone(what):
     settings, error, message = FAILING[what]
@@ -319,6 +321,7 @@ def test_modules_stand_in_the_same_order_in_every_process():
     assert list(config.build_algo().rl_module) == [f"m{i}" for i in range(9)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", [match_config, game_config], ids=["parallel", "in turns"])
 def test_a_run_goes_on_exactly_after_modules_were_added_and_removed(config, tmp_path):
     algo = config().build_algo()

@@ -16,7 +16,7 @@ def two_processes():
     return [repeatable_runs.results_of(process) for process in processes]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_run_in_new_processes(two_processes, name):
     first, second = two_processes
@@ -49,7 +49,7 @@ def stopped_and_not(tmp_path_factory):
     return expected, repeatable_runs.results_of(repeatable_runs.start(jobs))
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_resumed_in_a_new_process_goes_on_as_if_it_had_never_stopped(stopped_and_not, name, iterations):
@@ -57,7 +57,7 @@ def test_a_run_resumed_in_a_new_process_goes_on_as_if_it_had_never_stopped(stopp
     assert resumed[f"{name} {iterations}"] == expected[f"{name} {iterations}"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("iterations", range(1, 9))
 def test_a_run_may_be_stopped_anywhere_in_an_episode(tmp_path, iterations):
     algo, other = (repeatable_runs.config_of("life").build_algo() for _ in range(2))

@@ -94,7 +94,7 @@ def check_left_behind(seed, fault, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "fault"), [(7, "error"), (12, "SIGTERM"), (13, "SIGTERM twice"), (15, "death"), (10046436, "error")]
 )
@@ -173,6 +173,7 @@ def lesson_config(env_class, callbacks):
     return config.callbacks(callbacks).env_runners(num_envs_per_env_runner=2).multi_agent(policies="shared")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("iterations", range(1, 5))
 def test_a_curriculum_by_set_task_is_resumed_in_the_middle_of_episodes(iterations, tmp_path):
     config = lesson_config(Lesson, Harder)

@@ -34,6 +34,7 @@ def test_every_case_ran(runs):
     assert tuple(runs) == CASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_sampling_step_is_one_copy_to_the_device_and_one_back(runs, case):
     sampling = runs[case]["sampling"]

@@ -142,7 +142,7 @@ def assert_same_weights(ours, theirs):
             np.testing.assert_array_equal(values, theirs[module_id][name])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(16))
 def test_a_loaded_run_acts_and_learns_as_before_whatever_the_order_of_keys(seed, tmp_path):
     check(seed, tmp_path)

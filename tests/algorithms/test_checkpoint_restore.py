@@ -282,6 +282,7 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
 # Processes and clusters that the author of a checkpoint chooses.
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "value"),
     [("num_env_runners", 1), ("num_learners", 2), ("evaluation_num_env_runners", 1), ("ray_address", "10.0.0.5:6379")],

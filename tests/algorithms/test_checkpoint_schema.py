@@ -137,7 +137,7 @@ PLACES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_name_leads_nowhere_but_to_what_is_expected_in_its_place(place, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -222,6 +222,7 @@ OWN = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", OWN)
 def test_what_is_the_users_own_is_imported_with_trust_and_not_without(kind, strangers_code, tmp_path):
     import strangers_code as code
@@ -431,6 +432,7 @@ def check_mutations(written, tmp_path, seeds):
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what Linux has for that")
 def test_mutated_checkpoints_are_refused_or_work(written, tmp_path, bounded_memory):
     outcomes = check_mutations(written, tmp_path, range(200))

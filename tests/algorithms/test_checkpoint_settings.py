@@ -303,6 +303,7 @@ def restored_into(own):
     return load
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("there", "here", "same", "cls"),
     [

@@ -171,7 +171,7 @@ RUNS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_all_components_of_a_run_come_back(name, tmp_path):
     with RUNS[name]().build_algo() as algo:

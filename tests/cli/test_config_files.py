@@ -143,6 +143,7 @@ def as_data(config):
     return data
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
 @pytest.mark.parametrize("algo", ["ppo", "mappo"])
 def test_a_file_can_have_all_data_of_a_config(algo, suffix, tmp_path):
@@ -455,6 +456,7 @@ def make_config():
 """
 
 
+@pytest.mark.slow
 def test_a_run_with_several_algorithms_is_called_mixed(python_file, capsys):
     python_file.write_text(MIXED)
     words = ["--steps", "80", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1"]
@@ -476,6 +478,7 @@ def test_the_algorithm_of_a_python_config_cannot_be_chosen(python_file, capsys):
     assert "an option cannot turn into that of 'ppo'. Leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_whose_python_file_was_moved_is_used_with_its_new_place(python_file, tmp_path, capsys):
     words = ["--steps", "40", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1"]
     assert main(["train", "--config", python_file.name, *words, "--out", "run"]) == 0
@@ -500,6 +503,7 @@ def test_a_run_whose_python_file_was_moved_is_used_with_its_new_place(python_fil
     assert main(["train", "--resume", "run", "--steps", "240"]) == 0
 
 
+@pytest.mark.slow
 def test_seeds_whose_python_file_was_moved_go_on_with_its_new_place(python_file, tmp_path):
     words = ["--steps", "40", "--no-video", "--eval-episodes", "1", "--baseline-seconds", "1", "--seeds", "0,1"]
     assert main(["train", "--config", python_file.name, *words, "--out", "run"]) == 0
@@ -531,6 +535,7 @@ def test_several_seeds_and_explain_read_files(tmp_path, monkeypatch, capsys):
 SEVERAL = f"{TINY}\nseeds: 0,2\nout: several\nparallel: 1\nbaseline_seconds: 1\n"
 
 
+@pytest.mark.slow
 def test_a_file_can_have_the_seeds_and_the_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(SEVERAL)

@@ -55,6 +55,7 @@ main(["check", "marl_envs.null_v0"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "expected"), [({}, ["1", "1", "1"]), ({"OMP_NUM_THREADS": "3"}, ["3", None, None])])
 def test_linear_algebra_is_told_to_use_one_thread_before_numpy_is_imported(tmp_path, monkeypatch, given, expected):
     for library in ("OMP", "OPENBLAS", "MKL"):
@@ -73,6 +74,7 @@ def test_an_error_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_error_of_the_process_is_one_line_and_status_2(tmp_path):
     done = run("-m", "marl_connectors", "trian", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -146,6 +148,7 @@ class Filling(io.TextIOWrapper):
         return super().write(text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("several", [[], ["--seeds", "0"]], ids=["one", "seeds"])
 def test_a_run_whose_output_cannot_be_written_any_more_is_saved(tmp_path, monkeypatch, capfd, several):
     monkeypatch.chdir(tmp_path)
@@ -160,6 +163,7 @@ def test_a_run_whose_output_cannot_be_written_any_more_is_saved(tmp_path, monkey
     assert main(["train", "--resume", "run"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="closing a stream, and deleting the current folder")
 def test_closed_streams_and_a_deleted_folder_cause_no_traceback(tmp_path):
     command = f"{sys.executable} -m marl_connectors"

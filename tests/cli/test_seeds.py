@@ -71,6 +71,7 @@ def test_the_folder_of_a_seed_is_that_of_an_ordinary_run(command, behaviour):
     assert f"has the runs of several seeds. Choose one: {FOLDER / 'seed0'}" in command.err
 
 
+@pytest.mark.slow
 def test_folders_are_numbered_and_named_after_the_seeds(command, behaviour):
     words = ["train", "fake_env", "--steps", "100", "--no-video", "--seeds"]
     for given in ("4,7", "4,7", "5"):
@@ -201,6 +202,7 @@ def test_settings_that_cannot_be_built_are_said_once(command, behaviour):
     assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_damaged_seed_is_named_and_the_others_are_trained(command, behaviour):
     behaviour[1] = {"fail_at": 2}
     command(*START)
@@ -238,6 +240,7 @@ def test_seeds_can_be_trained_at_the_same_time(command, forked, parallel):
     assert data()["command"]["num_env_workers"] == 0
 
 
+@pytest.mark.slow
 @fork
 @quiet
 def test_an_error_in_a_process_names_its_seed(command, behaviour, forked):

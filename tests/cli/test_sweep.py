@@ -71,6 +71,7 @@ def test_every_trial_is_a_run_and_the_best_is_first(command, behaviour):
     assert (SWEEP / "sweep.png").read_bytes().startswith(b"\x89PNG") and (SWEEP / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_trials_of_one_iteration_are_warned_of_and_equal_values_are_not_called_an_order(command, behaviour):
     one = ["lr=0.1,0.5", "--trials", "2", "--set", "train_batch_size_per_learner=100"]
     assert command(*START, *one, "--steps", "100", "--metric", "env_runners/num_episodes") == 0
@@ -83,6 +84,7 @@ def test_trials_of_one_iteration_are_warned_of_and_equal_values_are_not_called_a
     assert command.err == "" and "the same value" not in command.out
 
 
+@pytest.mark.slow
 def test_a_searched_batch_size_and_another_metric_decide_about_the_warning(command, behaviour):
     sizes = ["train_batch_size_per_learner=100,200,300", "--trials", "1", "--steps", "200", "--set", "lr=0.1"]
     assert command(*START, *sizes) == 0
@@ -92,6 +94,7 @@ def test_a_searched_batch_size_and_another_metric_decide_about_the_warning(comma
     assert "one iteration" not in command.err
 
 
+@pytest.mark.slow
 def test_a_sweep_continues_with_more_trials_and_several_at_a_time(command, behaviour):
     assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200") == 0
     assert command("sweep", "--resume", "s", "--trials", "4", "--parallel", "2") == 0
@@ -107,6 +110,7 @@ def test_the_lowest_value_is_the_best_for_min(command, behaviour):
     assert float(first[2]) == pytest.approx(min(values), abs=0.05)
 
 
+@pytest.mark.slow
 def test_an_interrupted_trial_is_resumed(command, behaviour):
     behaviour.update(interrupt_at=2, number=signal.SIGTERM)  # its process stops; the sweep goes on without it
     assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "400") == 2
@@ -151,6 +155,7 @@ def test_a_metric_of_evaluations_needs_evaluations(command, behaviour):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_database_is_lost_or_damaged_is_not_begun_anew(command, behaviour):
     assert command(*START, "lr=0.1..0.9", "--trials", "1", "--steps", "200") == 0
     study = (SWEEP / "study.db").read_bytes()
@@ -165,6 +170,7 @@ def test_a_sweep_whose_database_is_lost_or_damaged_is_not_begun_anew(command, be
     assert len(data()["results"]) == 2
 
 
+@pytest.mark.slow
 def test_the_command_at_the_end_of_a_sweep_has_something_to_do(command, behaviour):
     assert command(*START, "lr=0.1..0.9", "--trials", "3", "--steps", "200") == 0
     assert command.out.endswith("marl-connectors sweep --resume s --trials 6\n")
@@ -189,6 +195,7 @@ def test_a_trial_whose_run_had_ended_when_the_sweep_was_stopped_is_not_trained_a
     assert (SWEEP / "trial0000" / "metrics.jsonl").read_text() == rows
 
 
+@pytest.mark.slow
 def test_lists_are_shown_as_they_are_written(command, behaviour):
     assert command(*START, "hidden=[8,8],[4]", "--trials", "2", "--steps", "200") == 0
     table = command.out[command.out.index("first:") :]

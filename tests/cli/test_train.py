@@ -132,6 +132,7 @@ def test_the_end_compares_with_the_start_and_random_play_and_says_what_to_do_nex
     assert f"marl-connectors train --resume {run} --steps 600" in command.out
 
 
+@pytest.mark.slow
 def test_a_second_run_gets_a_number(command, build):
     for _ in range(3):
         build()
@@ -269,6 +270,7 @@ def test_ctrl_c_before_training_writes_nothing(command):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(command, build):
     command("train", "fake_env", "--steps", "500", "--out", "whole")
     build(interrupt_at=3)
@@ -304,6 +306,7 @@ def test_a_resumed_run_keeps_its_own_settings(command):
     assert "ENV cannot be changed" in command.err
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoint_is_of_another_env_is_refused(command, build):
     command("train", "fake_env", "--steps", "100", "--out", "a")
     build()

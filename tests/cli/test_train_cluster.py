@@ -64,6 +64,7 @@ def parameters(run):
     return load_state(run / "checkpoints" / (run / "checkpoints/latest").read_text().strip())["learner"]["module"]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_any_number_of_env_runners_also_if_it_changes(capsys):
     assert main([*TRAIN, "--steps", "192", "--out", "whole"]) == 0
     assert main([*TRAIN, "--num-env-runners", "4", "--out", "run"]) == 0
@@ -147,6 +148,7 @@ def test_the_default_batch_is_divided_among_learners(total, number, share):
     assert batch_size_per_learner(total, number) == share
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "size"), [([], 2048), (["--set", "train_batch_size_per_learner=100"], 100), (["--set", "lr=0.1"], 2048)]
 )
@@ -156,6 +158,7 @@ def test_learners_share_the_default_batch_unless_it_is_set(command, words, size)
     assert command.settings.training["train_batch_size_per_learner"] == size
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_batch_with_other_learners(command):
     command("train", "fake_env", "--steps", "100", "--num-learners", "2", "--out", "run")
     command("train", "--resume", "run", "--steps", "200", "--num-learners", "4")
@@ -182,6 +185,7 @@ def test_a_run_with_remote_env_runners_is_evaluated_here(no_ray, capsys):
         assert "2 episodes, actions are drawn from the policies." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_config_with_remote_parts_is_explained_here(no_ray, capsys):
     Path("my_config.py").write_text(
         "from marl_connectors import PPOConfig\n"
@@ -216,6 +220,7 @@ def test_sub_environments_that_cannot_be_divided_are_an_error():
 # Checkpoints of others.
 
 
+@pytest.mark.slow
 def test_an_untrusted_checkpoint_starts_no_processes_that_the_user_has_not_asked_for(no_ray, capsys):
     assert main([*TRAIN, "--num-env-runners", "2", "--out", "run"]) == 0
     assert main(["train", "--resume", "run", "--steps", "144", "--untrusted"]) == 2

@@ -95,7 +95,7 @@ def outcome(run):
     return without_times(rows), latest, without_times(load_state(run / "checkpoints" / latest))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["raise", "memory", "reward", "interrupt"])
 def test_a_run_that_an_error_ended_goes_on_as_if_there_had_been_none(troubled, capsys, what):
     troubled("")
@@ -116,6 +116,7 @@ def test_a_run_that_an_error_ended_goes_on_as_if_there_had_been_none(troubled, c
     np.testing.assert_equal(outcome(RUN), outcome(Path("whole")))
 
 
+@pytest.mark.slow
 def test_an_error_that_is_not_the_librarys_passes_and_leaves_a_checkpoint_too(troubled, monkeypatch):
     from marl_connectors.learner.learner import Learner
 
@@ -148,6 +149,7 @@ def test_a_bound_overstepped_late_in_a_run_does_not_stop_it(troubled):
     assert sum(count > 0 for count in counts) >= 4
 
 
+@pytest.mark.slow
 def test_who_makes_it_an_error_can_go_on_without_the_check(troubled):
     troubled("beyond")
     with pytest.raises(EnvWarning, match=r"component 0 is 1\.25, not in \[-1\.0, 1\.0\]"):
@@ -187,6 +189,7 @@ def test_without_a_display_sdl_draws_without_one(monkeypatch, display, driver):
         assert os.environ.get("SDL_VIDEODRIVER") == driver
 
 
+@pytest.mark.slow
 def test_settings_given_on_resume_hold_from_then_on(troubled):
     troubled("")
     assert main([*TRAIN, "--out", "run"]) == 0
@@ -209,6 +212,7 @@ def test_settings_given_on_resume_hold_from_then_on(troubled):
     assert (settings["lr"], settings["disable_env_checking"]) == (0, True)
 
 
+@pytest.mark.slow
 def test_each_training_setting_can_be_changed_on_resume(troubled):
     troubled("")
     assert main([*TRAIN, "--steps", "100", "--out", "run"]) == 0
@@ -248,7 +252,7 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
             algo.stop()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -150,6 +150,7 @@ def survives_a_kill(killable, whole, number, rng):
     return True
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_kill_at_some_operations_on_files(killable):
     assert killable(START) == 0
     whole = outcome(RUN)

@@ -98,6 +98,7 @@ def stopped_evaluation(command, monkeypatch, number, ended, signals=1, when_trai
     monkeypatch.setattr(command.fake, "evaluate", evaluate_until_stopped)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_the_last_evaluation_keeps_what_has_ended_and_says_so(command, monkeypatch, number, status):
     with monkeypatch.context() as patch:

@@ -59,7 +59,7 @@ def resume(command, status=0):
 # metrics.jsonl -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [b"", b'{"training_it', b"\x00\xff\n", b"[1, 2]\n", b"null\n{}\n\n", b"\xe2\x82\n" * 3])
 @pytest.mark.parametrize("kept", [2, 3])
 def test_whatever_comes_after_the_checkpoint_in_the_metrics_is_dropped(run, kept, end):
@@ -113,7 +113,7 @@ def test_a_run_goes_back_to_the_checkpoint_that_latest_names(command):
 # baselines.json and config.json --------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -267,6 +267,7 @@ def test_no_damage_of_the_files_of_a_run_leads_to_an_error_from_within_in_many_t
     survive_mutations(5000, secrets.randbits(32))
 
 
+@pytest.mark.slow
 def test_what_reading_lets_pass_can_be_drawn_and_summed_up(run):
     """The same mutations of what has numbers, up to the picture."""
     text = (RUN / "metrics.jsonl").read_bytes()
@@ -435,7 +436,7 @@ class _FullFile:
         return getattr(self._file, name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "tensors-", "latest", "curves.png"])
 def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, monkeypatch, name):
     with monkeypatch.context() as patch:
@@ -488,6 +489,7 @@ def test_a_full_disk_at_the_start_gets_one_line(command, monkeypatch):
     assert "ended before its first checkpoint, so it begins anew" in command.out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["event", "thread"])
 def test_events_that_cannot_be_written_cost_the_events_only(command, monkeypatch, caplog, where):
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -572,6 +574,7 @@ def test_metrics_are_read_as_they_were_written(run):
 locks = pytest.mark.skipif(os.name == "nt", reason="locks on folders")
 
 
+@pytest.mark.slow
 @locks
 def test_only_one_command_at_a_time_writes_to_a_folder(run, monkeypatch):
     monkeypatch.setattr(run_folder, "_CLAIM_S", 0.0)

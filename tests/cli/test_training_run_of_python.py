@@ -45,6 +45,7 @@ def newest_state(run):
     return without_times(plain(load_state(max((Path(run) / "checkpoints").glob("0*")))))
 
 
+@pytest.mark.slow
 def test_both_ways_in_leave_the_same_files():
     fitted("python", steps=2 * STEPS, **PARTS)
     assert main(["train", "marl_envs.match_v0", "--steps", "80", "--out", "command", *WORDS]) == 0
@@ -56,6 +57,7 @@ def test_both_ways_in_leave_the_same_files():
     assert ours["run"]["eval_episodes"] == 2 and ours["run"]["track"] == ["tensorboard"]
 
 
+@pytest.mark.slow
 def test_a_run_of_python_goes_on_with_the_command_line_as_if_it_had_never_stopped(capsys):
     whole = {"num_iterations": 4, "checkpoint_every": 1}
     fitted("whole", **whole)
@@ -83,6 +85,7 @@ def test_the_steps_and_parts_of_a_run_of_python_hold_when_it_is_resumed(capsys):
     assert "has its 120 agent steps of 120 done" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_settings_of_a_run_of_python_can_be_changed_when_it_is_resumed():
     fitted("run", num_iterations=1)
     assert main(["train", "--resume", "run", "--steps", "80", "--set", "lr=0.5"]) == 0
@@ -93,6 +96,7 @@ def test_settings_of_a_run_of_python_can_be_changed_when_it_is_resumed():
         assert algo.config.lr == 0.5 and algo.iteration == 3
 
 
+@pytest.mark.slow
 def test_lambdas_of_a_run_of_python_come_from_the_file_that_config_names(capsys):
     Path("mine.py").write_text(
         "from marl_connectors import PPOConfig\n"
@@ -109,6 +113,7 @@ def test_lambdas_of_a_run_of_python_come_from_the_file_that_config_names(capsys)
     assert len(rows("run")) > 1
 
 
+@pytest.mark.slow
 def test_the_commands_take_the_folder_of_python(capsys):
     pytest.importorskip("onnx")
     fitted("run", num_iterations=1)
@@ -119,6 +124,7 @@ def test_the_commands_take_the_folder_of_python(capsys):
     assert main(["export", "run", "--out", "exported"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line_goes_on_in_python():
     start = ["train", "marl_envs.match_v0", "--no-video", *WORDS]
     assert main([*start, "--steps", "160", "--out", "whole"]) == 0
@@ -135,6 +141,7 @@ def test_a_run_of_the_command_line_goes_on_in_python():
     assert (after["command"], after["tracked_run"]) == (before["command"], before["tracked_run"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -153,6 +160,7 @@ def test_a_damaged_part_of_the_config_is_named(run, message, capsys):
     assert len(rows("run")) == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_python_without_a_checkpoint_is_begun_again_by_its_program(capsys):
     fitted("run", num_iterations=1)
     for path in sorted(Path("run/checkpoints").rglob("*"), reverse=True):

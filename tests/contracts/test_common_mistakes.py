@@ -499,7 +499,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_the_command_to_resume_it(
     assert main([*resume.split()[1:], "--steps", str(steps + 20)]) == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("words", ["zoo", "schema", "train --help", "evaluate done --episodes 1 --json"])
 def test_a_reader_that_leaves_early_is_no_error_and_gets_no_traceback(folder, words):

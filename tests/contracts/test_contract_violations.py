@@ -266,6 +266,7 @@ TURNS = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", TURNS)
 def test_turn_based_environments(name, caplog):
     env, kind = TURNS[name]
@@ -307,6 +308,7 @@ GYM = {name: (single(column, value), kind) for name, (column, value, kind) in PL
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", GYM)
 def test_gymnasium_environments(name, caplog):
     env, kind = GYM[name]

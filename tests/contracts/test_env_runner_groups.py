@@ -70,19 +70,19 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
         assert not differences(whole, found), f"seed {seed}, {number} and {in_evaluations}: {described(config)}"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_any_number_of_env_runners_gives_the_same_results(seed, monkeypatch):
     check_groups(seed, use_fake_ray(monkeypatch, seed), [[1], [2], [4]][seed % 3], loss=0.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_a_run_that_loses_env_runners_gives_the_same_results(seed, monkeypatch):
     check_groups(seed, use_fake_ray(monkeypatch, seed), [[1], [2], [4]][seed % 3], loss=0.2)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_an_evaluation_with_a_number_of_sub_environments_of_its_own_is_the_same(number, monkeypatch):
     use_fake_ray(monkeypatch)
@@ -97,6 +97,7 @@ def filtered() -> PPOConfig:
     return small_config(LifeEnv, env_config={"die": 0.2, "max_steps": 7}).env_runners(**pieces)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("setting", ["merge_env_runner_states", "broadcast_env_runner_states"])
 def test_env_runners_without_merged_states_continue_with_their_own(setting, monkeypatch):
     use_fake_ray(monkeypatch)
@@ -147,6 +148,7 @@ def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monk
     assert caplog.text.count("Episodes were lost with a node (ObjectLostError). They are sampled again.") == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_finished_episodes_come_in_the_order_of_one_process(number, monkeypatch):
     use_fake_ray(monkeypatch)

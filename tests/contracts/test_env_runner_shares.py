@@ -70,7 +70,7 @@ def check_shares(seed: int, change: Callable[[PPOConfig], Any] = lambda config: 
     assert played(config, shares, lengths, **how) == whole, f"seed {seed}, shares {shares}, {how}: {described(config)}"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_shares_of_a_run_play_what_the_whole_plays(seed):
     check_shares(seed)

@@ -64,6 +64,7 @@ def team_steps(buffer):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [0, 10, 14, *fresh_seeds(60)])
 def test_a_buffer_holds_the_same_steps_wherever_samples_end(seed, tmp_path):
     rng = np.random.default_rng(seed)

@@ -131,6 +131,7 @@ def test_memory_is_bounded(endless):
     assert {"_ended_before", "_module_of", "agents", "infos", "by_env"} <= names
 
 
+@pytest.mark.slow
 def test_checkpoints_stay_small(endless):
     _, _, (before, after), _ = endless
     assert bytes_of(after) < 1.02 * bytes_of(before) < 1_000_000

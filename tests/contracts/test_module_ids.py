@@ -65,6 +65,7 @@ def check_ids(ids, config, folder):
         algo.stop()
 
 
+@pytest.mark.slow
 def test_any_text_is_an_id_in_training_checkpoints_and_exports(tmp_path):
     pytest.importorskip("onnxscript")
     check_ids(["team.red\n" + "m" * 250, "True"], small_config(LifeEnv), tmp_path)

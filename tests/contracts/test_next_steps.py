@@ -88,7 +88,7 @@ def test_the_step_of_a_message_and_those_after_a_run_work(tmp_path, monkeypatch)
     here = InProcess(tmp_path)
     command = program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY)
     printed = here.printed_by(command)
-    assert len(printed) == 4 and all("first run" in line for line in printed)
+    assert len(printed) == 3 and all("first run" in line for line in printed)
     [line] = here.printed_by(command, status=2)
     assert "--resume 'first run'" in line
     for each in printed:
@@ -99,7 +99,7 @@ def test_the_step_of_a_message_and_those_after_a_run_work(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_steps_after_a_run_work(shell):
     printed = shell.printed_by(program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY))
-    assert len(printed) == 4 and all("first run" in line for line in printed)
+    assert len(printed) == 3 and all("first run" in line for line in printed)
     again = [line for command in printed for line in shell.check(command)]
     assert len(again) == 8  # of the other run, and of the one that was trained further
 

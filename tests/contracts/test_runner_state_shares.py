@@ -100,7 +100,7 @@ def check_divided_run(seed: int, folder: Path) -> None:
         run.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(16))
 def test_a_run_that_is_divided_in_other_ways_continues_as_if_it_was_never_divided(seed, tmp_path):
     check_divided_run(seed, tmp_path / "state")
@@ -198,7 +198,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_runs_of_all_kinds_can_be_divided_in_other_ways(name, tmp_path):
     config = CONFIGS[name]()

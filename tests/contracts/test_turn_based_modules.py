@@ -194,7 +194,7 @@ COMBINATIONS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_pieces_on_items_give_the_same_run(name):
     pieces, learner_pieces = COMBINATIONS[name]

@@ -219,6 +219,7 @@ KINDS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_count_does_not_depend_on_where_fragments_are_cut(kind):
     def counts(sizes):

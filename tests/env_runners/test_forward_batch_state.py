@@ -133,7 +133,7 @@ ENVS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("lookback", [0, 1, 4])
 @pytest.mark.parametrize("samples_before", [1, 5])
@@ -146,7 +146,7 @@ def test_a_restored_runner_samples_the_same_episodes(env, lookback, samples_befo
     assert_goes_on_alike(runner, other)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pieces", [[Counts], [AppendsReward], [Counts, AppendsReward, Notes]])
 @pytest.mark.parametrize("env", ["lives", "alone"])
 def test_pieces_that_learn_or_write_see_each_observation_once(env, pieces, tmp_path):

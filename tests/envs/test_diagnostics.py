@@ -97,6 +97,7 @@ def test_matching_is_learned():
     assert play_match() > 0.9 * match_v0.parallel_env(n_agents=2, n_actions=3).optimal_return
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoil", [swap_actions, pay_late])
 def test_matching_is_not_learned_with_actions_swapped_or_rewards_a_step_late(monkeypatch, spoil):
     env = match_v0.parallel_env(n_agents=2, n_actions=3)

@@ -139,6 +139,7 @@ def check_learners(group, algo, num_updates):
         assert largest_difference(expected, module) == 0.0
 
 
+@pytest.mark.slow
 def test_learners_that_were_not_updated_yet_have_the_state_of_this_process(remote):
     algo, group = group_of(remote, life_config())
     check_learners(group, algo, 0)
@@ -147,6 +148,7 @@ def test_learners_that_were_not_updated_yet_have_the_state_of_this_process(remot
     algo.stop()
 
 
+@pytest.mark.slow
 def test_an_error_of_a_function_leaves_the_learners_as_they_are(remote):
     seen = []
 

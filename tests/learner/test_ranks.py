@@ -59,7 +59,7 @@ def check_equal(one, ranks, message=""):
                 assert found[module_id] == pytest.approx(statistics, rel=2e-4, abs=2e-5), f"{message} {module_id}"
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_update_as_one_learner(pool, name):
     rng = np.random.default_rng(len(name))

@@ -145,6 +145,7 @@ def test_chunks_are_put_together(tmp_path, lengths):
     assert (reader.num_episodes, reader.num_incomplete) == (1, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "pays"), [(StatedLife, {"pays_absent": 0.5}), (StatedAEC, {"pays_newcomers": True, "join": 0.5})]
 )

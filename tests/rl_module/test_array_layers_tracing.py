@@ -235,6 +235,7 @@ def test_masks_can_be_traced_and_exported():
             close(told(batch), acts(batch))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["mlp", "dict", "gru"])
 def test_a_member_of_a_bucket_can_be_traced_and_exported(kind):
     multi = MultiRLModule()

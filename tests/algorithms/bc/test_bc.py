@@ -95,6 +95,7 @@ def test_recurrent_modules_learn_the_rule(tmp_path):
         assert all(own["mean_logp"] > -0.35 for own in result["learners"].values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("distribution", ["gaussian", "squashed_gaussian", "beta"])
 def test_continuous_actions_are_cloned(tmp_path, distribution):
     box = spaces.Box(-1, 1, (1,), np.float32)
@@ -107,6 +108,7 @@ def test_continuous_actions_are_cloned(tmp_path, distribution):
         assert last > first + 0.8
 
 
+@pytest.mark.slow
 def test_masked_actions_are_cloned_and_never_chosen(tmp_path):
     config = PPOConfig().environment("marl_envs.masked_v0").debugging(seed=0)
     config.training(lr=0.01, train_batch_size_per_learner=400, minibatch_size=100, num_epochs=5)

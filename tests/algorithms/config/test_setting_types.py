@@ -126,7 +126,7 @@ def test_defaults_are_kept_as_they_are():
             assert kept == default and type(kept) is type(default), name
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cls", "name"), [*((PPOConfig, name) for name in SETTINGS[PPOConfig]), (MAPPOConfig, "critic_obs")]
 )
@@ -177,7 +177,7 @@ def accepted(cls, name, env):
         yield config, value
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SETTINGS[PPOConfig])
 def test_what_is_kept_builds_or_is_an_error_of_the_library(name, actors_here):
     for config, _ in accepted(PPOConfig, name, "CartPole-v1"):
@@ -223,6 +223,7 @@ def test_settings_of_the_default_modules_are_checked(name):
             assert len(outcomes) == 1, f"{shown(value)}: {outcomes}"
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("name", declared(DefaultModelConfig))
 def test_a_default_module_builds_or_is_an_error_of_the_library(name):
     own = {"fcnet_hiddens": (4,), "conv_filters": [[2, 3, 2]], "lstm_cell_size": 2, "gru_cell_size": 2}
@@ -241,6 +242,7 @@ def test_a_default_module_builds_or_is_an_error_of_the_library(name):
                     DefaultPPORLModule(observations, actions, model_config=config)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cls", [RLModuleSpec, MultiRLModuleSpec])
 def test_specs_of_modules_are_checked(cls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -109,7 +109,7 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     resumed.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []
@@ -195,7 +195,7 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
             assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed):
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
@@ -247,6 +247,7 @@ def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["hook", "layer", "method", "subclass"])
 def test_target_networks_that_a_user_has_changed_are_called(place):
     calls = []
@@ -285,6 +286,7 @@ class OwnLinear(torch.nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     config = small_dqn("pettingzoo.classic.tictactoe_v3", seed, epsilon=0.5, n_step=1 + seed % 3)
@@ -372,6 +374,7 @@ def test_the_terms_of_the_loss_are_logged_by_the_learners_own_method():
     assert results[0]["qf_mean"] == pytest.approx(np.mean([terms["qf_mean"] for terms in noted]))
 
 
+@pytest.mark.slow
 def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     algo = small_dqn("CartPole-v1", epsilon=[[0, 1.0], [100, 0.5]]).build_algo()
     assert algo.get_module().epsilon.item() == 1.0
@@ -396,6 +399,7 @@ def test_the_steps_before_learning_are_env_steps_or_agent_steps(by, begins):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("by", "agents"), [("env_steps", 1), ("agent_steps", 2)])
 def test_the_schedule_of_epsilon_counts_env_steps_or_agent_steps(by, agents):
     config = small_dqn("marl_envs.match_v0", epsilon=[[0, 1.0], [200, 0.0]])
@@ -465,6 +469,7 @@ def test_episodes_are_learned_from_without_a_buffer_too():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_recorded_episodes_fill_the_buffer(tmp_path):
     algo = small_dqn(LifeEnv).offline_data(output=str(tmp_path / "data")).build_algo()
     for _ in range(2):

@@ -46,7 +46,7 @@ def parameters(algo):
     return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_dqn(seed)
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_the_papers_with_states_unrolled_by_hand(seed):
     algo.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []

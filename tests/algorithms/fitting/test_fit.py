@@ -94,6 +94,7 @@ def test_a_count_of_the_whole_run_is_reached_once(algo):
     assert len(quiet(algo, stop={"training_iteration": 5})) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["env_runners/episode_return_men", "env_runners"])
 def test_a_metric_that_no_result_has_is_an_error_after_the_first_iteration(name, algo, tmp_path):
     with pytest.raises(ConfigError, match=f"'{name}'. is never reached: no result is called '{name}'") as caught:
@@ -221,13 +222,13 @@ def check_restored(seed, folder):
     assert metrics[0] == metrics[1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_two_calls_are_one_call_and_a_loop_over_train(seed, tmp_path):
     check_calls(seed, tmp_path)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_that_is_restored_from_its_folder_ends_as_if_it_had_never_stopped(seed, tmp_path):
     check_restored(seed, tmp_path)
@@ -283,7 +284,7 @@ def test_no_folder_is_written_unless_one_is_wanted(algo, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("iterations", [0, 3, 5])
 @pytest.mark.parametrize("has_checkpoints", [True, False])
 def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_path, iterations, has_checkpoints):
@@ -374,6 +375,7 @@ def test_ctrl_c_ends_it_after_the_iteration_with_a_checkpoint(tmp_path, capsys):
         assert not differences(plain(algo.rl_module.get_state()), interrupted)
 
 
+@pytest.mark.few(1)
 @needs_signals
 @pytest.mark.parametrize("in_evaluation", [True, False])
 def test_ctrl_c_cuts_an_evaluation_of_an_iteration_short_and_leaves_it_out(tmp_path, in_evaluation):

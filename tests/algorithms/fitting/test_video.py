@@ -88,6 +88,7 @@ def test_long_captions_have_several_lines_and_lose_no_word():
     assert video._wrapped("one", font, 1) == ["one"]
 
 
+@pytest.mark.slow
 def test_a_large_gif_gets_smaller_frames(monkeypatch):
     noise = np.random.default_rng(0).integers(0, 255, (100, 600, 3), np.uint8)
     clips = [Clip("x", [noise])]

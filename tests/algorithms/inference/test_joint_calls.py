@@ -208,6 +208,7 @@ def equal_or_error(load, seed, may_raise):
     return errors
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALONE)
 def test_groups_act_as_all_where_each_agent_is_looked_at_alone(name, tmp_path):
     load = policy_with(ALONE[name], tmp_path)
@@ -215,6 +216,7 @@ def test_groups_act_as_all_where_each_agent_is_looked_at_alone(name, tmp_path):
         assert not equal_or_error(load, seed, None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LOOKING)
 def test_groups_are_an_error_where_several_agents_are_looked_at(name, tmp_path):
     load = policy_with(LOOKING[name], tmp_path)

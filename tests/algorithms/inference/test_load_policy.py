@@ -441,6 +441,7 @@ def test_actions_are_sampled_if_asked_and_the_seed_decides(saved):
 # What pieces need.
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))], ids=["copy", "pickle"]
 )
@@ -643,6 +644,7 @@ def test_neither_environment_nor_learner_is_needed(tmp_path, monkeypatch):
     assert policy(np.zeros(policy._spaces["agent_0"][0].shape, np.float32), "agent_0") in range(3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["alone", "mixed"])
 def test_the_replay_buffer_is_not_read(tmp_path, kind):
     config, own = DQNConfig(), ""

@@ -238,6 +238,7 @@ def test_wrong_calls_are_explained(masked, OnnxPolicy):
     acts(np.zeros((2, 3)), "agent_0", info={})
 
 
+@pytest.mark.slow
 def test_a_program_holds_no_path_of_this_machine_and_is_the_same_each_time(plain, tmp_path):
     policy, folder = plain
     content = (folder / "default_policy.onnx").read_bytes()
@@ -291,6 +292,7 @@ def test_a_trained_policy_of_a_checkpoint_that_is_not_trusted_can_be_exported(On
     assert set(sampled(np.zeros((100, 4), np.float32)).tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_program_lacks_the_layers_and_states_of_values(OnnxPolicy, tmp_path):
     model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4, "vf_share_layers": False}
     with PPOConfig().environment("CartPole-v1").rl_module(model_config=model).debugging(seed=0).build_algo() as algo:

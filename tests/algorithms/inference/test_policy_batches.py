@@ -130,7 +130,7 @@ def play(loaded, seed, num_calls=40):
         policy_module._CUT_AFTER = cut_after
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_batch_does_what_its_environments_do_alone(loaded):
     for seed in range(4):
         play(loaded, seed)
@@ -145,6 +145,7 @@ def test_whatever_comes_and_goes_a_batch_does_what_its_environments_do_alone(loa
         play(loaded, seed)
 
 
+@pytest.mark.few(2)
 def test_what_is_drawn_in_an_environment_does_not_depend_on_the_others(loaded):
     few, many = (loaded(explore=True, seed=5) for _ in range(2))
     shape, rng = few._spaces[AGENTS[0]][0].shape, np.random.default_rng(0)

@@ -78,7 +78,7 @@ def changes(algo, before):
     return [name for name, value in parameters(algo).items() if not torch.equal(value, before[name])]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_config(seed)
@@ -95,7 +95,7 @@ def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tm
     resumed.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     space, runs = [spaces.Discrete(3), BOXES][seed % 2], []
@@ -242,6 +242,7 @@ def by_hand(algo, module, batch, noise):
     return of_critics, of_policy
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_losses_and_gradients_are_those_of_the_papers(seed):
     algo = random_config(seed).build_algo()

@@ -52,6 +52,7 @@ def check(algo, episodes, seed=0):
     return len(rows), ended
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("env", "life"), [*((StatedLife, x) for x in LIVES), *((StatedAEC, x) for x in TURNS)])
 def test_each_row_has_the_state_of_its_moment(env, life, told):
@@ -64,7 +65,7 @@ def test_each_row_has_the_state_of_its_moment(env, life, told):
     assert sum(rows for rows, _ in sampled) > 60 and sum(ended for _, ended in sampled) > 5
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "life"), [(StatedLife, LIVES[2]), (StatedAEC, TURNS[1])])
 def test_worker_processes_give_the_same_states(env, life):
     runs = []

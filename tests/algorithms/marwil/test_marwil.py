@@ -61,7 +61,7 @@ def trained(algo, iterations):
     return plain([[own[name] for name in kept] for own in results]), plain(algo.rl_module.get_state())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_imitation(seed, tmp_path)
@@ -118,7 +118,7 @@ def by_hand(algo, config, module_id, batch, dist_cls):
     return -(factors * gain).mean() + config.vf_coeff * 0.5 * advantages.square().mean()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(100, 110), *FRESH])
 def test_the_loss_is_that_of_the_paper(seed, tmp_path):
     config = random_imitation(seed, tmp_path)
@@ -147,6 +147,7 @@ class ByAutograd(MARWILLearner):
         return None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("beta", [0.0, 0.8])
 def test_stacked_modules_learn_what_they_learn_one_by_one_and_by_autograd(beta, tmp_path):
     data, runs = life_data(tmp_path / "data"), []
@@ -213,6 +214,7 @@ def test_live_steps_come_from_remote_env_runners_and_go_to_remote_learners(monke
     assert not differences(*found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("live_fraction", [0.0, 0.4])
 def test_states_of_the_recorded_policy_are_not_those_of_its_clone(tmp_path, live_fraction):
     recurrent = {"fcnet_hiddens": (6,), "use_lstm": True, "lstm_cell_size": 5, "max_seq_len": 3}
@@ -243,6 +245,7 @@ def test_remote_learners_learn_the_same(tmp_path):
             assert other[module_id] == pytest.approx(own, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_good_actions_are_preferred(tmp_path):
     """Recorded at random, so that a clone plays at random, but the weighted one prefers what was rewarded."""
     config = PPOConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "n_actions": 3, "ep_len": 4})

@@ -149,6 +149,7 @@ def captured(learner):
     return calls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn()}, seed=seed).env_runners(num_envs_per_env_runner=2).build_algo()
@@ -168,6 +169,7 @@ def test_ppo_learns_from_an_iteration_what_it_learns_alone(seed):
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_dqn_learns_from_a_batch_what_it_learns_alone(seed):
     algo = mixed({"a": ppo(), "*": dqn(n_step=2)}, seed=seed).build_algo()
@@ -209,6 +211,7 @@ def test_a_mixed_run_with_one_algorithm_is_a_run_of_that_algorithm(own, env):
     assert_same(runs[0][1], runs[1][1])
 
 
+@pytest.mark.slow
 def test_remote_env_runners_change_no_result(monkeypatch):
     use_fake_ray(monkeypatch)
     runs = []
@@ -251,6 +254,7 @@ def test_ppo_sees_whole_trajectories_although_samples_are_short():
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *FRESH])
 def test_modules_with_unlike_settings_share_a_bucket(seed):
     """Two PPOs with different learning rates learn what one PPO learns with an override."""
@@ -283,6 +287,7 @@ def test_critics_that_see_all_agents_learn_beside_dqn():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_modules_come_and_go(tmp_path):
     algo = mixed({"[ad]": ppo(), "*": dqn()}, seed=3).build_algo()
     algo.train()
@@ -353,6 +358,7 @@ def test_policies_become_onnx_programs(tmp_path):
     algo.stop()
 
 
+@pytest.mark.slow
 def test_fit_saves_and_resumes(tmp_path):
     config = mixed({"a": ppo(), "*": dqn()})
     whole = config.build_algo()

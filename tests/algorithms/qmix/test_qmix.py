@@ -110,7 +110,7 @@ def parameters(algo):
     }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_qmix(seed)
@@ -315,6 +315,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     algo.stop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
     rng = np.random.default_rng(seed)
@@ -352,7 +353,7 @@ def named(algo, module_id):
     return [(f"{module_id}.{n}", p) for n, p in algo.get_module(module_id).named_parameters() if p.requires_grad]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(4), *FRESH])
 def test_stacked_modules_learn_what_they_learn_one_by_one(seed):
     runs = []
@@ -416,6 +417,7 @@ def test_agents_that_are_not_trained_act_but_earn_nothing_for_the_team():
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     case = next(case for case in range(seed, 1000, 3) if has_choices(case))

@@ -99,7 +99,7 @@ FRESH = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "masked", "seed"), [*CASES, *FRESH])
 def test_teams_learn_on_when_agents_with_spaces_and_modules_of_their_own_join_late(name, masked, seed):
     algo = late_run(name, seed, masked=masked)

@@ -261,7 +261,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     algo.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_policy_critics_and_temperature_have_their_own_learning_rates(policies):
     for frozen in ("actor_lr", "critic_lr", "alpha_lr"):
@@ -279,6 +279,7 @@ def test_policy_critics_and_temperature_have_their_own_learning_rates(policies):
         algo.stop()
 
 
+@pytest.mark.slow
 def test_learning_rates_follow_their_schedules():
     algo = small_sac("Pendulum-v1", critic_lr=[[0, 0.1], [60, 0.0]], actor_lr=[[0, 0.0], [120, 0.2]]).build_algo()
     algo.train()
@@ -301,7 +302,7 @@ def test_the_temperature_falls_towards_the_target_entropy():
     high.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_a_policy_acts_after_training_and_as_a_program(env, tmp_path):
     algo = small_sac(env).build_algo()

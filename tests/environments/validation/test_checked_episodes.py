@@ -330,6 +330,7 @@ class NoModes(Sound):
     metadata = {"name": "plain"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
     [

@@ -228,6 +228,7 @@ def paying(reward):
     return Broken
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("reward", [None, "much", np.nan, -np.inf, [1.0], np.ones(1), np.ones(2), [[1], [1, 2]]])
 def test_a_reward_must_be_one_finite_number(reward):
     finding = found(paying(reward), "reward", "error")

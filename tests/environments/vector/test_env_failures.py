@@ -59,6 +59,7 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
 # By default.
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -108,6 +109,7 @@ def test_a_worker_that_was_killed_stops_the_run_with_the_name_of_the_copy():
 # With restarts.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("joining", [False, True])
 def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
     changes = {"die": 0.1, "join": 0.4, "fixed": False} if joining else {}
@@ -132,6 +134,7 @@ def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
     assert counts["num_dropped_env_steps"] > 20
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_fail_is_survived(way):
     runner = runner_of(partial(FailingEnv, ways=(way,), chance=0.2, max_steps=5))
@@ -392,6 +395,7 @@ def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(m
         make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env", [LifeEnv, RandomAEC], ids=["parallel", "turns"])
 def test_workers_may_be_killed_at_any_time(env, kills):

@@ -148,6 +148,7 @@ print(*[worker.pid for worker in vector_env.workers], flush=True)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt", "sys.exit(3)"])
 def test_a_program_ends_though_its_environments_do_not_close(tmp_path, end):
     script = tmp_path / "run.py"
@@ -234,6 +235,7 @@ def runner_of(env, *, restart=True, timeout_s=0.1, tolerance=100, num_envs=2, wo
     return config.build_algo().env_runner
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
@@ -276,6 +278,7 @@ def test_a_reset_of_all_copies_that_hangs_is_survived(tmp_path, how):
     runner.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["close", "make", "reset"])
 def test_what_hangs_while_another_failure_is_made_good_is_survived(tmp_path, where):
     file = tmp_path / "hangs"

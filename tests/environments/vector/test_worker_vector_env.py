@@ -77,7 +77,7 @@ def wait_until(holds):
         time.sleep(0.05)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_transitions_do_not_depend_on_the_number_of_workers(case):
     policies = "shared" if case == "more and more agents" else "independent"
@@ -129,6 +129,7 @@ def test_whole_episodes_and_random_actions_are_the_same_too():
     np.testing.assert_equal(found[1], found[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["deaths, late joiners, returns", "turns"])
 def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
     runner = runner_of(CASES[case], 2)
@@ -331,6 +332,7 @@ def _heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("ending", "way"),
