@@ -270,7 +270,6 @@ def test_ctrl_c_before_training_writes_nothing(command):
     assert not Path("runs").exists()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(command, build):
     command("train", "fake_env", "--steps", "500", "--out", "whole")
     build(interrupt_at=3)

@@ -436,7 +436,7 @@ class _FullFile:
         return getattr(self._file, name)
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "tensors-", "latest", "curves.png"])
 def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, monkeypatch, name):
     with monkeypatch.context() as patch:

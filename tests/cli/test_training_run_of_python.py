@@ -45,7 +45,6 @@ def newest_state(run):
     return without_times(plain(load_state(max((Path(run) / "checkpoints").glob("0*")))))
 
 
-@pytest.mark.slow
 def test_both_ways_in_leave_the_same_files():
     fitted("python", steps=2 * STEPS, **PARTS)
     assert main(["train", "marl_envs.match_v0", "--steps", "80", "--out", "command", *WORDS]) == 0

@@ -46,7 +46,7 @@ def parameters(algo):
     return {name: value.clone() for name, value in algo.rl_module.state_dict().items()}
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_a_run_continues_from_its_checkpoint_as_if_it_had_never_stopped(seed, tmp_path):
     config = random_dqn(seed)

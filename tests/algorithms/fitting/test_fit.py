@@ -228,7 +228,7 @@ def test_two_calls_are_one_call_and_a_loop_over_train(seed, tmp_path):
     check_calls(seed, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_that_is_restored_from_its_folder_ends_as_if_it_had_never_stopped(seed, tmp_path):
     check_restored(seed, tmp_path)
