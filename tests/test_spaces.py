@@ -11,7 +11,18 @@ from gymnasium import spaces
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 from marl_connectors.episodes.items import owned
-from marl_connectors.spaces import fits, from_json, in_dtype, in_key_order, misfit, same, sort_key, stack, to_json
+from marl_connectors.spaces import (
+    byte_scale,
+    fits,
+    from_json,
+    in_dtype,
+    in_key_order,
+    misfit,
+    same,
+    sort_key,
+    stack,
+    to_json,
+)
 
 PAIR = spaces.Tuple((spaces.Box(0, 100, (2,)),))
 
@@ -309,3 +320,16 @@ def test_sort_keys_do_not_depend_on_the_order_of_parts_but_on_bounds():
     assert sort_key(spaces.Dict(parts)) == sort_key(spaces.Dict(parts[::-1]))
     assert sort_key(spaces.Box(0.0, 1.0, (2,))) < sort_key(spaces.Box(0.0, 1.0, (3,)))
     assert sort_key(spaces.Box(0.0, 1.0, (2,))) != sort_key(spaces.Box(0.0, 2.0, (2,)))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Box(0, 255, (3,), np.uint8), 1 / 255),
+        (spaces.Box(0, np.array([2, 4]), (2,), np.uint8), 1 / 4),
+        (spaces.Box(0, 0, (3,), np.uint8), 1.0),
+        (spaces.Box(0, 4, (3,), np.float32), None),
+    ],
+)
+def test_bytes_are_scaled_by_their_greatest_bound(space, expected):
+    assert byte_scale(space) == expected

@@ -60,3 +60,10 @@ def test_no_rows_are_all_inside(space):
 
     bad, why = outside(space, none_of(space))
     assert bad.shape == (0,) and why == ""
+
+
+def test_the_first_and_the_last_number_of_a_discrete_space_are_members_and_their_neighbours_are_not():
+    bad, why = outside(spaces.Discrete(3, start=5), np.array([4, 5, 6, 7, 8]))
+    assert bad.tolist() == [True, False, False, False, True] and "4" in why
+    bad, _ = outside(spaces.MultiDiscrete([2, 3], start=[1, -1]), np.array([[1, -1], [2, 1], [3, 0], [1, 2], [0, 0]]))
+    assert bad.tolist() == [False, False, True, True, True]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.envs.scripted_envs import small_config
+from helpers.runs.fake_ray import use_fake_ray
+from helpers.runs.random_runs import AddsCount
 from marl_connectors import (
     Algorithm,
     BCConfig,
@@ -102,6 +104,17 @@ def test_exploration_copies_and_callbacks_may_be_others_too():
     assert NotesActions.seen == [({0}, 2), ({0}, 2), ({1}, 1)]
 
 
+def test_env_runners_of_training_add_no_sub_environments_to_evaluations(monkeypatch):
+    use_fake_ray(monkeypatch)
+    settings = {"num_envs_per_env_runner": 2, "callbacks_class": NotesActions}
+    config = config_of(evaluation_config=settings).env_runners(num_env_runners=2, num_envs_per_env_runner=3)
+    algo = config.build_algo()
+    NotesActions.seen.clear()
+    algo.evaluate(num_episodes=5)
+    assert [num_envs for _, num_envs in NotesActions.seen] == [2] * 5
+    algo.stop()
+
+
 DRAWS = [PPOConfig, MAPPOConfig, BCConfig, MARWILConfig, SACConfig]
 TAKES_THE_BEST = [DQNConfig, VDNConfig, QMIXConfig, MADDPGConfig, MATD3Config]
 
@@ -161,3 +174,12 @@ def test_filters_count_nothing_in_evaluations():
     algo.train()
     after = algo.env_runner.env_to_module.get_state()["MeanStdFilter"]["agent_0"]["base"]["count"]
     assert after > counts[0], "in training it counts on"
+
+
+def test_pieces_that_remember_go_on_after_an_evaluation_as_if_there_had_been_none():
+    algo = config_of().env_runners(env_to_module_connector=lambda env: AddsCount()).build_algo()
+    algo.train()
+    before = algo.env_runner.env_to_module.get_state()
+    algo.evaluate()
+    assert algo.env_runner.env_to_module.get_state() == before
+    assert before["AddsCount"]["calls"] > 0

@@ -1,14 +1,18 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
+from helpers.episodes.little_chunks import chunk
 from helpers.episodes.recorded import facts
 from helpers.runs.clusters import spread
 from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import described, differences, plain, random_config
-from marl_connectors import BCConfig, EpisodeReader, PPOConfig
+from marl_connectors import BCConfig, EpisodeReader, EpisodeWriter, PPOConfig
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.offline_data import OfflineData
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError
 
 
@@ -74,6 +78,16 @@ def test_results_count_what_was_read_and_written(tmp_path):
     assert "offline_data" not in life().build_algo().train()
     assert reading.evaluate(num_episodes=2)["num_episodes"] == 2
     reading.stop()
+
+
+def test_sampled_steps_fill_a_batch_beside_recorded_ones(tmp_path):
+    """A quarter of 20 steps is recorded, so three times as many as were read are to be sampled."""
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([chunk("m", 10 * i, 5) for i in range(3)])
+    config = SimpleNamespace(live_fraction=0.75)
+    data = SimpleNamespace(reader=EpisodeReader(tmp_path), _config=config)
+    read, missing = OfflineData.sample(data, 20, by_agent_steps=True)
+    assert (read.agent_steps, missing) == (5, 15)
 
 
 # Resuming.

@@ -169,6 +169,20 @@ def test_statistics_are_frozen_until_they_are_merged():
     assert piece.get_state()["a"]["own"]["count"].tolist() == [2]
 
 
+def test_what_a_filter_has_counted_stays_when_observations_are_divided_but_not_centred():
+    """Of 1, 3 and 5, the mean is 3 and the deviation 2; they are counted again in a second fragment."""
+    piece = of_agents(de_mean_to_zero=False)
+    for _ in range(2):
+        fragment = Fragment()
+        for x in (1, 3, 5):
+            found = observe([(piece, [0])], fragment, {0: {"a": [x, -x]}})
+        piece.merge_own_state()
+    np.testing.assert_allclose(found[0]["a"], [2.5, -2.5], rtol=1e-7)
+    count, mean, deviation = known(piece, "a")
+    assert count == 6
+    np.testing.assert_allclose([mean, deviation], [[3, -3], [(16 / 5) ** 0.5] * 2], rtol=1e-7)
+
+
 def test_the_state_has_new_moments_by_sub_environment():
     piece, fragment = of_agents(), Fragment()
     observe([(piece, [7, 2])], fragment, {7: {"a": [1, 1]}, 2: {"a": [10, 0]}})

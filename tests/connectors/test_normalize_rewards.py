@@ -233,6 +233,17 @@ def test_merged_states_are_that_of_one_piece_that_has_seen_everything():
     assert merged["ongoing"]["default_policy"]["episodes"] == whole.get_state()["ongoing"]["default_policy"]["episodes"]
 
 
+@pytest.mark.parametrize("newest", [0, 1])
+def test_of_an_episode_in_several_states_the_newest_return_is_kept(newest):
+    """The return is 1 after one step, and 0.5 * 1 + 3 = 3.5 after two."""
+    pieces = [NormalizeRewards(gamma=0.5) for _ in range(2)]
+    for piece in pieces:
+        run(piece, [chunk("x", [1.0])])
+    run(pieces[newest], [chunk("x", [3.0], 1)])
+    (kept,) = NormalizeRewards().merge_states([piece.get_state() for piece in pieces])["ongoing"].values()
+    assert (kept["episodes"], kept["t"].tolist(), kept["returns"].tolist()) == (["x"], [2], [3.5])
+
+
 def moments_of(returns):
     return [len(returns), np.mean(returns), np.var(returns) * len(returns)]
 

@@ -119,6 +119,15 @@ def test_several_requests_are_sent_ahead_where_a_batch_needs_several_samples(mon
     assert [name.partition(" (")[0] for name in sent] == ["env runner 0"] * 3 + ["env runner 1"] * 3
 
 
+def test_together_env_runners_sample_at_least_the_steps_that_are_asked_for(monkeypatch):
+    """Of 5 steps, each of 4 sub-environments gets 2, because 1 would be too few."""
+    use_fake_ray(monkeypatch)
+    algo = divided(small_config(LifeEnv), 4, 2).build_algo()
+    requests = algo.env_runner_group.remote._requests(5, None, {}, 1)
+    assert [[request.num_timesteps for request in own] for own in requests.values()] == [[4], [4]]
+    algo.stop()
+
+
 def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monkeypatch, caplog):
     use_fake_ray(monkeypatch)
     whole = trained(divided(filtered(), 4, 0))

@@ -28,6 +28,13 @@ def test_files_are_split_by_rows(tmp_path):
     assert ids(tmp_path / "data") == ["m0", "m10", "m20", "m30"]
 
 
+def test_a_file_with_exactly_its_greatest_number_of_rows_is_full(tmp_path):
+    with EpisodeWriter(tmp_path, max_rows_per_file=3) as writer:
+        for i in range(3):
+            writer.write([chunk("m", 10 * i, 3)])
+    assert len(files_of(tmp_path)) == 3
+
+
 def test_files_are_split_by_size(tmp_path):
     with EpisodeWriter(tmp_path, max_file_size=1) as writer:
         for i in range(3):

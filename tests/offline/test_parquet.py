@@ -294,6 +294,18 @@ def test_rows_that_do_not_follow_each_other_are_refused_by_name(tmp_path):
         from_parquet(tmp_path)
 
 
+def test_chunks_begin_at_the_step_where_they_were_cut(tmp_path):
+    begin = MultiAgentEpisode("e", agent_module_ids={"a": "m"})
+    begin.add_env_reset(observations={"a": 0.0})
+    begin.add_env_step({"a": 1.0}, {"a": 1}, {"a": 0.5})
+    begin.add_env_step({"a": 2.0}, {"a": 0}, {"a": 1.5})
+    rest = begin.cut()
+    rest.add_env_step({"a": 3.0}, {"a": 1}, {"a": 2.5})
+    to_parquet([rest], tmp_path)
+    (back,) = from_parquet(tmp_path)
+    assert back.agent_episodes["a"].t_started == rest.agent_episodes["a"].t_started == 2
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:to_parquet. not written")
 @pytest.mark.parametrize("seed", range(3))

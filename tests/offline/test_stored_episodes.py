@@ -192,6 +192,14 @@ def test_ids_get_a_prefix():
     assert (back.id_, own.id_, own.multi_agent_episode_id) == ("2/e", "2/e/a/0", "2/e")
 
 
+def test_ids_of_agents_that_join_later_get_a_prefix_too():
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset(observations={"a": 1.0})
+    episode.add_env_step({"a": 2.0, "b": 1.0}, {"a": 1}, {"a": 1.0})
+    back = through_columns([episode], prefix="2/")[0]
+    assert [own.id_ for own in back.agent_episodes.values()] == ["2/e/a/0", "2/e/b/1"]
+
+
 def test_spaces_come_back_once_for_all():
     one, other = through_columns([chunk("m", 0, 1), chunk("m", 5, 1)])
     assert one.observation_space == spaces.Box(-99.0, 99.0, (1,), np.float32)

@@ -50,3 +50,17 @@ def test_returns_contain_rewards_that_belong_to_no_action(tmp_path):
     found = summarize(EpisodeReader(tmp_path))
     assert found["all_returns"] == [1.0 + 0.5 + 2.0 + 8.0 + 16.0]
     assert found["agents"]["a"]["returns"]["mean"] == 3.0 and found["agents"]["b"]["returns"]["mean"] == 8.5
+
+
+def test_returns_contain_rewards_after_the_last_step_of_an_agent_that_is_still_there(tmp_path):
+    """Agent a observes the end of the first chunk, takes no step in the next one and is paid 8.0 there."""
+    one = MultiAgentEpisode("0-0", agent_module_ids={"a": "m", "b": "m"})
+    one.add_env_reset(observations={"a": 0.0, "b": 0.0})
+    one.add_env_step({"a": 1.0, "b": 1.0}, {"a": 1, "b": 1}, {"a": 1.0, "b": 0.5})
+    rest = one.cut()
+    rest.add_env_step({"b": 2.0}, {"b": 1}, {"a": 8.0, "b": 2.0}, terminateds={"__all__": True})
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write([one, rest])
+    found = summarize(EpisodeReader(tmp_path))
+    assert found["all_returns"] == [1.0 + 0.5 + 2.0 + 8.0]
+    assert found["agents"]["a"]["returns"]["mean"] == 9.0 and found["agents"]["b"]["returns"]["mean"] == 2.5

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from helpers.episodes.little_chunks import chunk
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
@@ -108,6 +109,19 @@ def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
     one, other = (b.sample(50).segments["default_policy"] for b in (first, second))
     np.testing.assert_array_equal(one.positions, other.positions)
     np.testing.assert_array_equal(one.rollout.columns["weights"], other.rollout.columns["weights"])
+
+
+def test_new_steps_of_a_restored_buffer_get_the_greatest_priority_of_the_first_one():
+    first = PrioritizedEpisodeReplayBuffer(100)
+    first.add([chunk("default_policy", 0, 3)])
+    sample = first.sample(5)
+    first.update_priorities(sample, {"default_policy": np.full(5, 9.0)})
+    second = PrioritizedEpisodeReplayBuffer(100)
+    second.set_state(first.get_state())
+    second.add([chunk("default_policy", 10, 1)])
+    ring = second._rings["default_policy"]
+    (new,) = np.flatnonzero((ring.columns["obs"][:, 0] == 10) & ((ring.flags & ACTED) > 0))
+    assert ring.tree.weights[new] == pytest.approx((9.0 + 1e-6) ** 0.6)
 
 
 @pytest.mark.parametrize("capacity", [100, 5000])

@@ -211,6 +211,14 @@ def test_overrides_of_a_module_are_named_with_it():
         config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
 
 
+def test_overrides_of_a_module_leave_the_config_of_all_others_alone():
+    config = PPOConfig().training(lr=0.1, gamma=0.5).multi_agent(policies="independent")
+    config.rl_module(algorithm_config_overrides_per_module={"a": {"lr": 0.3}})
+    own = config.get_config_for_module("a")
+    assert (own.lr, own.gamma) == (0.3, 0.5)
+    assert config.get_config_for_module("b") is config and config.lr == 0.1
+
+
 def test_what_cannot_be_found_again_by_name_has_no_address_in_checkpoints():
     first, second = (config_to_state(PPOConfig().env_runners(env_to_module_connector=lambda: [])) for _ in range(2))
     assert first == second

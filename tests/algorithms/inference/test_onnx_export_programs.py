@@ -134,6 +134,40 @@ def test_programs_of_many_random_policies_do_what_the_policies_do():
                 raise AssertionError(f"seed {[seed, i]}, explore={explore}: {about}") from error
 
 
+def test_a_program_encodes_no_time_beyond_the_limit():
+    """From the third step on, the last of the observations is 1."""
+    policy = make_policy((BOX, GO), [TimeLimitEncoding(max_steps=2)])
+    acts, seen = in_torch(policy), []
+    for _ in range(5):
+        acts(np.zeros((1, 3), np.float32))
+        seen.append(acts.newest_inputs(policy.agent_ids[0])[0].tolist())
+    assert seen[0] != seen[1] != seen[2] == seen[3] == seen[4]
+
+
+class BeginsAtTwo(TimeLimitEncoding):
+    """Counts from 2."""
+
+    def on_tensors(self, *, columns, step):
+        memory = step.memory("steps", np.full((), 2, np.int64))
+        memory.next = memory.value + 1
+        columns[Columns.OBS] = torch.cat([columns[Columns.OBS], memory.value.float().unsqueeze(1)], 1)
+
+
+def test_what_a_program_remembers_begins_anew_where_an_episode_has_ended():
+    policy = make_policy((BOX, GO), [BeginsAtTwo(max_steps=9)])
+    acts, x = in_torch(policy), np.zeros((2, 3), np.float32)
+    (agent,) = policy.agent_ids
+    acts(x)
+    first = acts.newest_inputs(agent)
+    acts(x)
+    second = acts.newest_inputs(agent)
+    acts.reset([True, False])
+    acts(x)
+    found = acts.newest_inputs(agent)
+    assert found[0].tolist() == first[0].tolist() != second[0].tolist()
+    assert found[1].tolist() not in (first[1].tolist(), second[1].tolist())
+
+
 # Ties, masks and noise.
 
 

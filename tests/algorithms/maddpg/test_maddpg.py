@@ -308,6 +308,14 @@ def test_noise_of_target_actions_is_clipped():
     algo.stop()
 
 
+def test_noisy_target_actions_stay_in_their_bounds():
+    """The policy's actions are 1, and the noise is clipped to 0.25 in either direction."""
+    algo = small(MATD3Config, target_noise=50.0, target_noise_clip=0.25).build_algo()
+    drawn = algo.learner._drawn("a", algo.get_module("a").unwrapped(), torch.ones(64, 2))
+    assert drawn.max() == 1.0 and drawn.min() == 0.75
+    algo.stop()
+
+
 @pytest.mark.slow
 def test_exploration_follows_its_schedule_and_is_not_used_without_exploration(tmp_path):
     config = small(MADDPGConfig, exploration_stddev=[[0, 0.5], [60, 0.0]])

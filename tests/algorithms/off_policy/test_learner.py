@@ -183,6 +183,18 @@ def test_the_target_mixer_follows_the_mixer():
     algo.stop()
 
 
+def test_target_networks_of_modules_that_are_not_trained_stay():
+    algo = sampled(small(DQNConfig, tau=1.0).multi_agent(policies_to_train=["a"]))
+    with torch.no_grad():
+        for own, target in pairs(algo).values():
+            own.add_(1.0)
+            target.zero_()
+    update(algo, ["a"])
+    for name, (own, target) in pairs(algo).items():
+        assert torch.equal(target, own if name.startswith("a.") else torch.zeros_like(own)), name
+    algo.stop()
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("freq", [20, 25, 30])
 def test_a_target_update_that_falls_due_while_policies_rest_waits_for_the_next_update_that_moves_them(freq):

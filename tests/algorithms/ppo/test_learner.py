@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms.ppo.learner import PPORows, loss_and_gradients_of_rows, loss_of_rows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss
 from marl_connectors.rl_module.distributions import (
@@ -199,3 +200,11 @@ def test_an_action_that_there_is_not_is_an_error():
     for compute in (loss_of_rows, loss_and_gradients_of_rows):
         with pytest.raises(RuntimeError, match="out of bounds"):
             compute(TorchCategorical, PPOCoefficients(0.2, 0.1), rows)
+
+
+def test_the_kl_penalty_of_each_module_is_part_of_the_state():
+    learner = small_config(LifeEnv).training(use_kl_loss=True, kl_coeff=0.2).build_algo().learner
+    assert learner.kl_coeff("default_policy") == 0.2
+    learner.set_state({**learner.get_state(), "kl_coeffs": {"default_policy": 0.45}})
+    assert learner.kl_coeff("default_policy") == 0.45
+    assert learner.get_state()["kl_coeffs"] == {"default_policy": 0.45}
