@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from helpers.envs.scripted_envs import small_config
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import (
     Algorithm,
     BCConfig,
@@ -161,3 +161,21 @@ def test_filters_count_nothing_in_evaluations():
     algo.train()
     after = algo.env_runner.env_to_module.get_state()["MeanStdFilter"]["agent_0"]["base"]["count"]
     assert after > counts[0], "in training it counts on"
+
+
+class NotesStarts(Callbacks):
+    seen: list = []
+
+    def on_episode_end(self, *, episode, **kwargs):
+        self.seen.append({a: own.get_observations(0).tolist() for a, own in episode.agent_episodes.items()})
+
+
+def test_evaluations_play_other_episodes_each_time_also_after_a_checkpoint(tmp_path):
+    algo = small_config(LifeEnv).evaluation(evaluation_config={"callbacks_class": NotesStarts}).build_algo()
+    NotesStarts.seen.clear()
+    algo.evaluate(num_episodes=1)
+    resumed = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"), config=algo.config)
+    for one in (algo, resumed):
+        one.evaluate(num_episodes=1)
+    first, second, of_resumed = NotesStarts.seen
+    assert first != second == of_resumed

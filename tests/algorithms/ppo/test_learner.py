@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.ppo.learner import PPORows, loss_and_gradients_of_rows, loss_of_rows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss
 from marl_connectors.rl_module.distributions import (
@@ -14,6 +15,7 @@ from marl_connectors.rl_module.distributions import (
     TorchMultiCategorical,
     TorchSquashedGaussian,
 )
+from marl_envs import match_v0
 
 
 def by_autograd(dist_cls, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
@@ -199,3 +201,13 @@ def test_an_action_that_there_is_not_is_an_error():
     for compute in (loss_of_rows, loss_and_gradients_of_rows):
         with pytest.raises(RuntimeError, match="out of bounds"):
             compute(TorchCategorical, PPOCoefficients(0.2, 0.1), rows)
+
+
+def test_modules_with_and_without_a_penalty_for_moving_too_far_are_not_updated_as_one():
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3}).multi_agent(policies="independent")
+    config.training(use_kl_loss=True)
+    config.rl_module(algorithm_config_overrides_per_module={"agent_1": {"use_kl_loss": False}})
+    algo = config.build_algo()
+    batch = algo.learner.make_batch(algo.env_runner.sample())
+    together = {tuple(step.sizes) for step in algo.learner._steps(batch)}
+    assert together == {("agent_0", "agent_2"), ("agent_1",)}
