@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from helpers.envs.scripted_envs import small_config
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import AddsCount
 from marl_connectors import (
@@ -183,3 +183,21 @@ def test_pieces_that_remember_go_on_after_an_evaluation_as_if_there_had_been_non
     algo.evaluate()
     assert algo.env_runner.env_to_module.get_state() == before
     assert before["AddsCount"]["calls"] > 0
+
+
+class NotesStarts(Callbacks):
+    seen: list = []
+
+    def on_episode_end(self, *, episode, **kwargs):
+        self.seen.append({a: own.get_observations(0).tolist() for a, own in episode.agent_episodes.items()})
+
+
+def test_evaluations_play_other_episodes_each_time_also_after_a_checkpoint(tmp_path):
+    algo = small_config(LifeEnv).evaluation(evaluation_config={"callbacks_class": NotesStarts}).build_algo()
+    NotesStarts.seen.clear()
+    algo.evaluate(num_episodes=1)
+    resumed = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"), config=algo.config)
+    for one in (algo, resumed):
+        one.evaluate(num_episodes=1)
+    first, second, of_resumed = NotesStarts.seen
+    assert first != second == of_resumed

@@ -457,3 +457,12 @@ def test_a_removed_module_leaves_no_statistics_and_an_added_one_begins_anew():
     algo.add_module("red", module_state=state, config_overrides={"value_norm_beta": 0.5})
     assert piece.value_statistics("red") == (0.0, 1.0)
     assert piece.module_settings["red"]["value_norm_beta"] == 0.5
+
+
+def test_each_module_forgets_older_targets_at_its_own_rate():
+    algo = algo_of(normalize_values=True, overrides={"b": {"value_norm_beta": 0.5}})
+    episodes = algo.env_runner.sample(num_timesteps=3)
+    for _ in range(2):
+        columns_of(algo, episodes)
+    found = algo.learner.pipeline["GeneralAdvantageEstimation"].get_state()["value_targets"]
+    assert {m: count for m, (count, *_) in found.items()} == pytest.approx({"a": 1.99999, "b": 1.5, "c": 1.99999})

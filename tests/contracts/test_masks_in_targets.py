@@ -80,14 +80,14 @@ def check_batch(algo):
     """Compares the masks of a train batch with the observations, from which they follow."""
     (replay,) = algo.replays.values()
     for group in algo.learner.make_batch(replay.draw(algo.replay_buffer.module_ids)).groups:
-        if NEXT_ACTION_MASK in group:
-            seen = np.asarray(group[Columns.NEXT_OBS])
-            np.testing.assert_array_equal(np.asarray(group[NEXT_ACTION_MASK]), seen > 0)
-        elif TARGET_ACTIONS in group:
+        if TARGET_ACTIONS in group:
             counts = np.asarray(group["discounts"]) > 0
             allowed = np.asarray(group[Columns.NEXT_OBS]) > 0
             assert (np.asarray(group[TARGET_ACTIONS])[counts] <= allowed[counts]).all()
-        else:
+        if NEXT_ACTION_MASK in group:
+            seen = np.asarray(group[Columns.NEXT_OBS])
+            np.testing.assert_array_equal(np.asarray(group[NEXT_ACTION_MASK]), seen > 0)
+        elif TARGET_ACTIONS not in group:
             np.testing.assert_array_equal(np.asarray(group[Columns.ACTION_MASK]), np.asarray(group[Columns.OBS]) > 0)
 
 
@@ -148,3 +148,11 @@ def test_remote_env_runners_send_the_masks_of_last_observations():
     with config.build_algo() as algo:
         algo.train()
         check_masks(algo.replay_buffer)
+
+
+@pytest.mark.parametrize("config_class", [DQNConfig, MADDPGConfig])
+def test_targets_of_several_steps_know_what_is_allowed_where_they_end(config_class):
+    config = masked_config(config_class, np.random.default_rng(1), max_steps=6).training(n_step=2)
+    with config.build_algo() as algo:
+        algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=30))
+        check_batch(algo)

@@ -24,3 +24,12 @@ def test_returns_that_are_merged_keep_the_extremes_of_both():
     low, high = Returns.of([1.0, 2.0], steps=3), Returns.of([5.0], steps=4)
     low.merge(high)
     assert (low.lowest, low.highest, low.count, low.steps, low.total) == (1.0, 5.0, 3, 7, 8.0)
+
+
+def test_a_reward_before_the_first_life_counts_in_that_life_only():
+    summary = EpisodeSummary()
+    summary.advances["a"] = 10.0
+    for life_return in (1.0, 2.0):
+        summary.end_life("a", "m", life_return, False, 1)
+    assert summary.agent_totals == {"a": (2, 13.0, 2)} and not summary.advances
+    assert summarize([summary])["module_episode_returns"]["m"]["max"] == 11.0

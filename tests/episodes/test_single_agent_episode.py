@@ -312,3 +312,20 @@ def test_wrong_use_is_an_error_at_the_call():
         make(2).concat_episode(make(3))
     with pytest.raises(EpisodeError, match="different shapes"):
         SingleAgentEpisode(observations=[np.zeros(1), np.zeros(2)], actions=[0], rewards=[0]).to_numpy()
+
+
+def test_a_successor_looks_back_beyond_the_chunk_that_it_follows():
+    chunk = make(5, lookback=3)
+    assert len(chunk) == 2
+    successor = chunk.cut(4)
+    assert successor.storage.lookback == 4
+    assert successor.get_rewards([-4, -1], neg_index_as_lookback=True) == [2.0, 16.0]
+
+
+def test_a_late_reward_of_a_chunk_without_steps_is_noted_by_the_chunk_that_it_continues():
+    chunk = make(3).cut(2)
+    successor = chunk.cut(2)
+    successor.credit(3.0)
+    chunk.concat_episode(successor)
+    assert len(chunk) == 0 and chunk.uncredited_reward == 3.0
+    assert chunk.get_rewards([-1], neg_index_as_lookback=True) == [4.0 + 3.0]

@@ -476,3 +476,13 @@ def test_a_column_that_nobody_made_is_named_with_the_piece_that_makes_it():
     algo.learner.pipeline.remove("GeneralAdvantageEstimation")
     with pytest.raises(KeyError, match=r"no column '\w+', which the loss reads.*such as GeneralAdvantageEstimation"):
         algo.train()
+
+
+def test_a_restored_learner_knows_what_is_frozen_and_who_is_never_updated():
+    algo, other = (match_config().build_algo() for _ in range(2))
+    algo.learner.add_module("acts", copy.deepcopy(algo.rl_module["agent_0"]), is_updated=False)
+    other.learner.add_module("acts", copy.deepcopy(algo.rl_module["agent_0"]), is_updated=True)
+    next(algo.rl_module["agent_1"].parameters()).requires_grad_(False)
+    other.learner.set_state(algo.learner.get_state())
+    assert not other.learner.should_module_be_updated("acts")
+    assert [p.requires_grad for p in other.rl_module["agent_1"].parameters()][:2] == [False, True]

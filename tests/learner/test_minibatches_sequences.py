@@ -15,7 +15,7 @@ from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.sequences import Sequences
-from marl_connectors.learner.minibatches import GroupRows, minibatches_of_epoch
+from marl_connectors.learner.minibatches import CountedRows, GroupRows, minibatches_of_epoch
 
 FEW = examples(60)
 MODULES = ("m0", "m1", "m2")
@@ -245,3 +245,9 @@ def test_a_shuffled_learner_epoch_permutes_sequences_only_as_many_as_count():
     (minibatch,) = epoch_of(group_of([[4, 3]], (2,), masked={3, 4}), None, shuffle)["m0"]
     assert asked == [("m0", 3)]
     assert sequences_in(minibatch) == [[7], [5, 6], [1, 2]]
+
+
+def test_means_of_a_stack_are_those_of_each_modules_own_steps():
+    counted = CountedRows.of_mask(np.array([[True, False, False], [True, True, False]]), stacked=2)
+    values = counted.pick(torch.tensor([[1.0, 9.0, 9.0], [2.0, 4.0, 9.0]]))
+    assert counted.mean(values).tolist() == [1.0, 3.0]

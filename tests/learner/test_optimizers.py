@@ -399,3 +399,11 @@ def test_parameters_without_a_learning_rate_are_named():
     optimizers._rates["agent_0"] = {"": None}
     with pytest.raises(LearnerError, match=r"no learning rate for the parameters of 'agent_0'"):
         optimizers.learning_rate("agent_0")
+
+
+def test_layers_that_rest_do_not_count_in_the_norm_of_gradients():
+    algo = build(ByName, num_epochs=1, minibatch_size=None)
+    algo.learner.optimizers.rest(["", "encoder"])
+    found = algo.train()["learners"]["agent_0"]["gradients_global_norm"]
+    of_values = [p.grad for name, p in algo.rl_module["agent_0"].named_parameters() if name.startswith("vf")]
+    assert found == pytest.approx(float(sum(gradient.square().sum() for gradient in of_values)) ** 0.5, rel=1e-5)

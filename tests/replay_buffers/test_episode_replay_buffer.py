@@ -350,3 +350,12 @@ def test_episodes_that_continue_stay_connected_beside_others_that_never_do(seed)
     numbers = ring.columns[Columns.OBS][:, 0]
     for own in (0, 1):
         assert len(np.unique(ring.numbers[(numbers == own) & (ring.columns[Columns.T] > 0)])) == 1
+
+
+def test_each_module_draws_places_of_its_own():
+    buffer = EpisodeReplayBuffer(100)
+    for module_id in ("red", "blue"):
+        steps = {"observations": np.zeros((51, 2), np.float32), "actions": [0] * 50, "rewards": [0.0] * 50}
+        buffer.add([SingleAgentEpisode(id_=module_id, module_id=module_id, len_lookback_buffer=0, **steps)])
+    red, blue = (own.positions.tolist() for own in buffer.sample(20).segments.values())
+    assert red != blue

@@ -254,3 +254,12 @@ def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(at_onc
     seen = sample.observations("pi")
     assert seen.shape == (50, 2, 2, 2) and sample.window.same.all()
     np.testing.assert_array_equal(seen[:, 1], seen[:, 0] + [0, 1])
+
+
+def test_the_reward_of_a_team_is_the_mean_of_all_agents_also_of_those_that_have_not_come_yet():
+    algo = scripted(Step({"a": 1, "b": 2}), Step({"a": 3, "b": 4}, {"a": 1.0, "b": 11.0}, terminated=("a", "b")))
+    buffer = TeamReplayBuffer(100, agents={"default_policy": ["a", "b"], "late": ["c"]})
+    buffer.add(algo.env_runner.sample(num_episodes=1))
+    sample = buffer.sample(1, module_ids=["default_policy", "late"])
+    assert sample.segments["default_policy"].rollout.columns[Columns.REWARDS][0] == (1 + 11) / 3
+    algo.stop()

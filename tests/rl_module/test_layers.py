@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from marl_connectors.rl_module.layers import GRU, LSTM
+from marl_connectors.rl_module.layers import GRU, LSTM, LayerNorm
 
 BOTH = [(LSTM, nn.LSTM), (GRU, nn.GRU)]
 
@@ -69,3 +69,11 @@ def test_each_gate_begins_orthogonal(ours):
         for gate in weight.chunk(ours._num_gates):
             torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-5)
     assert (layer.bias_ih_l0 == 0).all() and (layer.bias_hh_l0 == 0).all()
+
+
+def test_stacked_layer_norms_compute_what_each_does_alone():
+    stacked = LayerNorm(2, eps=0.0)
+    stacked._parameters["weight"] = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    stacked._parameters["bias"] = nn.Parameter(torch.tensor([[0.0, 1.0], [10.0, 20.0]]))
+    found = stacked(torch.tensor([[[1.0, 3.0]], [[5.0, 1.0]]]))  # which are -1, 1 and 1, -1 once they are normal
+    assert found.tolist() == [[[-1.0, 3.0]], [[13.0, 16.0]]]

@@ -125,3 +125,14 @@ def test_changed_gradients_reach_the_members_and_nobody_else(members):
     stack.set_gradients(gradients)
     found = {m: {float(v) for p in bucket.modules[m].parameters() for v in p.grad.flatten()} for m in bucket.modules}
     assert found == {m: {2.0} if m in members else {4.0} for m in bucket.modules}
+
+
+def test_gradients_that_are_written_for_some_members_reach_these_only():
+    (bucket,) = modules("a", "b", "c").buckets
+    bucket.gradients.fill_(4.0)
+    stack = bucket.stack_of(("a", "c"))
+    for gradient in stack.bound_gradients().values():
+        gradient.fill_(2.0)
+    stack.store()
+    found = {m: {float(v) for p in bucket.modules[m].parameters() for v in p.grad.flatten()} for m in bucket.modules}
+    assert found == {"a": {2.0}, "b": {4.0}, "c": {2.0}}

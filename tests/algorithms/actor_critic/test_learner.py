@@ -7,7 +7,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.actor_critic.learner import explained_variance, value_moments
+from marl_envs import match_v0
 
 
 class Rows(NamedTuple):
@@ -33,3 +35,11 @@ def test_the_moments_of_values_are_weighted_and_one_for_each_module():
     rows = Rows(torch.zeros(2, 2, 3), torch.zeros(2, 2), targets, targets, weights)
     assert value_moments(rows)["value targets"].tolist() == [2.5, 6.0]
     assert value_moments(rows._replace(values=None)) == {}
+
+
+def test_modules_that_are_updated_together_have_their_own_coefficients():
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3}).multi_agent(policies="independent")
+    config.rl_module(algorithm_config_overrides_per_module={"agent_1": {"clip_param": 0.5}})
+    algo = config.training(clip_param=0.25, vf_loss_coeff=2.0).build_algo()
+    found = algo.learner.coefficients(("agent_0", "agent_1", "agent_2"))
+    assert found.clip_param.tolist() == [0.25, 0.5, 0.25] and found.vf_loss_coeff == 2.0

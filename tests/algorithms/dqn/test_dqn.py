@@ -580,3 +580,13 @@ def test_cart_pole_is_learned():
             break
     assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 400
     algo.stop()
+
+
+def test_modules_with_and_without_double_q_learning_are_not_updated_as_one():
+    config = small_dqn(LifeEnv, double_q=True).multi_agent(policies="independent")
+    config.rl_module(algorithm_config_overrides_per_module={"b": {"double_q": False}})
+    algo = config.build_algo()
+    algo.replay_buffer.add(algo.env_runner.sample(num_timesteps=20))
+    batch = algo.learner.make_batch(algo.replay.draw(["a", "b", "c"]))
+    assert {tuple(step.sizes) for step in algo.learner._steps(batch)} == {("a", "c"), ("b",)}
+    algo.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Algorithm, Columns, DQNConfig, OnnxPolicy, load_policy
+from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
 from marl_connectors.errors import ConfigError, LearnerError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
@@ -210,3 +213,17 @@ def test_a_memory_task_is_learned_with_a_recurrent_network():
             break
     assert best > 150  # without memory, about 50
     algo.stop()
+
+
+def test_within_sequences_only_the_last_step_is_not_bootstrapped_if_it_terminates():
+    config = DQNConfig().training(gamma=0.5, n_step=1, double_q=False)
+    values = torch.tensor([[[5.0, 10.0], [20.0, 5.0], [5.0, 30.0]]])
+    batch = {
+        Columns.REWARDS: torch.tensor([[1.0, 2.0, 0.0]]),
+        Columns.TERMINATEDS: torch.tensor([[False, True, False]]),
+        Columns.SEQ_LENS: torch.tensor([3]),
+    }
+    functions = QFunctions(values=lambda _: values, targets=lambda _: values)
+    learner = SimpleNamespace(config=config)
+    found = DQNLearner._targets_in_sequences(learner, config, functions, batch, values, ["m"])
+    assert found[0, :2].tolist() == [1 + 20 / 2, 2.0]

@@ -15,6 +15,7 @@ from marl_connectors.rl_module.distributions import (
     TorchMultiCategorical,
     TorchSquashedGaussian,
 )
+from marl_envs import match_v0
 
 
 def by_autograd(dist_cls, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
@@ -208,3 +209,13 @@ def test_the_kl_penalty_of_each_module_is_part_of_the_state():
     learner.set_state({**learner.get_state(), "kl_coeffs": {"default_policy": 0.45}})
     assert learner.kl_coeff("default_policy") == 0.45
     assert learner.get_state()["kl_coeffs"] == {"default_policy": 0.45}
+
+
+def test_modules_with_and_without_a_penalty_for_moving_too_far_are_not_updated_as_one():
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3}).multi_agent(policies="independent")
+    config.training(use_kl_loss=True)
+    config.rl_module(algorithm_config_overrides_per_module={"agent_1": {"use_kl_loss": False}})
+    algo = config.build_algo()
+    batch = algo.learner.make_batch(algo.env_runner.sample())
+    together = {tuple(step.sizes) for step in algo.learner._steps(batch)}
+    assert together == {("agent_0", "agent_2"), ("agent_1",)}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from helpers.envs.masked_envs import RandomMasks
 from helpers.envs.random_aec import RandomAEC
-from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import (
     QMIX,
@@ -520,3 +520,12 @@ def test_qmix_finds_what_a_sum_of_values_and_independent_learners_do_not(seed):
     assert two_step(VDNConfig, seed, **team) == {7.0}
     alone = {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 500}}
     assert two_step(DQNConfig, seed, **alone) == {7.0}
+
+
+def test_the_target_of_a_step_that_ends_the_episode_is_the_reward_of_the_team():
+    script = [Step({"a": 1, "b": 2}), Step({"a": 3, "b": 4}, {"a": 1, "b": 5}, terminated=("a", "b"))]
+    algo = small_qmix(lambda config: ScriptEnv([script])).build_algo()
+    algo.replay_buffer.add(algo.env_runner.sample(num_episodes=8))
+    found = algo.learner.update(episodes=algo.replay.draw(algo.replay_buffer.module_ids))
+    assert found["default_policy"]["target_mean"] == (1 + 5) / 2
+    algo.stop()

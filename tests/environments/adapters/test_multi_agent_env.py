@@ -448,3 +448,11 @@ def test_copies_are_made_by_a_function_and_repeated_by_their_seed():
     *_, terminateds, truncateds, _ = made.step({0: 0, 1: 1})
     assert truncateds == {0: True, 1: True, "__all__": True} and not terminateds["__all__"]
     made.close()
+
+
+def test_an_agent_that_has_left_is_paid_afterwards():
+    _, (observations, rewards, *_) = stepped(
+        (seen(x=1, y=1), {}, {"x": True}, {}, {}),
+        (seen(y=2), {"x": 3.0, "y": 2.0}, {}, {}, {}),
+    )
+    assert list(observations) == ["y"] and rewards == {"y": 2.0, "x": 3.0}
