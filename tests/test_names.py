@@ -49,6 +49,7 @@ def own_code(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_code", raising=False)
 
 
+@pytest.mark.few(93)
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("expected", [FUNCTION, MODULE, ANYTHING], ids=lambda expected: expected.words)
 @pytest.mark.parametrize("name", BAD_NAMES)

@@ -122,7 +122,7 @@ CLASSIC = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
 @pytest.mark.parametrize("game", CLASSIC)
 def test_classic_games_are_played_by_the_rules_with_default_settings(game, tmp_path):
@@ -152,6 +152,7 @@ def test_classic_games_are_played_by_the_rules_with_default_settings(game, tmp_p
         env.step(None if over else policy(observation, agent_id=agent, info=info, explore=True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 @pytest.mark.parametrize("num_env_workers", [0, 2])
 def test_masks_hold_with_workers_and_any_policies(policies, num_env_workers):
@@ -619,6 +620,7 @@ def edit(folder, change):
     save_state(folder, state)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", ["None was set", "there was no such setting"])
 @pytest.mark.parametrize("given", [False, True])
 def test_a_checkpoint_from_before_masks_were_honoured_stays_as_it_was(way, given, tmp_path):

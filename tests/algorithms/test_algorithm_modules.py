@@ -274,7 +274,7 @@ FAILING = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("what", FAILING)
 def test_a_failed_addition_is_undone(what):
     settings, error, message = FAILING[what]

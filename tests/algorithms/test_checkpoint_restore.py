@@ -78,6 +78,7 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
     assert settings == algo.config.to_dict()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -219,6 +220,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
         Algorithm.from_checkpoint(saved)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parallel", "in turns"])
 def test_an_environment_that_has_changed_since_is_noticed_by_what_it_shows(kind, tmp_path, monkeypatch):
     cls, config = match_v0.MatchEnv, match_config(ep_len=50)
@@ -282,7 +284,7 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
 # Processes and clusters that the author of a checkpoint chooses.
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "value"),
     [("num_env_runners", 1), ("num_learners", 2), ("evaluation_num_env_runners", 1), ("ray_address", "10.0.0.5:6379")],

@@ -222,7 +222,7 @@ OWN = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", OWN)
 def test_what_is_the_users_own_is_imported_with_trust_and_not_without(kind, strangers_code, tmp_path):
     import strangers_code as code
@@ -482,6 +482,7 @@ def broken(state, where):
     return state
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["pieces", "actions", "moments"])
 def test_a_restore_that_fails_leaves_the_run_as_it_was(where, tmp_path):
     first, other = match_config().build_algo(), match_config().debugging(seed=3).build_algo()

@@ -98,6 +98,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("cls", "training", "setting", "there", "here"), CHANGES, ids=[f"{c[0].__name__}-{c[2]}" for c in CHANGES]
 )
@@ -303,7 +304,7 @@ def restored_into(own):
     return load
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("there", "here", "same", "cls"),
     [
@@ -430,7 +431,7 @@ def drawn_settings(rng, cls):
     return {name: values[int(rng.integers(len(values)))] for name, values in ALTERNATIVES.items() if name in known}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(12), *fresh_seeds(150)])
 def test_a_run_goes_on_with_what_its_config_says_or_the_setting_is_named(seed, tmp_path):
     rng = np.random.default_rng(seed)

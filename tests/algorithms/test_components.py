@@ -199,7 +199,7 @@ def test_all_components_of_a_run_come_back(name, tmp_path):
             assert made.observation_space == piece.observation_space
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_learner_that_came_back_goes_on_as_the_first_one_does(name, tmp_path):
     with RUNS[name]().build_algo() as algo:

@@ -93,6 +93,7 @@ def test_sampled_steps_fill_a_batch_beside_recorded_ones(tmp_path):
 # Resuming.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [None, 20])
 def test_a_resumed_run_continues_its_files_exactly(tmp_path, rows):
     def config(name):
@@ -115,6 +116,7 @@ def test_a_resumed_run_continues_its_files_exactly(tmp_path, rows):
     assert one == other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["shuffled", "in_order", "as_recorded"])
 def test_a_resumed_run_continues_in_the_data_exactly(tmp_path, order):
     recording = life().offline_data(output=tmp_path / "data").build_algo()
@@ -130,6 +132,7 @@ def test_a_resumed_run_continues_in_the_data_exactly(tmp_path, order):
     resumed.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("has_read", [True, False])
 def test_a_run_without_a_seed_of_its_own_goes_on_in_the_data_with_that_of_the_checkpoint(tmp_path, has_read):
     recording = life().offline_data(output=tmp_path / "data").build_algo()

@@ -131,7 +131,7 @@ def test_a_read_step_counts_like_a_sampled_one(tmp_path):
     assert updates[0] == pytest.approx(updates[1], rel=0.1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fragment", [1, 25, 1000])
 @pytest.mark.parametrize("cls", [DQNConfig, MADDPGConfig])
 def test_a_buffer_that_holds_all_recorded_steps_gets_none_of_them_twice(cls, fragment, tmp_path):
@@ -201,6 +201,7 @@ def test_episodes_without_the_masks_or_states_that_a_run_needs_are_refused(tmp_p
         needs_states.offline_data(input_=str(tmp_path / "spread")).build_algo()
 
 
+@pytest.mark.slow
 def test_recurrent_modules_learn_from_recorded_episodes_of_others(tmp_path):
     data = recorded(tmp_path / "data")
     config = small(DQNConfig).rl_module(model_config={"use_gru": True, "max_seq_len": 4})

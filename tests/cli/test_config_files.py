@@ -143,7 +143,7 @@ def as_data(config):
     return data
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
 @pytest.mark.parametrize("algo", ["ppo", "mappo"])
 def test_a_file_can_have_all_data_of_a_config(algo, suffix, tmp_path):
@@ -339,6 +339,7 @@ def test_help_and_parsing_import_neither_yaml_nor_torch():
 # The config.json of a run.
 
 
+@pytest.mark.slow
 def test_a_run_can_be_trained_from_its_config_json(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(f"{TINY}env_runners: {{rollout_fragment_length: 10}}\n")
@@ -520,6 +521,7 @@ def test_settings_of_a_config_name_its_objects():
     assert settings_of(MAPPOConfig().environment("x"))["algo"] == "mappo"
 
 
+@pytest.mark.slow
 def test_several_seeds_and_explain_read_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(TINY)

@@ -55,6 +55,7 @@ def test_untrusted_is_for_checkpoints(command):
     assert "--untrusted is for --resume RUN" in command.err
 
 
+@pytest.mark.slow
 def test_new_episodes_are_for_runs_that_go_on(command):
     assert command("train", "fake_env", "--new-episodes") == 2
     assert "--new-episodes is for --resume RUN" in command.err

@@ -127,6 +127,7 @@ def pieces_of(out):
     return {name: [piece["name"] for piece in each["pieces"]] for name, each in json.loads(out).items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["", ":config", ":make"])
 def test_a_config_has_pieces_of_its_own_in_all_pipelines(explain, source, name):
     status, out, err = explain("--config", f"{source}{name}", "--json")

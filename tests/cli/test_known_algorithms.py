@@ -26,7 +26,7 @@ NO_BUFFER = {"ppo", "mappo", "bc", "marwil"}
 SMALL["bc"] = SMALL["marwil"] = ["train_batch_size_per_learner=40", "input_=data"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_run_of_each_algorithm_is_trained_resumed_and_evaluated(algo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

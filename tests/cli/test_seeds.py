@@ -63,6 +63,7 @@ def test_each_seed_has_a_run_folder_and_all_have_a_summary(command, behaviour):
     assert command.out.count("Next:") == 1
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_seed_is_that_of_an_ordinary_run(command, behaviour):
     command(*START)
     assert command("evaluate", str(FOLDER / "seed1")) == 0
@@ -141,6 +142,7 @@ def test_more_seeds_and_more_steps_can_be_trained_later(command, behaviour):
     assert [result["agent_steps"] for result in data()["results"]] == [500] * 5
 
 
+@pytest.mark.slow
 def test_changed_settings_hold_for_seeds_that_are_begun_later(command, behaviour):
     behaviour[0] = {"interrupt_at": 2}
     command(*START, "--set", "lr=0.5", "--set", "gamma=0.9")

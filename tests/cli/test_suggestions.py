@@ -182,6 +182,7 @@ def test_every_command_that_other_runs_suggest_works(kind, folder, capsys):
     all_of_it_works(SLOW_KINDS[kind], capsys)
 
 
+@pytest.mark.slow
 def test_what_was_changed_when_a_run_went_on_is_suggested_too(folder, capsys):
     assert main(["train", "CartPole-v1", *TINY, "--out", "run"]) == 0
     capsys.readouterr()

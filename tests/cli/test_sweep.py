@@ -124,6 +124,7 @@ def test_an_interrupted_trial_is_resumed(command, behaviour):
     assert [json.loads(row)["training_iteration"] for row in rows] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_named_and_others_are_tried(command, behaviour):
     behaviour.update(fail_at=2)
     assert command(*START, "lr=0.1..0.9", "--trials", "2", "--steps", "400") == 2
@@ -179,6 +180,7 @@ def test_the_command_at_the_end_of_a_sweep_has_something_to_do(command, behaviou
     assert command.out.endswith("marl-connectors sweep --resume s --trials 6\n")
 
 
+@pytest.mark.slow
 def test_a_trial_whose_run_had_ended_when_the_sweep_was_stopped_is_not_trained_again(command, behaviour):
     import optuna
 
@@ -220,6 +222,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, behaviour, words, m
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_has_a_search_space_that_train_leaves_alone(command, behaviour):
     Path("c.yaml").write_text("env: fake_env\nsteps: 200\nsearch: {lr: [0.1, 0.2]}\n")
     assert command("sweep", "--config", "c.yaml", "--trials", "1", "--out", "s") == 0

@@ -280,6 +280,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(command, build):
     assert Path("parts/checkpoints/latest").read_text() == "000005\n"
 
 
+@pytest.mark.slow
 def test_resuming_drops_what_was_logged_after_the_checkpoint(command, build):
     build(fail_at=4)
     command("train", "fake_env", "--steps", "500", "--checkpoint-every", "2")
@@ -289,6 +290,7 @@ def test_resuming_drops_what_was_logged_after_the_checkpoint(command, build):
     assert [row["training_iteration"] for row in rows()] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_given_more_steps(command):
     command("train", "fake_env", "--steps", "200")
     assert command("train", "--resume", str(RUN)) == 2

@@ -176,6 +176,7 @@ def test_a_resumed_run_keeps_its_batch_with_other_learners(command):
 # Commands that stay in this process.
 
 
+@pytest.mark.slow
 def test_a_run_with_remote_env_runners_is_evaluated_here(no_ray, capsys):
     assert main([*TRAIN, "--num-env-runners", "2", "--out", "run"]) == 0
     capsys.readouterr()

@@ -166,6 +166,7 @@ def test_warnings_of_this_library_are_one_line():
     assert warnings.formatwarning is not _formatted
 
 
+@pytest.mark.slow
 def test_a_key_of_masks_that_nothing_has_is_a_warning_of_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.warns(MarlConnectorsWarning) as caught:
@@ -176,6 +177,7 @@ def test_a_key_of_masks_that_nothing_has_is_a_warning_of_one_line(tmp_path, monk
     assert said.endswith("nothing is masked unless a later info has one.\n") and said.count("\n") == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="displays of Linux")
 @pytest.mark.parametrize(("display", "driver"), [({}, "dummy"), ({"DISPLAY": ":0"}, None)])
 def test_without_a_display_sdl_draws_without_one(monkeypatch, display, driver):

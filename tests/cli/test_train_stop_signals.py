@@ -58,6 +58,7 @@ def test_a_signal_finishes_the_iteration_saves_it_and_says_how_to_go_on(command,
     assert [row["training_iteration"] for row in rows()] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_a_second_signal_stops_at_once(command, number, status):
     command.algo = command.fake(interrupt_at=2, interrupts=2, number=number)

@@ -67,6 +67,7 @@ def test_the_lowest_value_of_a_metric_can_be_the_best(command, monkeypatch):
     assert "the best is 000002 (min:env_runners/episode_return_mean 1.00)" in command.out
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_the_best_if_that_is_not_wanted(command, monkeypatch):
     train(command, monkeypatch, [1.0, 5.0, 3.0], "--keep-best", "none", "--keep-checkpoints", "1")
     assert not (RUN / "checkpoints" / "best").exists() and kept() == ["000003"]
@@ -96,6 +97,7 @@ def test_ties_of_a_named_metric_are_decided_by_the_return_and_then_by_the_newest
     assert best() == "000003\n"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_the_best_checkpoint(command, monkeypatch):
     train(command, monkeypatch, [1.0, 5.0, 3.0])
     train(command, monkeypatch, [1.0, 5.0, 3.0, 4.0])
@@ -104,6 +106,7 @@ def test_a_resumed_run_knows_the_best_checkpoint(command, monkeypatch):
     assert best() == "000005\n"
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_can_be_evaluated(command, monkeypatch):
     train(command, monkeypatch, [1.0, 5.0, 3.0])
     assert command("evaluate", "run/checkpoints/best", "--episodes", "2") == 0
@@ -126,6 +129,7 @@ def test_a_wrong_metric_is_refused_before_a_resumed_run_trains(command, monkeypa
     assert (RUN / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("track", "has_events"), [("none", False), ("tensorboard", True)])
 def test_without_trackers_there_are_no_events(command, track, has_events):
     assert command("train", "fake_env", "--steps", "200", "--out", "run", "--no-video", "--track", track) == 0

@@ -137,7 +137,7 @@ def test_damaged_baselines_are_named(run, text, what):
     assert what in resume(run, 2)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
@@ -164,7 +164,7 @@ def test_a_config_of_wrong_types_names_the_setting(run, key, value, what):
     assert "run/config.json" in error and what in error
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": 3}', '{"command": {"env": 3}}', "[" * 10**5])
 def test_a_config_that_is_none_is_named(run, text):
     (RUN / "config.json").write_text(text)
@@ -181,6 +181,7 @@ def vars_of(run_settings):
     return {name: getattr(run_settings, name) for name in RunSettings.__dataclass_fields__}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["config.json", "baselines.json", "metrics.jsonl"])
 def test_a_folder_in_the_place_of_a_file_is_named(run, name):
     (RUN / name).unlink()
@@ -258,6 +259,7 @@ def survive_mutations(number, seed):
     assert number // 10 < refused < number
 
 
+@pytest.mark.slow
 def test_no_damage_of_the_files_of_a_run_leads_to_an_error_from_within(run):
     survive_mutations(400, 0)
 
@@ -452,7 +454,7 @@ def test_a_full_disk_gets_one_line_and_leaves_the_last_good_checkpoint(command, 
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "state.json", "curves.png", ".final.json"])
 def test_the_line_for_a_full_disk_is_the_only_one_that_says_how_to_go_on_and_has_all_options(
     command, monkeypatch, name
@@ -528,6 +530,7 @@ def test_a_video_that_fails_costs_the_video_only(command, monkeypatch):
 # Runs without a checkpoint -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(command):
     command.algo = command.fake(fail_at=3)
     assert command("train", "fake_env", "--steps", "400", "--out", "run") == 2
@@ -592,6 +595,7 @@ def test_only_one_command_at_a_time_writes_to_a_folder(run, monkeypatch):
         pass
 
 
+@pytest.mark.slow
 @locks
 def test_a_command_waits_a_moment_for_the_processes_of_one_that_was_killed(run, monkeypatch):
     claim, slept = run_folder.Claim(RUN), []

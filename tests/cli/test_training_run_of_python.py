@@ -69,6 +69,7 @@ def test_a_run_of_python_goes_on_with_the_command_line_as_if_it_had_never_stoppe
     assert not differences(newest_state("parts"), newest_state("whole"))
 
 
+@pytest.mark.slow
 def test_the_steps_and_parts_of_a_run_of_python_hold_when_it_is_resumed(capsys):
     with match().build_algo() as algo:
         fit = {"steps": 3 * STEPS, "eval_episodes": 3, "baseline_seconds": 1, "keep_checkpoints": 1}

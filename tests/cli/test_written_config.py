@@ -158,7 +158,7 @@ def check_comes_back(seed, folder):
     assert repr(config) == before
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_a_config_comes_back_from_the_file_that_it_writes(seed, tmp_path):
     check_comes_back(seed, tmp_path)

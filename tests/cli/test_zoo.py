@@ -11,6 +11,7 @@ from marl_connectors.cli.presets import new_settings
 from marl_connectors.zoo import tasks
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_task(capsys):
     assert main(["zoo"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -222,7 +222,7 @@ def losing(fake: FakeRay, rng: random.Random) -> None:
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_has_the_same_effect_on_remote_env_runners(change, monkeypatch, tmp_path):
     place = CHANGES.index(change)

@@ -419,7 +419,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): b"" if path.is_dir() else np.fromfile(path, np.uint8).tobytes() for path in sorted(found)}
 
 
-@pytest.mark.few(29)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_mistake_gives_one_message_and_loses_nothing(mistake, folder, monkeypatch, capsys):
     with monkeypatch.context() as patch:

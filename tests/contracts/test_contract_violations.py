@@ -119,7 +119,7 @@ def parallel(column, value):
     return Planted
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", PLANTS)
 def test_parallel_environments(name, caplog):
     column, value, kind = PLANTS[name]
@@ -177,6 +177,7 @@ FORMS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_of_results_of_parallel_environments(name, caplog):
     method, change, kind = FORMS[name]
@@ -266,7 +267,7 @@ TURNS = {
 }
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", TURNS)
 def test_turn_based_environments(name, caplog):
     env, kind = TURNS[name]
@@ -308,7 +309,7 @@ GYM = {name: (single(column, value), kind) for name, (column, value, kind) in PL
 }
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", GYM)
 def test_gymnasium_environments(name, caplog):
     env, kind = GYM[name]
@@ -318,6 +319,7 @@ def test_gymnasium_environments(name, caplog):
         assert_replaced(env, clause, caplog, single=True)
 
 
+@pytest.mark.few(5)
 @pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("name", ["observation: NaN", "observation: infinity", "observation: bounds", "reward: NaN"])
@@ -404,6 +406,7 @@ BATCHED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BATCHED)
 def test_natively_batched_environments(name):
     env, kind = BATCHED[name]

@@ -149,7 +149,7 @@ def interrupt() -> Any:
 # Evaluations beside training.
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["_sample", "_update"])
 def test_an_evaluation_beside_an_interrupted_iteration_is_begun_anew(method, monkeypatch):
     use_fake_ray(monkeypatch)

@@ -237,7 +237,7 @@ def test_without_a_fault_there_is_nothing_to_notice(items):
     assert_fine(spoiled_run(items))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name, monkeypatch):
     fault = Fault()

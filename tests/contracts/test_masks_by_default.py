@@ -133,7 +133,7 @@ class AllFromTheStart(RandomMasks):
         return self._told(self.agents)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [*range(4), *fresh_seeds(12)])
 def test_agents_whose_masks_are_in_infos_do_not_act_without_infos(case, tmp_path):
     env = AllFromTheStart(case, most=4)
@@ -208,7 +208,7 @@ def test_the_command_line_takes_no_forbidden_action(kind, number, tmp_path, monk
         assert main(["evaluate", "run", "--episodes", "2", *explore]) == 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(4))
 def test_check_plays_by_the_masks(kind, number, capsys):

@@ -126,7 +126,7 @@ PIECES = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pieces", PIECES)
 def test_a_run_on_items_is_the_run_on_columns(pieces):
     def item_form(make):

@@ -215,6 +215,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("others", [(), ("gru2", "plain")], ids=["alone", "beside others"])
 @pytest.mark.parametrize("items", [False, True], ids=["columns", "items"])

@@ -119,6 +119,7 @@ def assert_update_equals_reference(config, episodes):
     return algo
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("numpy", [False, True], ids=["lists", "arrays"])
 @pytest.mark.parametrize("module_class", [GRUModule, LSTMModule])
 @pytest.mark.parametrize("max_seq_len", [1, 3, 12])

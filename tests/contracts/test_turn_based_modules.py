@@ -38,7 +38,7 @@ def lives_of(chunks):
 # Modules with a state.
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fragment", [1, 2, 3, 7, 40])
 def test_each_turn_begins_in_the_state_that_the_same_life_was_left_in(fragment):
     runner = stateful_config(fragment=fragment).build_algo().env_runner

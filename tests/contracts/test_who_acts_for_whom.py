@@ -63,6 +63,7 @@ def assert_each_row_is_of_its_own_module(algo, episodes):
             torch.testing.assert_close(seen, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize(
     "make",

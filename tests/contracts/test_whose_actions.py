@@ -288,7 +288,7 @@ def test_the_mark_survives(units, tmp_path):
     assert open_one.cut().storage.action_units == ENV
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("space", [*ODD, *range(6), *fresh_seeds(100)])
 def test_recordings_come_back_from_tables_exactly(space, normalized, tmp_path):

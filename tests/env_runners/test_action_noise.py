@@ -113,6 +113,7 @@ def test_copies_episodes_agents_and_steps_draw_different_numbers():
     assert np.abs(counts / counts.sum() - 1 / 3).max() < 0.05
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_random_actions_do_not_depend_on_other_copies_either(num_envs):
     found = played(runner_of(num_envs=num_envs).sample(num_timesteps=60 * num_envs, random_actions=True))

@@ -256,6 +256,7 @@ def test_bound_modules_give_what_their_own_methods_give(case, explore, in_tensor
     assert_alike(arrays, tensors)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["shared", "independent, as a stack", "an LSTM"])
 def test_many_rows_are_computed_in_blocks(case, monkeypatch, in_tensors):
     monkeypatch.setattr(array_forward, "BLOCK", 2)
@@ -371,6 +372,7 @@ def test_an_episode_of_each_copy_and_random_actions_in_between_are_the_same(in_t
     assert_alike(play(), arrays)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["shared", "continuous", "pieces that write episodes"])
 def test_saving_changes_nothing_in_what_comes_next(case):
     runners = [runner_of(*OPEN[case]) for _ in range(2)]
@@ -495,6 +497,7 @@ def test_it_is_for_one_module_with_images():
     assert is_used(runner_of(LifeEnv, LIVES, images))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("observations", [None, images])
 @pytest.mark.parametrize(
     "change",

@@ -289,7 +289,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_modules_that_somebody_has_changed_are_updated_by_autograd(change, closed):
     train_once(change=change)

@@ -148,6 +148,7 @@ def counting_script(agents, steps):
     return lambda: ScriptEnv([rows])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("steps", [(7, 7), (7, 3)], ids=["equal", "ragged"])
 @pytest.mark.parametrize("size", [3, 6, 7, None])
 def test_every_epoch_goes_through_every_row_once_in_even_minibatches(steps, size):

@@ -285,6 +285,7 @@ class Thawing(PPOLearner):
         self.module["agent_1"].pi.requires_grad_(self.num_updates < 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stack", [True, False])
 def test_what_is_frozen_or_thawed_before_an_update_is_so_in_it(stack):
     algo = build(learner_class=Thawing, stack=stack)

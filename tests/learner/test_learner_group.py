@@ -238,6 +238,7 @@ def late_e(agent_id, episode, **kwargs):
     return "e" if agent_id == "d" else agent_id
 
 
+@pytest.mark.slow
 def test_learners_fetch_the_episodes_that_they_need(remote, cluster):
     one = updates_of_one(life_config, 2)
     algo, group = group_of(remote, life_config())

@@ -90,6 +90,7 @@ def test_the_step_is_not_taken_and_the_minibatch_is_named(lazily, value):
             assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("training", [{}, {"grad_clip": 0.5}, {"grad_clip": 0.5, "grad_clip_by": "value"}])
 def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is(lazily, training):
@@ -159,6 +160,7 @@ class PlusStacked(PPOLearner):
         return super().compute_loss_for_stacked_modules(**kwargs) + self.plus
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("learner_class", [Plus, PlusStacked])
 def test_the_total_loss_is_what_is_minimised(learner_class):
     found, plain = build(learner_class).train()["learners"], build().train()["learners"]

@@ -137,7 +137,7 @@ class Decaying(PPOLearner):
         self.register_optimizer(module_id=module_id, optimizer=sgd)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
 @pytest.mark.parametrize("learner_class", [PPOLearner, Decaying])
 def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(learner_class, policies):

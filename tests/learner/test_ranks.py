@@ -128,6 +128,7 @@ def test_values_that_pieces_log_are_those_of_all_ranks(pool):
     assert [rank.state["metrics"] for rank in ranks] == [one.state["metrics"]] * 2
 
 
+@pytest.mark.slow
 def test_values_that_a_loss_logs_are_those_of_all_ranks(pool):
     one, ranks = rank_updates(pool, counting_config, lambda env: env % 2, 2)
     sums = [{m["key"][0]: m["total"] for m in own.state["metrics"]} for own in (one, *ranks)]

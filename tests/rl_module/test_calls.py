@@ -163,6 +163,7 @@ def trained(module_class, policies="shared"):
         algo.stop()
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 @pytest.mark.parametrize(
     ("module_class", "message"),

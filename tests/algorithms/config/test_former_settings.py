@@ -208,7 +208,7 @@ RLLIB_ONLY = [
 """Settings and methods of RLlib's configs for which there is nothing here, although names here have their words."""
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", RLLIB_ONLY)
 def test_no_hint_names_another_thing(name):
     for refuse in (lambda: getattr(PPOConfig(), name), lambda: PPOConfig().update_from_dict({name: 1})):

@@ -177,7 +177,7 @@ def accepted(cls, name, env):
         yield config, value
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SETTINGS[PPOConfig])
 def test_what_is_kept_builds_or_is_an_error_of_the_library(name, actors_here):
     for config, _ in accepted(PPOConfig, name, "CartPole-v1"):
@@ -202,6 +202,7 @@ MODEL_SPACES = [
 ]
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("name", declared(MAPPOModelConfig))
 def test_settings_of_the_default_modules_are_checked(name):
     for cls in (DefaultModelConfig, MAPPOModelConfig):
@@ -223,7 +224,7 @@ def test_settings_of_the_default_modules_are_checked(name):
             assert len(outcomes) == 1, f"{shown(value)}: {outcomes}"
 
 
-@pytest.mark.few(21)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", declared(DefaultModelConfig))
 def test_a_default_module_builds_or_is_an_error_of_the_library(name):
     own = {"fcnet_hiddens": (4,), "conv_filters": [[2, 3, 2]], "lstm_cell_size": 2, "gru_cell_size": 2}

@@ -388,6 +388,7 @@ def test_epsilon_follows_its_schedule_and_is_not_used_without_exploration():
     algo.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("by", "begins"), [("env_steps", False), ("agent_steps", True)])
 def test_the_steps_before_learning_are_env_steps_or_agent_steps(by, begins):
     config = small_dqn("marl_envs.match_v0", num_steps_sampled_before_learning_starts=100)

@@ -51,6 +51,7 @@ def quiet(algo, *args, **kwargs):
 # How far it trains ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("amount", "iterations"),
     [
@@ -460,6 +461,7 @@ def test_a_condition_that_fails_does_not_lose_the_iteration(algo, tmp_path):
     assert names(tmp_path) == ["000003", "best", "latest"]
 
 
+@pytest.mark.slow
 def test_large_states_are_copied_less_often(tmp_path, monkeypatch):
     clock = itertools.count()  # every look at it is a second later than the one before
     monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))

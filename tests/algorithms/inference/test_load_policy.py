@@ -187,6 +187,7 @@ def test_the_actions_are_those_of_an_evaluation(played):
             close(policy.actions(observations, rewards=rewards, infos=infos, agent_ids=agents), actions)
 
 
+@pytest.mark.few(6)
 def test_agents_one_after_another_act_as_together(played):
     saved, episodes, may_come_back = played
     policy = load_policy(saved)
@@ -207,6 +208,7 @@ def stacked(items, space):
     return stack(items, space)
 
 
+@pytest.mark.few(5)
 def test_a_batch_acts_as_its_members(played):
     saved, episodes, _ = played
     policy = load_policy(saved)
@@ -408,6 +410,7 @@ def encoded_and_filtered():
     return [MeanStdFilter(), AgentIdEncoding(), PrevActionsPrevRewards()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"model_config": {"use_gru": True, "gru_cell_size": 3}}])
 def test_agents_that_were_not_in_training_are_seen_as_the_first_that_fits_the_module(settings, tmp_path):
     """Filters have the same statistics for them, encodings the same number; what they remember is their own."""
@@ -441,7 +444,7 @@ def test_actions_are_sampled_if_asked_and_the_seed_decides(saved):
 # What pieces need.
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))], ids=["copy", "pickle"]
 )

@@ -70,7 +70,7 @@ def whole(path, monkeypatch):
         return load_policy(path, explore=True, seed=3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_what_only_training_needs_is_left_out_and_actions_are_the_same(name, tmp_path, monkeypatch):
     *made, left_out = CASES[name]

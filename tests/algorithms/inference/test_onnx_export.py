@@ -272,6 +272,7 @@ class LooksAtNumbers(RLModule):
         return {Columns.ACTION_DIST_INPUTS: obs if float(obs.sum()) > 0 else -obs}
 
 
+@pytest.mark.slow
 def test_a_module_that_torch_cannot_record_is_named(OnnxPolicy, tmp_path):
     policy = make_policy((BOX, spaces.Discrete(3)), module_class=LooksAtNumbers)
     with pytest.raises(ModuleError, match=r"torch cannot record module 'default_policy' \(LooksAtNumbers\)"):

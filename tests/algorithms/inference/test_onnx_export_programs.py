@@ -111,6 +111,7 @@ def test_a_program_does_what_the_policy_does(case):
     compare(give_statistics(CASES[case]()))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", ["no pieces", "choices", "bits", "range", "beta", "masks of parts", "history", "lstm"])
 def test_a_program_that_samples_does_what_the_policy_does(case):
     compare(CASES[case](), explore=True)
@@ -210,6 +211,7 @@ def test_given_noise_decides_about_a_sampled_action():
     assert acts(np.zeros(3, np.float32), noise=noise[0]) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("distribution", ["gaussian", "squashed_gaussian", "beta"])
 def test_numbers_drawn_without_torch_are_distributed_as_the_policys(distribution):
     policy = make_policy(

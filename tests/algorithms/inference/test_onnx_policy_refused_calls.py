@@ -69,6 +69,7 @@ def check_random_policy(seed):
             disturbed.reset([True] * 3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(6), *fresh_seeds(60)])
 def test_refused_calls_change_nothing(seed):
     check_random_policy(seed)
@@ -111,6 +112,7 @@ def test_a_program_that_fails_leaves_the_memory_and_the_random_numbers_as_they_w
         assert acts.actions(x) == expected.actions(x)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -145,7 +145,7 @@ def test_whatever_comes_and_goes_a_batch_does_what_its_environments_do_alone(loa
         play(loaded, seed)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_what_is_drawn_in_an_environment_does_not_depend_on_the_others(loaded):
     few, many = (loaded(explore=True, seed=5) for _ in range(2))
     shape, rng = few._spaces[AGENTS[0]][0].shape, np.random.default_rng(0)

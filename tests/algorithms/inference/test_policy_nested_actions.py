@@ -75,7 +75,7 @@ def close(found, expected):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_a_batch_acts_as_its_members(kind, mapping, tmp_path):

@@ -192,7 +192,7 @@ def orders_of_calls_change_nothing(saved, seed):
     same(in_random_order(other, given, seed), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_the_order_of_calls_changes_nothing(saved):
     orders_of_calls_change_nothing(saved, 0)
 
@@ -207,7 +207,7 @@ def test_no_order_of_calls_changes_anything(saved, switching):
         threads_change_nothing(saved, explore=bool(seed % 2), seed=seed)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_whoever_acts_together_draws_what_each_draws_alone(saved):
     """Only of distributions that draw from torch's generator it depends on who acts together."""
     alone, other = (load_policy(saved, explore=True, seed=1) for _ in range(2))
@@ -238,7 +238,7 @@ def bad_calls(policy):
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_calls_that_fail_leave_everybody_as_they_were(saved, switching):
     """Also those who have not acted before: the first call of each thread is one that fails."""
     alone, shared = (load_policy(saved, explore=True, seed=2) for _ in range(2))
@@ -269,7 +269,7 @@ def test_the_first_call_of_all_may_fail(saved):
         same(in_random_order(policy, given, call), in_random_order(other, given, call))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_an_agent_that_comes_back_may_fail_and_come_back_again(saved):
     policy, other = (load_policy(saved, seed=2) for _ in range(2))
     given, (_, _, (error, wrong), *_) = plays(policy, steps=6), bad_calls(policy)
@@ -340,7 +340,7 @@ def test_sessions_have_other_random_numbers_unless_they_are_given_a_seed(saved):
     np.testing.assert_array_equal(drawn(again), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda own: pickle.loads(pickle.dumps(own))], ids=["copy", "pickle"])
 def test_copies_that_are_made_while_others_act_are_whole(saved, switching, copied):
     policy = load_policy(saved, explore=True, seed=4)
@@ -433,6 +433,7 @@ def test_whoever_waits_gets_a_turn_after_an_interrupt(calling):
     assert len(found) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("is_busy", [False, True])

@@ -100,6 +100,7 @@ def test_a_module_for_acting_has_no_critic():
         DefaultMAPPORLModule(observation_space=BOX, action_space=LifeEnv().action_space("a"), model_config={})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "model_config", [{"critic_hiddens": (7,)}, MAPPOModelConfig(fcnet_hiddens=(4,), critic_hiddens=(7,))]
 )

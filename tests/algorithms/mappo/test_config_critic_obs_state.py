@@ -52,7 +52,7 @@ def check(algo, episodes, seed=0):
     return len(rows), ended
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("env", "life"), [*((StatedLife, x) for x in LIVES), *((StatedAEC, x) for x in TURNS)])
 def test_each_row_has_the_state_of_its_moment(env, life, told):
@@ -82,6 +82,7 @@ def test_worker_processes_give_the_same_states(env, life):
         np.testing.assert_array_equal(here, there)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("env", [StatedLife, StatedAEC])
 def test_a_restored_run_has_the_same_states(env, tmp_path):
     algo = config_of(env, die=0.1, max_steps=30).build_algo()

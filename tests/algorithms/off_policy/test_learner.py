@@ -195,7 +195,7 @@ def test_target_networks_of_modules_that_are_not_trained_stay():
     algo.stop()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("freq", [20, 25, 30])
 def test_a_target_update_that_falls_due_while_policies_rest_waits_for_the_next_update_that_moves_them(freq):
     algo = sampled(small(MATD3Config, target_network_update_freq=freq, policy_delay=2, tau=1.0))
@@ -289,7 +289,7 @@ def clips_by_super(config: Any) -> Any:
     return config.learners(learner_class=Hooked)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("config_class", [SACConfig, MADDPGConfig, MATD3Config])
 @pytest.mark.parametrize("way", ["stacked", "one by one", "by a hook"])
 def test_the_gradients_of_policy_critics_and_temperature_are_clipped_alone(config_class, way):

@@ -92,6 +92,7 @@ def score(module, columns):
     return inputs, values, (inputs.pow(2) * weights).sum() + (values * (1 + values)).sum()
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(("obs", "act", "settings"), CASES)
 def test_stacked_modules_compute_what_each_does_alone(obs, act, settings):
     multi = MultiRLModule()

@@ -315,7 +315,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_papers(seed):
     algo.stop()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(8), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
     rng = np.random.default_rng(seed)

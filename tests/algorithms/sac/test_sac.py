@@ -292,6 +292,7 @@ def test_learning_rates_follow_their_schedules():
     algo.stop()
 
 
+@pytest.mark.slow
 def test_the_temperature_falls_towards_the_target_entropy():
     low = small_sac("Pendulum-v1", target_entropy=-50.0, alpha_lr=0.05).build_algo()
     high = small_sac("Pendulum-v1", target_entropy=50.0, alpha_lr=0.05).build_algo()

@@ -222,6 +222,7 @@ class OneStream(Worlds):
         return super().reset([None if seed is None else seed + i for i, seed in enumerate(seeds)], mask)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("env", "kind", "message"),
     [

@@ -103,7 +103,7 @@ def assert_played_by(env, episodes, seed, shown=lambda observation: observation)
 # The same episodes.
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lookback", [0, 2])
 @pytest.mark.parametrize("kind", OWN_SEEDS)
 def test_where_single_copies_can_be_reset_all_is_as_with_copies_of_our_own(kind, lookback):
@@ -144,7 +144,7 @@ def test_where_the_env_resets_itself_episodes_are_those_of_a_plain_loop(kind, fr
     assert runner.num_env_steps == sum(len(chunk) for sample in samples for chunk in sample)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("act", ["from 5", "box", "multi"])
 @pytest.mark.parametrize("obs", ["discrete", "dict"])
 @pytest.mark.parametrize("kind", ["SAME_STEP", "NEXT_STEP wrapped"])

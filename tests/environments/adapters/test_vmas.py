@@ -100,7 +100,7 @@ def test_actions_of_several_numbers(fake):
     assert env.step(actions)[0] - before == pytest.approx(actions - 1.0, abs=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind", [{}, {"continuous_actions": False}, {"continuous_actions": False, "multidiscrete_actions": True}]
 )

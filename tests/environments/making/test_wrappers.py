@@ -229,7 +229,7 @@ def test_episodes_hold_what_the_wrapped_environment_gave():
     assert agent.get_rewards().tolist() == [4, 7, 8, 8]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "wrappers", "shape"),
     [

@@ -145,6 +145,7 @@ def play_copies(env):
     ]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("wrapper", "space", "wrapped", "expected"), OBSERVATIONS)
 def test_observations_of_a_turn_based_environment(wrapper, space, wrapped, expected):
     """a_1 has the turns 1 and 3, and observes what follows from those two levels."""

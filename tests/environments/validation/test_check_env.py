@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 # Nothing to find.
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("env", [Sound, SoundAEC, SoundGym, Sound(), SoundAEC(), SoundGym()], ids=str)
 @pytest.mark.parametrize("conformance", [True, False])
 def test_a_sound_environment_has_no_errors_and_no_warnings(env, conformance):
@@ -37,7 +37,7 @@ def test_a_sound_environment_has_no_errors_and_no_warnings(env, conformance):
     assert kinds(report) <= allowed, str(report)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

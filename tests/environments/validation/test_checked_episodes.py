@@ -93,7 +93,7 @@ class NoList(Sound):
         return result
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "agent"),
     [
@@ -330,7 +330,7 @@ class NoModes(Sound):
     metadata = {"name": "plain"}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("env", "kind", "level", "words"),
     [

@@ -31,6 +31,7 @@ def observing(make, space=None, **fields):
 NESTED = spaces.Dict({"x": spaces.Tuple((spaces.Discrete(3), BOX))})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -50,6 +51,7 @@ def test_an_observation_unlike_its_space_is_an_error(make, kind, words):
     assert finding.num_agents == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
@@ -228,13 +230,14 @@ def paying(reward):
     return Broken
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("reward", [None, "much", np.nan, -np.inf, [1.0], np.ones(1), np.ones(2), [[1], [1, 2]]])
 def test_a_reward_must_be_one_finite_number(reward):
     finding = found(paying(reward), "reward", "error")
     assert (finding.agent, finding.step) == ("b", 2)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("reward", [1, True, np.float64(1), np.int32(2), np.array(0.5), np.True_])
 def test_numbers_of_all_kinds_are_rewards(reward):
     assert check_env(paying(reward), **SMALL).ok
@@ -311,7 +314,7 @@ def masked(mask, where="observation", action_space=None):
 ONLY_2 = np.array([0, 0, 1, 0], np.int8)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["observation", "info"])
 @pytest.mark.parametrize("conformance", [True, False])
 @pytest.mark.parametrize("only", [0, 2])

@@ -59,7 +59,7 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
 # By default.
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -134,7 +134,7 @@ def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
     assert counts["num_dropped_env_steps"] > 20
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_fail_is_survived(way):
     runner = runner_of(partial(FailingEnv, ways=(way,), chance=0.2, max_steps=5))
@@ -325,6 +325,7 @@ def test_environments_that_kill_their_process_are_survived():
     runner.close()
 
 
+@pytest.mark.few(3)
 @at_once
 @pytest.mark.parametrize("way", ["kill", "hang", "raise"])
 @pytest.mark.parametrize("episode", [0, 2])
@@ -363,6 +364,7 @@ def test_a_worker_that_is_lost_before_any_reset_is_replaced():
     runner.close()
 
 
+@pytest.mark.few(1)
 @at_once
 @pytest.mark.parametrize(
     ("way", "words"),

@@ -235,7 +235,7 @@ def runner_of(env, *, restart=True, timeout_s=0.1, tolerance=100, num_envs=2, wo
     return config.build_algo().env_runner
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
@@ -300,6 +300,7 @@ class FailsOnce(HangingEnv):
         return super().step(actions)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_replay_that_hangs_is_an_error_that_says_how_to_go_on(tmp_path, restart):
     file = tmp_path / "hangs"

@@ -111,7 +111,7 @@ def play(kind, seed, num_steps=60, **settings):
     return found
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_kind_of_environment_gives_what_a_step_result_promises(kind, seed):
