@@ -125,7 +125,6 @@ from .environments.adapters.vmas import VmasEnv as VmasEnv
 from .environments.making.factory import make_env as make_env
 from .environments.making.registry import register_env as register_env
 from .environments.validation.check_env import check_env as check_env
-from .environments.validation.report import EnvFigures as EnvFigures
 from .environments.validation.report import EnvFinding as EnvFinding
 from .environments.validation.report import EnvMeasurements as EnvMeasurements
 from .environments.validation.report import EnvReport as EnvReport

@@ -188,8 +188,8 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
 
 def masking_from_state(state: Mapping[str, Any]) -> Masking:
     """Returns the Masking whose ``get_state`` returned this state."""
-    known = {name: state[name] for name in Masking.__slots__ if name != "in_infos"}
-    return Masking(**known, in_infos=tuple(state.get("in_infos", ())))  # older checkpoints do not name the agents
+    known: dict[str, Any] = {name: state[name] for name in Masking.__slots__}
+    return Masking(**{**known, "in_infos": tuple(state["in_infos"])})
 
 
 def _masked_agents(key: str, env: EnvDescription) -> dict[AgentID, str]:

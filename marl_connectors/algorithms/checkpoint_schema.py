@@ -349,12 +349,6 @@ def _space(value: Any, where: str) -> None:
         raise _fault(where, f"a space as JSON data ({type(error).__name__}: {error})", value) from error
 
 
-def _open_episode(value: Any, where: str) -> None:
-    """Accepts an OpenEpisode; those of older versions lack the last number."""
-    length = len(value) if isinstance(value, (list, tuple)) else 0
-    _row(_TEXT, *[_INDEX, _COUNT, _COUNT, _COUNT][: max(3, length - 1)])(value, where)
-
-
 _ROW_RING = _Record(
     {
         "columns": _map_of(_tree),
@@ -364,7 +358,7 @@ _ROW_RING = _Record(
         "num_rows": _COUNT,
         "num_steps_added": _COUNT,
         "num_episodes_added": _COUNT,
-        "open": _map_of(_open_episode),
+        "open": _map_of(_row(_TEXT, _INDEX, _COUNT, _COUNT, _COUNT)),
         "ended": _map_of(_map_of(_row(_COUNT, _COUNT))),
         "action_units": _UNITS,
         "spaces": _map_of(_row(_space, _space)),
@@ -461,7 +455,6 @@ _LANE = _Record(
         "infos": _list_of(_maybe(_DICT)),
         "custom_data": _DICT,
     },
-    {"slot": _ANY},  # of former versions
 )
 _EPISODES = _Record(
     {
@@ -527,8 +520,13 @@ def _agents(value: Any, where: str) -> None:
 
 
 _MASKING = _Record(
-    {"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT},
-    {"in_infos": _list_of(_ID)},
+    {
+        "key": _maybe(_TEXT),
+        "by_convention": _BOOL,
+        "keeps_observations": _BOOL,
+        "sentence": _TEXT,
+        "in_infos": _list_of(_ID),
+    },
 )
 _OFFLINE_DATA = _Record(
     {

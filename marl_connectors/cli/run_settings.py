@@ -341,12 +341,6 @@ def _algorithm(value: Any) -> str:
     return one_of(*ALGORITHMS).keep(value)
 
 
-def _video(value: Any) -> str:
-    if isinstance(value, bool):  # as earlier versions have it
-        return "gif" if value else "none"
-    return one_of(*VIDEO_FORMATS).keep(value)
-
-
 _FLAG = _in_words("true or false", boolean())
 _TEXT = Validator("text", instance_of(str, expected="text").keep, {"type": "string"})
 _ENV = Validator("the name of an environment, such as CartPole-v1", _env, {"type": "string", "minLength": 1})
@@ -356,8 +350,7 @@ _COUNT = _in_words("a whole number of at least 1", integer(min=1))
 _WHOLE = _in_words("a whole number of at least 0", integer(min=0))
 _TEXT_OR_NULL = _in_words("text or null", optional(_TEXT))
 _AUTO = _in_words('a whole number of at least 0, or "auto"', either(one_of("auto"), _WHOLE))
-_VIDEO_SCHEMA = any_of(one_of(*VIDEO_FORMATS).schema, boolean().schema)
-_VIDEO = Validator(f"one of {', '.join(VIDEO_FORMATS)}", _video, _VIDEO_SCHEMA)
+_VIDEO = _in_words(f"one of {', '.join(VIDEO_FORMATS)}", one_of(*VIDEO_FORMATS))
 EXPECTED: Mapping[str, Validator] = {
     "env": _ENV,
     "env_config": _SETTINGS,
@@ -438,6 +431,6 @@ def settings_from_json(data: Any, source: str = "config.json of the run", part: 
                 f"{source}: expected {part!r} to have {key!r} as {expected[key].expected}, but got {brief(value)}. "
                 f"Correct it there."
             ) from unfit
-    settings = RunSettings(**{**data, "video": _video(data.get("video", "gif"))})
+    settings = RunSettings(**data)
     training = {name: math.inf if value == INFINITY else value for name, value in settings.training.items()}
     return dataclasses.replace(settings, training=training)

@@ -271,8 +271,7 @@ class Shard:
             header = json.loads(line)
             checked = {name: header[name] for name in ("format", "format_version", "library_version")}
             is_intact = header["format"] == FORMAT and type(header["format_version"]) is int
-            is_old = len(header) == len(checked)  # written before there was a crc32
-            is_intact = is_intact and (is_old or header["crc32"] == crc32(checked))
+            is_intact = is_intact and header["crc32"] == crc32(checked)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             header, is_intact = {}, False
         if not is_intact and self._find(_BLOCK, 0) < 0:

@@ -64,7 +64,7 @@ class OpenEpisode(NamedTuple):
     lane: int
     number: int
     num_steps: int
-    added_at: int = 0
+    added_at: int
 
 
 class Places(NamedTuple):

@@ -78,7 +78,7 @@ def test_json_has_the_same(check):
     status, out, _ = check("odd_env:Env", "--env-config", "size=2.0", "--json", "--seed", "3", "--max-steps", "5")
     data = json.loads(out)
     assert status == 1
-    assert (data["ok"], data["kind"], data["figures"]["episodes"]) == (False, "single agent", 3)
+    assert (data["ok"], data["kind"], data["measurements"]["episodes"]) == (False, "single agent", 3)
     assert data["findings"][0]["kind"] == "observation-outside-space"
 
 

@@ -39,16 +39,6 @@ from marl_connectors.typing import ModuleID
 _PASS_CONFIG = (
     "Build the config again and pass it: Algorithm.from_checkpoint(path, config=...), or load_policy(path, config=...)."
 )
-_FORMER_SETTINGS = frozenset(
-    {
-        "double_buffering",
-        "torch_compile_learner",
-        "torch_compile_learner_dynamo_backend",
-        "torch_compile_learner_dynamo_mode",
-    }
-)
-"""Settings of former versions that changed the speed only. Older checkpoints still have them."""
-
 _OF_PIECES = ("env_to_module_connector", "module_to_env_connector", "learner_connector")
 _PIECES = "pieces"
 """The kind of NamedPieces, which those settings can have."""
@@ -91,11 +81,8 @@ def config_from_state(
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config = config_class_of(state, names)()
-    config.action_mask_key = None  # the default for checkpoints that are older than the setting
     known = config.to_dict()
     for name, value in state["settings"].items():
-        if name in _FORMER_SETTINGS:
-            continue
         if name not in known:
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
         if name not in instead and name not in skip:

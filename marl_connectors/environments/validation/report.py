@@ -79,10 +79,6 @@ class EnvMeasurements:
     seconds_per_reset: float
 
 
-EnvFigures = EnvMeasurements
-"""The name in earlier versions."""
-
-
 @dataclass(frozen=True, slots=True)
 class EnvReport:
     """All findings about an environment. ``print(report)`` shows a table.
@@ -103,11 +99,6 @@ class EnvReport:
     findings: tuple[EnvFinding, ...]
     measurements: EnvMeasurements | None = None
     masks_in: tuple[str, ...] = ()
-
-    @property
-    def figures(self) -> EnvMeasurements | None:
-        """The name of ``measurements`` in earlier versions."""
-        return self.measurements
 
     @property
     def errors(self) -> list[EnvFinding]:
@@ -145,7 +136,7 @@ class EnvReport:
             "agents": [_plain(agent) for agent in self.agents],
             "ok": self.ok,
             "findings": findings,
-            "figures": measurements,  # the key in earlier versions
+            "measurements": measurements,
             "masks_in": list(self.masks_in),
         }
 

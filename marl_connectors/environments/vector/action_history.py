@@ -133,9 +133,8 @@ class ActionHistory:
         history = cls()
         history._counts.extend(state["counts"].tolist())
         history._order += state["order"].tobytes()
-        history._trees = [_tree_from_json(tree) for tree in state.get("trees", ())]
-        scalars = state.get("scalars", [None] * len(state["items"]))  # states of older versions lack it
-        for items, is_number, scalar in zip(state["items"], state["is_number"], scalars, strict=True):
+        history._trees = [_tree_from_json(tree) for tree in state["trees"]]
+        for items, is_number, scalar in zip(state["items"], state["is_number"], state["scalars"], strict=True):
             form = "plain" if is_number else scalar or "array"
             history._items[items.dtype.str, items.shape[1:], form] = bytearray(items.tobytes())
         return history

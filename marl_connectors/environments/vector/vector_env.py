@@ -146,11 +146,6 @@ class VectorEnv:
         return len(self.sub_envs)
 
     @property
-    def copies(self) -> list[SubEnvironment]:
-        """The name of ``sub_envs`` in earlier versions."""
-        return self.sub_envs
-
-    @property
     def envs(self) -> list[Any]:
         """The sub-environments' environments, as the user made them."""
         ours = (SingleAgentEnv, MultiAgentEnvAdapter, TurnBasedEnv)

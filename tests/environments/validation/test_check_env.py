@@ -54,14 +54,14 @@ def test_agents_that_die_join_and_return_are_no_errors(options):
 
 
 def test_figures_count_what_was_played():
-    figures = check_env(Sound, episodes=4, conformance=False).figures
+    figures = check_env(Sound, episodes=4, conformance=False).measurements
     assert (figures.episodes, figures.steps, figures.agent_steps) == (4, 20, 40)
     assert (figures.episode_lengths, figures.agents_per_step) == ((5, 5, 5, 5), 2.0)
     assert figures.seconds_per_step > 0 and figures.seconds_per_reset > 0
-    figures = check_env(SoundAEC, episodes=2, conformance=False).figures
+    figures = check_env(SoundAEC, episodes=2, conformance=False).measurements
     assert (figures.steps, figures.agent_steps) == (16, 12)  # two last turns in each episode
-    assert check_env(SoundAEC, max_steps=4, **SMALL).figures.episode_lengths == (8, 8)  # four turns of each agent
-    assert check_env(SoundAEC, max_steps=3, **SMALL).figures.episode_lengths == ()
+    assert check_env(SoundAEC, max_steps=4, **SMALL).measurements.episode_lengths == (8, 8)  # four turns of each agent
+    assert check_env(SoundAEC, max_steps=3, **SMALL).measurements.episode_lengths == ()
 
 
 def test_an_object_is_left_open_and_as_it_was():
@@ -190,7 +190,7 @@ def test_the_time_is_limited():
 
     report = check_env(Slow, max_seconds=0.3, episodes=1000)
     assert "out-of-time" in kinds(report)
-    assert report.figures.steps >= 1
+    assert report.measurements.steps >= 1
 
 
 # Other people's tests.
@@ -221,7 +221,7 @@ def test_failures_of_other_tests_are_warnings_and_their_warnings_notes():
 def test_names_and_settings_are_those_of_make_env():
     report = check_env("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 3}, episodes=1)
     assert (report.name, report.kind, report.agents) == ("match_v0", "parallel", ("agent_0", "agent_1"))
-    assert report.ok and report.figures.episode_lengths == (3,)
+    assert report.ok and report.measurements.episode_lengths == (3,)
     report = check_env("CartPole-v1", episodes=1)
     assert (report.name, report.kind) == ("CartPole-v1", "single agent")
     assert check_env(SoundAEC(), **SMALL).name == "sound_aec"

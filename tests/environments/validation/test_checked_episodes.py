@@ -166,7 +166,7 @@ def test_an_episode_without_end_is_noticed():
 
     finding = found(Endless, "no-end", "warning", max_steps=30)
     assert "within 30 steps" in finding.what
-    assert check_env(Endless, max_steps=30, **SMALL).figures.episode_lengths == ()
+    assert check_env(Endless, max_steps=30, **SMALL).measurements.episode_lengths == ()
 
 
 # Taking turns.
