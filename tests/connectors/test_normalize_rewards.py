@@ -311,12 +311,6 @@ def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_bat
     np.testing.assert_allclose(states[0], whole.get_state()["moments"]["default_policy"], rtol=1e-9, atol=1e-9)
 
 
-def test_states_of_former_versions_can_be_loaded():
-    piece = NormalizeRewards(gamma=0.0, clip=None, update_stats=False)
-    piece.set_state({"moments": {"default_policy": [4, 0.0, 16.0]}, "ongoing": {}})
-    assert run(piece, [chunk("x", [6.0])]) == pytest.approx([3.0])
-
-
 def test_a_state_survives_json_and_gives_the_same_afterwards():
     one, other = NormalizeRewards(), NormalizeRewards()
     run(one, [chunk("x", [1.0, 5.0]), chunk("y", [3.0], module_id="red")])

@@ -211,7 +211,7 @@ class NormalizeRewards(ConnectorV2):
     def set_state(self, state: dict[str, Any]) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned."""
         self._merged = _from_lists(state["moments"])
-        self._own = _from_lists(state.get("own", {}))  # former versions did not keep it apart
+        self._own = _from_lists(state["own"])
         self._ended = {module_id: list(ids) for module_id, ids in state.get("ended", {}).items()}
         self._ongoing = {
             module_id: dict(

@@ -94,11 +94,3 @@ def test_a_history_that_takes_too_much_is_given_up_for_good(monkeypatch):
     assert not history.is_complete and history.num_bytes == 0
     history.extend([[1]])
     assert history.num_bytes == 0 and history.get_state() is None
-
-
-def test_what_older_versions_saved_is_read():
-    history = ActionHistory()
-    history.extend([[1, F32]])
-    state = history.get_state()
-    del state["scalars"]
-    same(list(ActionHistory.from_state(state)), [[1, F32]])
