@@ -164,20 +164,19 @@ def _leave_signals_to_parent() -> None:
     """Makes this process disregard SIGINT, SIGTERM and SIGHUP, which are often sent to a whole group or job.
 
     The parent process handles them and ends its workers. SIGTERM and SIGHUP get a handler that does nothing instead of
-    being ignored, because programs that the environment starts would inherit the latter. In processes that the
-    environment forks, they have their default effect.
+    being ignored, because programs that the environment starts would inherit the latter. Processes that the environment
+    forks get their default effect back at once: a handler that did it would not run while they sleep.
     """
-    own = os.getpid()
-
-    def answer(number: int, frame: Any) -> None:
-        if os.getpid() != own:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in LEFT_TO_PARENT:
-        signal.signal(number, answer)
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_PARENT)
+    os.register_at_fork(after_in_child=_take_signals_back)
+
+
+def _take_signals_back() -> None:
+    for number in LEFT_TO_PARENT:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_parent() -> None:

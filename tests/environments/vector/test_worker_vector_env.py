@@ -248,10 +248,11 @@ class StartsProcesses(LifeEnv):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.write(writer, b"x")
+            os.write(writer, b"d" if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else b"h")
             time.sleep(60)
             os._exit(0)
-        os.read(reader, 1)
+        if os.read(reader, 1) != b"d":
+            raise RuntimeError("a handler, which may run too late, decides about SIGTERM")
         os.close(reader), os.close(writer)
         os.kill(pid, signal.SIGTERM)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
