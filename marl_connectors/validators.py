@@ -107,6 +107,39 @@ _Class = TypeVar("_Class", bound=type)
 _OWN = "_own_settings"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """A short form of a setting: an option of the command line, and a key at the top of a file with settings.
+
+    Attributes:
+        words: The option with what stands for its value in ``--help``, such as ``"--steps N"``. One word without dashes
+            for an argument without a name.
+        group: The heading under which ``--help`` lists it.
+        about: What ``--help`` says about it.
+        key: The key in files; that of the flag if it is empty.
+        is_opposite: Whether True stands for False, as for ``--env-check`` and ``disable_env_checking``.
+    """
+
+    words: str
+    group: str
+    about: str
+    key: str = ""
+    is_opposite: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.flag.lstrip("-").replace("-", "_").lower())
+
+    @property
+    def flag(self) -> str:
+        """The option alone, such as ``"--steps"``."""
+        return self.words.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value."""
+        return self.words.partition(" ")[2]
+
+
 @dataclasses.dataclass
 class Setting:
     """What a class declares of one of its settings. ``setting`` says what the fields mean.
@@ -126,6 +159,7 @@ class Setting:
     in_evaluations: bool = False
     fixed: bool = False
     changeable: bool | None = None
+    options: tuple[Option, ...] = ()
     name: str = ""
     annotation: Any = Any
 
@@ -150,6 +184,7 @@ def setting(
     in_evaluations: bool = False,
     fixed: bool = False,
     changeable: bool | None = None,
+    option: Option | tuple[Option, ...] = (),
 ) -> _Value:
     """Declares a setting of a section or of a config.
 
@@ -171,9 +206,12 @@ def setting(
             one.
         changeable: Whether ``train --resume`` takes another value for it. None: yes for settings of ``training``, no
             for others.
+        option: Its short form for the command line and for files, or several of them.
     """
     flags = {"per_module": per_module, "in_evaluations": in_evaluations, "fixed": fixed, "changeable": changeable}
-    return cast(Any, Setting(validator, doc, default, alias, kw_only, **flags))
+    options = (option,) if isinstance(option, Option) else option
+    options = (option,) if isinstance(option, Option) else option
+    return cast(Any, Setting(validator, doc, default, alias, kw_only, **flags, options=options))
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
@@ -241,7 +279,8 @@ def _own_settings(cls: type) -> Mapping[str, Setting]:
             continue
         notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
         validator = next((note for note in notes if isinstance(note, Validator)), None)
-        found[name] = Setting(validator, name=name, annotation=annotation)
+        options = tuple(note for note in notes if isinstance(note, Option))
+        found[name] = Setting(validator, options=options, name=name, annotation=annotation)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.validators import (
     ChecksFields,
+    Option,
     Switch,
     Unfit,
     Validator,
@@ -122,8 +123,10 @@ class DefaultModelConfig(ChecksFields):
         max_seq_len: For stateful modules: how many steps a training sequence has at most.
     """
 
-    fcnet_hiddens: Sizes = (256, 256)
-    fcnet_activation: Activation = "tanh"
+    fcnet_hiddens: Annotated[Sizes, Option("--hidden N,N", "policies", "widths of the hidden layers")] = (256, 256)
+    fcnet_activation: Annotated[
+        Activation, Option("--activation NAME", "policies", "activation after each hidden layer")
+    ] = "tanh"
     fcnet_kernel_initializer: Initializer = None
     fcnet_kernel_initializer_kwargs: InitializerKwargs = None
     fcnet_bias_initializer: Initializer = None
@@ -142,7 +145,9 @@ class DefaultModelConfig(ChecksFields):
     head_fcnet_bias_initializer: Initializer = None
     head_fcnet_bias_initializer_kwargs: InitializerKwargs = None
     head_fcnet_use_layernorm: Switch = False
-    vf_share_layers: Switch = False
+    vf_share_layers: Annotated[
+        Switch, Option("--share-value-layers", "policies", "one body for policy and value function")
+    ] = False
     action_distribution: Annotated[str, one_of("gaussian", "squashed_gaussian", "beta")] = "gaussian"
     free_log_std: Switch = False
     log_std_clip_param: Annotated[float, number(min=0, max=math.inf)] = 20.0

@@ -41,10 +41,12 @@ from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import (
     Given,
+    Option,
     boolean,
     dict_of,
     either,
     integer,
+    list_of,
     number,
     one_of,
     optional,
@@ -54,6 +56,9 @@ from marl_connectors.validators import (
     subclass_of,
     text,
 )
+
+VIDEO_FORMATS = ("gif", "mp4", "none")
+TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @section
@@ -68,6 +73,7 @@ class EnvironmentSettings:
         "VectorEnv or natively batched.",
         default=None,
         kw_only=False,
+        option=Option("ENV", "environment", "PettingZoo module, package.module:function, or Gymnasium id"),
     )
     env_config: dict[str, Any] = setting(
         or_empty(dict_of()),
@@ -75,6 +81,7 @@ class EnvironmentSettings:
         "takes one.",
         default={},
         converter=Given[Mapping[str, Any]],
+        option=Option("--env-config KEY=VALUE", "environment", "a setting of ENV; repeatable"),
     )
     reset_options: dict[str, Any] | None = setting(
         optional(dict_of()),
@@ -92,6 +99,7 @@ class EnvironmentSettings:
         "docs/wrappers.md.",
         default=[],
         converter=Given[Iterable[EnvWrapper] | None],
+        option=Option("--wrap NAME:ARGS", "environment", "a wrapper, as frame_skip_v0:4; repeatable", key="wrappers"),
     )
     observation_space: Any = setting(
         SPACES,
@@ -125,6 +133,7 @@ class EnvironmentSettings:
         "NaN and infinity stay errors.",
         default=False,
         changeable=True,
+        option=Option("--env-check", "environment", "refuse observations outside their space", is_opposite=True),
     )
     action_mask_key: str | None = setting(
         MASK_KEY,
@@ -133,6 +142,11 @@ class EnvironmentSettings:
         "convention. With None (or False), masks are ignored.",
         default="auto",
         converter=Given[str | bool | None],
+        option=Option(
+            "--action-mask-key KEY",
+            "environment",
+            "key of action masks in observations or infos (auto: action_mask, if it exists), or none",
+        ),
     )
 
 
@@ -146,6 +160,7 @@ class MultiAgentSettings:
         'function returns for a first episode. As a shorthand for this and the next setting: ``"shared"``, '
         '``"independent"``, or patterns such as ``"adversary*=red,agent*=green"``.',
         default=None,
+        option=Option("--modules A,B", "policies", "all modules that FN can name, if some are used later only"),
     )
     policy_mapping_fn: Callable[..., ModuleID] = setting(
         POLICY_MAPPING,
@@ -154,6 +169,10 @@ class MultiAgentSettings:
         default=SharedPolicy(),
         converter=Given[str | Callable[..., ModuleID]],
         in_evaluations=True,
+        option=(
+            Option("--policies WHICH", "policies", 'shared, independent, or patterns: "adversary*=red,agent*=green"'),
+            Option("--mapping MODULE:FN", "policies", "a policy mapping function of (agent_id, episode, **kwargs)"),
+        ),
     )
     policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = setting(
         POLICIES_TO_TRAIN,
@@ -183,6 +202,12 @@ class EnvRunnerSettings:
         "sub-environments, modules and pipelines (docs/cluster.md). The results depend only on the number of all "
         "sub-environments.",
         default=0,
+        changeable=True,
+        option=Option(
+            "--num-env-runners N",
+            "speed",
+            "env runners in Ray actors, among which the sub-environments are divided; 0: in this process",
+        ),
     )
     num_envs_per_env_runner: int = setting(
         integer(min=1),
@@ -250,6 +275,12 @@ class EnvRunnerSettings:
         "docs/configuration.md says.",
         default="auto",
         in_evaluations=True,
+        changeable=True,
+        option=Option(
+            "--num-env-workers N",
+            "speed",
+            "processes that step the sub-environments; auto: as many as are worth it, up to one per core",
+        ),
     )
     sample_timeout_s: float | None = setting(
         optional(number(above=0, max=LONGEST_WAIT_S)),
@@ -265,6 +296,11 @@ class EnvRunnerSettings:
         "``fn(env, spaces, device)``, ``fn(env)`` or ``fn()``, which returns a piece or a list of pieces. They "
         "stand before the default pieces. See docs/custom_connectors.md.",
         default=None,
+        option=Option(
+            "--env-to-module PIECE",
+            "policies",
+            "connector pieces for observations: NAME, MODULE:NAME, then :ARGUMENT=VALUE,...; none for no pieces",
+        ),
     )
     module_to_env_connector: Callable[..., Any] | None = setting(
         builder("module_to_env_connector", 2),
@@ -382,6 +418,12 @@ class LearnerSettings:
         "0 updates in this process. A number above 0 starts that many learners, each in a Ray actor that updates "
         "the modules with its share of every train batch (docs/cluster.md).",
         default=0,
+        changeable=True,
+        option=Option(
+            "--num-learners N",
+            "speed",
+            "learners in Ray actors, which update the modules together; 0: in this process",
+        ),
     )
     num_cpus_per_learner: float | str = setting(
         either(one_of("auto"), number(min=0)),
@@ -395,6 +437,12 @@ class LearnerSettings:
         "one (CUDA); for remote learners, one GPU each if the cluster has enough. A fraction lets remote learners "
         "share a GPU.",
         default="auto",
+        changeable=True,
+        option=Option(
+            "--num-gpus-per-learner N",
+            "speed",
+            "1 to put modules on the GPU, 0 on the CPU; auto: on the GPU if one exists",
+        ),
     )
     learner_class: type[Learner] | None = setting(
         optional(subclass_of(Learner)),
@@ -409,6 +457,7 @@ class LearnerSettings:
         "before the default ones.",
         default=None,
         changeable=False,
+        option=Option("--learner-connector PIECE", "policies", "connector pieces for train batches, in the same form"),
     )
     learner_config_dict: dict[str, Any] = setting(
         or_empty(dict_of()),
@@ -445,6 +494,11 @@ class RLModuleSettings:
         default=None,
         per_module=True,
         fixed=True,
+        option=Option(
+            "--model KEY=VALUE",
+            "policies",
+            "a setting of the modules, such as use_lstm=true or lstm_cell_size=64; repeatable",
+        ),
     )
     rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = setting(
         MODULE_SPEC, "One ``RLModuleSpec`` for all modules, or a ``MultiRLModuleSpec``.", default=None, fixed=True
@@ -669,6 +723,86 @@ class CallbackSettings:
 
 
 @section
+class RunSettings:
+    """Sets how long a run trains, and what it keeps in its folder. ``Algorithm.fit`` has the same arguments."""
+
+    steps: int | None = setting(
+        optional(integer(min=1)),
+        "The agent steps at which the whole run ends, those of earlier calls included; None if something else ends it.",
+        default=None,
+        changeable=True,
+        option=Option("--steps N", "run", "agent steps to train for"),
+    )
+    checkpoint_every: int = setting(
+        integer(min=1),
+        "Iterations from one checkpoint to the next.",
+        default=20,
+        changeable=True,
+        option=Option("--checkpoint-every N", "output", "iterations from checkpoint to checkpoint"),
+    )
+    keep_checkpoints: int | None = setting(
+        optional(integer(min=1)),
+        "The number of newest checkpoints to keep besides the best one; None for all.",
+        default=None,
+        changeable=True,
+        option=Option("--keep-checkpoints N", "output", "newest checkpoints to keep besides the best"),
+    )
+    keep_best: str | None = setting(
+        optional(text("a metric")),
+        'The metric by which the best checkpoint is chosen, such as ``"env_runners/episode_return_mean"``; '
+        '``"min:NAME"`` for its lowest value; ``"auto"`` for the success, then the return, of evaluations or else of '
+        "training; None for no best checkpoint.",
+        default="auto",
+        changeable=True,
+        option=Option(
+            "--keep-best METRIC",
+            "output",
+            "metric of the best checkpoint, as env_runners/episode_return_mean, min:METRIC for its lowest value, "
+            "or none; auto: success, then return, of evaluations or else of training",
+        ),
+    )
+    eval_episodes: int = setting(
+        integer(min=0),
+        "The number of episodes of each evaluation before and after training; 0 for no such evaluation.",
+        default=0,
+        changeable=True,
+        option=Option("--eval-episodes N", "run", "episodes of each evaluation"),
+    )
+    baseline_seconds: float = setting(
+        number(min=0),
+        "The seconds for measuring random play, and again for the untrained policies; 0 for neither.",
+        default=0.0,
+        changeable=True,
+        option=Option(
+            "--baseline-seconds N",
+            "run",
+            "seconds for measuring random play, and as many for the untrained policies",
+        ),
+    )
+    video: str = setting(
+        one_of(*VIDEO_FORMATS),
+        'The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.',
+        default="none",
+        changeable=True,
+        option=Option("--video FORMAT", "output", "format of the video at the end"),
+    )
+    video_every: int = setting(
+        integer(min=0),
+        "Iterations from one video to the next; 0 for a video at the end alone.",
+        default=0,
+        changeable=True,
+        option=Option("--video-every N", "output", "iterations from video to video; 0: at the end"),
+    )
+    track: Sequence[str] = setting(
+        list_of(one_of(*TRACKER_NAMES), f"a list of {', '.join(TRACKER_NAMES)}"),
+        "The names of the trackers to which results are written.",
+        default=(),
+        changeable=True,
+        option=Option("--track NAME,NAME", "output", f"write metrics to {', '.join(TRACKER_NAMES)}, or none"),
+    )
+
+
+@section
 class ResourceSettings:
     """Sets where remote env runners and learners run."""
 
@@ -678,6 +812,13 @@ class ResourceSettings:
         '``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is '
         "connected to one already (docs/cluster.md).",
         default=None,
+        changeable=True,
+        option=Option(
+            "--ray-address ADDRESS",
+            "speed",
+            "a running Ray cluster: auto for the one on this machine, or HOST:6379; none: a cluster on this "
+            "machine for this run alone",
+        ),
     )
 
 
@@ -686,5 +827,8 @@ class DebuggingSettings:
     """Sets the run's seed. The same seed leads to the same run; None draws a random one."""
 
     seed: int | None = setting(
-        optional(integer(min=0)), "The run's seed. The same seed gives the same run; None draws one.", default=None
+        optional(integer(min=0)),
+        "The run's seed. The same seed gives the same run; None draws one.",
+        default=None,
+        option=Option("--seed N", "run", "seed of all random streams"),
     )
