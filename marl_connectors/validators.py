@@ -210,7 +210,6 @@ def setting(
     """
     flags = {"per_module": per_module, "in_evaluations": in_evaluations, "fixed": fixed, "changeable": changeable}
     options = (option,) if isinstance(option, Option) else option
-    options = (option,) if isinstance(option, Option) else option
     return cast(Any, Setting(validator, doc, default, alias, kw_only, **flags, options=options))
 
 
@@ -422,29 +421,50 @@ def one_of(*choices: Any, hint: str = "") -> Validator:
 # Objects ------------------------------------------------------------------------------------------------------------
 
 
-def instance_of(*classes: type, expected: str, hint: str = "") -> Validator:
-    """Accepts objects of one of the classes."""
+def imported(*classes: type | str) -> tuple[type, ...]:
+    """Returns classes for ``isinstance`` and ``issubclass``, without those that nobody has imported.
+
+    A class that nobody has imported has no objects and no subclasses. So a setting may have a type that is expensive to
+    import, and this only costs the runs that use it.
+
+    >>> isinstance(1.0, imported("decimal:Decimal", float))
+    True
+
+    Args:
+        *classes: Classes, or names with the module that defines or re-exports the class, such as ``"numpy:generic"``.
+    """
+
+    def find(cls: type | str) -> Any:
+        module, _, name = cls.partition(":") if isinstance(cls, str) else ("", "", "")
+        return getattr(sys.modules.get(module), name, None) if module else cls
+
+    return tuple(cls for cls in map(find, classes) if cls is not None)
+
+
+def instance_of(*classes: type | str, expected: str, hint: str = "") -> Validator:
+    """Accepts objects of one of the classes, which are given as for ``imported``."""
 
     def keep(value: Any) -> Any:
-        if not isinstance(value, classes):
+        if not isinstance(value, imported(*classes)):
             raise Unfit(hint)
         return value
 
     return Validator(expected, keep, IMPORTABLE)
 
 
-def subclass_of(cls: type) -> Validator:
-    """Accepts the class and its subclasses, if they are not abstract."""
+def subclass_of(cls: type | str) -> Validator:
+    """Accepts the class, which is given as for ``imported``, and its subclasses, if they are not abstract."""
+    name = cls.partition(":")[2] if isinstance(cls, str) else cls.__name__
 
     def keep(value: Any) -> type:
-        if not isinstance(value, type) or not issubclass(value, cls):
-            raise Unfit(f"Derive your class from {cls.__name__}." if isinstance(value, type) else "")
+        if not isinstance(value, type) or not issubclass(value, imported(cls)):
+            raise Unfit(f"Derive your class from {name}." if isinstance(value, type) else "")
         if inspect.isabstract(value):
             missing = ", ".join(sorted(value.__abstractmethods__))
             raise Unfit(f"{value.__name__} cannot be used as it is: it has to define {missing}.")
         return value
 
-    return Validator(f"a subclass of {cls.__name__}", keep, IMPORTABLE)
+    return Validator(f"a subclass of {name}", keep, IMPORTABLE)
 
 
 def function(expected: str = "a function", *, hint: str = "") -> Validator:

@@ -158,6 +158,7 @@ def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
     assert {
         "marl_connectors/py.typed",
         "marl_connectors/__init__.pyi",
+        "marl_connectors/callbacks/__init__.pyi",
         "marl_envs/py.typed",
         "marl_connectors/zoo/tasks.yaml",
     } <= names

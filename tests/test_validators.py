@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from typing import Annotated, ClassVar
 
@@ -104,6 +105,27 @@ def test_the_closest_choice_is_named():
         one_of("norm", "value").check("nrom", "Config", "by")
     with pytest.raises(ConfigError, match=r"got 'x'.$"):
         one_of("norm", "value").check("x", "Config", "by")
+
+
+def test_a_class_that_is_given_by_its_name_is_known_from_when_it_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "costly_to_import.py").write_text("class Costly: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "costly_to_import:Costly"
+    objects, classes = instance_of(name, int, expected="a Costly or a number"), subclass_of(name)
+    assert objects.accepts(3) and not objects.accepts("3")
+    assert not classes.accepts(int) and not classes.accepts("Costly")
+    assert "costly_to_import" not in sys.modules
+
+    import costly_to_import  # type: ignore[import-not-found]
+
+    assert objects.accepts(3) and objects.accepts(costly_to_import.Costly()) and not objects.accepts("3")
+    assert classes.accepts(type("Own", (costly_to_import.Costly,), {})) and not classes.accepts(
+        costly_to_import.Costly()
+    )
+    with pytest.raises(
+        ConfigError, match=r"expected a subclass of Costly, got <class 'int'>. Derive your class from Costly"
+    ):
+        classes.check(int, "Config", "cls")
 
 
 def test_an_abstract_class_says_what_it_lacks():

@@ -62,14 +62,14 @@ from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
-from marl_connectors.learner.updates import reads_batches
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.policy_mapping import PolicyMappingFn, check_mapping, goes_by_agent_alone
-from marl_connectors.rl_module.multi_rl_module import MODULE_ID, MultiRLModuleSpec, described_modules
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.spec_fields import MODULE_ID
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import instance_of, integer, optional
@@ -186,7 +186,7 @@ class Algorithm(RefusesIgnoredMethods):
         self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
         self.learner = self._build_learner()
         if self.config.num_learners:
-            check_can_be_divided(self.config, self.learner.pipeline, reads_batches)
+            check_can_be_divided(self.config, self.learner.pipeline)
         self.metrics = MetricsLogger()
         self.iteration = 0
         self.time_total_s = 0.0

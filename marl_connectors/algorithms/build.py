@@ -72,7 +72,7 @@ def build_env_to_module(
     config: AlgorithmConfig,
     setup: EnvDescription,
     *,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     masking: Masking | None = None,
     stateful: bool = False,
 ) -> tuple[EnvToModulePipeline, Masking]:
@@ -86,7 +86,7 @@ def build_env_to_module(
         stateful: Whether the pipeline has the pieces that stateful modules need.
     """
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
-    device = config.device if device is None else device
+    device = config.device if device is None else torch.device(device)
     custom = call_builder(
         "env_to_module_connector",
         config.env_to_module_connector,

@@ -26,7 +26,7 @@ from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
 from marl_connectors.names import brief
-from marl_connectors.offline.episode_reader import ORDERS
+from marl_connectors.offline.choices import ORDERS
 from marl_connectors.offline.episode_writer import POSITION
 from marl_connectors.spaces import from_json
 from marl_connectors.trees import leaves

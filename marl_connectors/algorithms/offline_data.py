@@ -18,7 +18,8 @@ from marl_connectors.connectors.env_to_module.write_observations_to_episodes imp
 from marl_connectors.connectors.observation_transform import ObservationTransform
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.errors import ConfigError, OfflineDataError
-from marl_connectors.offline.episode_reader import AS_RECORDED, IN_ORDER, EpisodeReader
+from marl_connectors.offline.choices import AS_RECORDED, IN_ORDER
+from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.offline.fit import Fit
 from marl_connectors.typing import ModuleID

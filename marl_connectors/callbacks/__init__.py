@@ -1,28 +1,6 @@
-"""Callbacks: functions of the user's that a run calls at certain points."""
+"""Callbacks: functions of the user's that a run calls at certain points. A name is imported when it is first used."""
 
-from marl_connectors.callbacks.callback_calls import CALLBACK_NAMES, CallbackCalls, Functions
-from marl_connectors.callbacks.callbacks import Callbacks, RLlibCallback
-from marl_connectors.callbacks.success import Success
-from marl_connectors.callbacks.trackers import (
-    TRACKERS,
-    MLflowTracker,
-    TensorBoardTracker,
-    Tracker,
-    TrackioTracker,
-    WandbTracker,
-)
+import lazy_loader
 
-__all__ = [
-    "CALLBACK_NAMES",
-    "TRACKERS",
-    "CallbackCalls",
-    "Callbacks",
-    "Functions",
-    "MLflowTracker",
-    "RLlibCallback",
-    "Success",
-    "TensorBoardTracker",
-    "Tracker",
-    "TrackioTracker",
-    "WandbTracker",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+del lazy_loader

@@ -40,7 +40,7 @@ from marl_connectors.cli.values import (
     seed_list,
     tracker_names,
 )
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.policy_mapping import policy_mapping

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from marl_connectors.cli.known_algorithms import algorithm_of
 from marl_connectors.cli.other_names import setting_instead
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.json_data import brief, jsonable
 from marl_connectors.names import import_attribute, import_module, qualified_name

@@ -13,6 +13,7 @@ from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.calls_by_hand import call_on_items
 from marl_connectors.connectors.item_batch import agent_episodes_of, item_key
 from marl_connectors.connectors.piece_errors import progress
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from marl_connectors.connectors.tensor_step import TensorStep
-
-ENV_TO_MODULE, MODULE_TO_ENV, LEARNER = "env_to_module", "module_to_env", "learner"
-"""The kinds of pipeline."""
 
 _ACTING_METHODS = (
     "__call__",

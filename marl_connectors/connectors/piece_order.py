@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV, ConnectorV2, InBothPipelines
+from marl_connectors.connectors.connector_v2 import ConnectorV2, InBothPipelines
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import ConfigError
 
 _KINDS = {

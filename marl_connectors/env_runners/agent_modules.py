@@ -13,7 +13,8 @@ from marl_connectors.env_runners.lane_group import Lane
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError, describe_error
 from marl_connectors.policy_mapping import IndependentPolicies, check_independence, goes_by_agent_alone
-from marl_connectors.rl_module.multi_rl_module import NO_MODULE_ID, MultiRLModule, is_module_id
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.spec_fields import NO_MODULE_ID, is_module_id
 from marl_connectors.typing import AgentID, ModuleID
 
 

@@ -17,7 +17,7 @@ from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, described_maker, env_name
 from marl_connectors.environments.making.registry import is_importable
-from marl_connectors.environments.making.wrappers import EnvWrapper
+from marl_connectors.environments.making.wrapper_names import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM, id_violation, raise_first
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest

@@ -26,6 +26,7 @@ from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gra
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.learner.ranks import (
     RankResults,
     Ranks,
@@ -40,7 +41,6 @@ from marl_connectors.learner.updates import (
     groups_of_episodes,
     has_self_supervised_loss,
     module_groups,
-    reads_batches,
 )
 from marl_connectors.metrics import MetricsLogger, RecordingLogger
 from marl_connectors.ops.schedule import Schedule
@@ -628,7 +628,7 @@ class Learner(Checkpointable, ABC):
         self._decided, self._recorded, self._buffers = {}, None, {}
         if self.ranks is None:
             return
-        check_can_be_divided(self.config, self.pipeline, reads_batches)
+        check_can_be_divided(self.config, self.pipeline)
         for piece in pieces_of(self.pipeline):
             if isinstance(piece, NormalizeRewards):
                 piece.gather_moments = self.ranks.gather

@@ -15,7 +15,6 @@ from marl_connectors.learner.hosted_learner import LearnerBlueprint
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import check_can_be_divided
 from marl_connectors.learner.remote_learners import LearnerBefore, RemoteLearners
-from marl_connectors.learner.updates import reads_batches
 from marl_connectors.typing import ModuleID
 
 
@@ -82,7 +81,7 @@ class LearnerGroup:
             LearnerError: If they cannot.
         """
         if self.remote is not None:
-            check_can_be_divided(self.learner.config, self.learner.pipeline, reads_batches)
+            check_can_be_divided(self.learner.config, self.learner.pipeline)
 
     def update(
         self,

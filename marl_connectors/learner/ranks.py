@@ -23,6 +23,7 @@ from marl_connectors.episodes.rows import whose
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.loss_stats import RankTerms
 from marl_connectors.learner.minibatches import GroupRows, ModuleRows
+from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.typing import ModuleID
 
 
@@ -104,13 +105,12 @@ class Ranks:
 # What all ranks must have in common.
 
 
-def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2, reads_batches: Callable[[Any], bool]) -> None:
+def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2) -> None:
     """Checks that several learners can update the modules as one learner would.
 
     Args:
         config: The algorithm's config.
         pipeline: The learner pipeline.
-        reads_batches: Whether a ``policies_to_train`` function reads the train batch.
 
     Raises:
         LearnerError: If they cannot.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch, Shuffle, minibatches_of_epoch
+from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.rl_module.module_columns import columns_by_module
@@ -209,10 +209,3 @@ class Steps:
         return lambda module_id, rows: stream(
             self.seed, "minibatches", SHARED if is_joint else module_id, self.num_updates, epoch
         ).permutation(rows)
-
-
-def reads_batches(function: Callable[..., Any]) -> bool:
-    """Whether a ``policies_to_train`` function accepts the batch as its second argument."""
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) > 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
+from marl_connectors.offline.choices import AS_RECORDED, ORDERS, SHUFFLED
 from marl_connectors.offline.fit import Fit
 from marl_connectors.offline.folder_index import INDEX_FILE, read_index
 from marl_connectors.offline.shard import (
@@ -29,11 +30,7 @@ from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
 from marl_connectors.validators import boolean, integer, number, one_of, optional
 
-SHUFFLED: Final = "shuffled"
-IN_ORDER: Final = "in_order"
-AS_RECORDED: Final = "as_recorded"
 _CAUSES_SHOWN: Final = 3
-ORDERS: Final = (SHUFFLED, IN_ORDER, AS_RECORDED)
 
 
 class Record(NamedTuple):

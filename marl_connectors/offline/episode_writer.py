@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
+from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
 from marl_connectors.offline.folder_index import append_to_index, read_index, replace_index
 from marl_connectors.offline.shard import SUFFIX, Extent, encoded_block, encoded_end, file_header, name_of_file
 from marl_connectors.offline.stored_episodes import stored_state
@@ -19,7 +20,6 @@ from marl_connectors.validators import integer, one_of, optional
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DEFAULT_FILE_SIZE: Final = 64 * 2**20
 POSITION: Final = (
     "num_samples",
     "num_episodes",
@@ -31,7 +31,6 @@ POSITION: Final = (
     "rows",
 )
 """The keys of the state of an EpisodeWriter."""
-UNSTORABLE_INFOS: Final = ("error", "drop")
 
 
 class EpisodeWriter:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from marl_connectors.validators import Unfit, Validator, any_of, number
+from marl_connectors.validators import Unfit, Validator, any_of, imported, number
 
 Schedule: TypeAlias = float | Sequence[Sequence[float]]
 """A number, or ``[[t, value], ...]``: linear between the points and constant outside, ``t`` in sampled steps."""
@@ -22,8 +22,11 @@ def value_at(schedule: Schedule, t: float) -> float:
     """
     if isinstance(schedule, (int, float)):
         return float(schedule)
-    times, values = zip(*schedule, strict=True)
-    return float(np.interp(t, times, values))
+    after = bisect.bisect_right(schedule, t, key=operator.itemgetter(0))
+    if after in (0, len(schedule)):
+        return float(schedule[max(after - 1, 0)][1])
+    (start, first), (end, last) = schedule[after - 1 : after + 1]
+    return float((last - first) / (end - start) * (t - start) + first)
 
 
 def schedule(min: float | None = None, max: float | None = None) -> Validator:
@@ -36,7 +39,7 @@ def schedule(min: float | None = None, max: float | None = None) -> Validator:
     time, value = number(min=0), number(min) if max is None else number(min, max=max)
 
     def keep(given: Any) -> Schedule:
-        if isinstance(given, np.ndarray):
+        if isinstance(given, imported("numpy:ndarray")):
             given = given.tolist()
         if not isinstance(given, (list, tuple)):
             return value.keep(given)

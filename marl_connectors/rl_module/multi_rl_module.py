@@ -12,7 +12,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, overload
 
-import numpy as np
 import torch
 from gymnasium import Space
 from torch import nn
@@ -30,21 +29,27 @@ from marl_connectors.rl_module.module_columns import (
     set_columns_by_module,
     unlike_outputs,
 )
-from marl_connectors.rl_module.rl_module import FOLDER, MODEL_CONFIG, SPACE, RLModule, RLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.spec_fields import (
+    FOLDER,
+    MODEL_CONFIG,
+    MODULE_ID,
+    MODULE_IDS,
+    NO_MODULE_ID,
+    SPACE,
+    is_module_id,
+)
 from marl_connectors.rl_module.stacking import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
 from marl_connectors.rl_module.states import output_kind
 from marl_connectors.typing import SHARED, ModuleID
 from marl_connectors.validators import (
     ChecksFields,
-    Unfit,
-    Validator,
     boolean,
     dict_of,
     either,
     instance_of,
     optional,
     subclass_of,
-    text,
 )
 
 _TRAINS = attrgetter("training")
@@ -446,28 +451,6 @@ def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
         )
 
 
-def _module_ids(given: Any) -> Any:
-    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
-        raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
-    make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
-    return make(map(_module_id, given))
-
-
-def is_module_id(given: Any) -> bool:
-    """Whether a value can be the id of a module: a text with a visible character, which files can hold."""
-    return isinstance(given, str) and bool(given.strip()) and given.encode(errors="replace").decode() == given
-
-
-def _module_id(given: Any) -> str:
-    if not is_module_id(given):
-        raise Unfit(f"{given!r} is no module id. {NO_MODULE_ID}")
-    return str(given)
-
-
-NO_MODULE_ID = "Use a text that is not empty."
-"""What error messages say about ids that are none."""
-MODULE_ID = Validator("a module id", _module_id, text().schema)
-MODULE_IDS = Validator("a collection of module ids", _module_ids, {"type": "array", "items": text().schema})
 _SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
 _SPECS = either(_SPEC, dict_of(MODULE_ID, _SPEC, expected="a dict {module_id: RLModuleSpec}"))
 

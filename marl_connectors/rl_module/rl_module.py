@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, f
 from marl_connectors.rl_module.calls import call_for_columns
 from marl_connectors.rl_module.distributions import Distribution, default_distribution
 from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.spec_fields import FOLDER, MODEL_CONFIG, SPACE
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
@@ -284,12 +284,6 @@ def apply_mask_of_module(module: RLModule, inputs: torch.Tensor, mask: Any) -> t
     return getattr(dist_cls, "apply_action_mask", apply_action_mask)(inputs, mask)
 
 
-def _model_config(given: Any) -> Any:
-    if not isinstance(given, Mapping) and (isinstance(given, type) or not dataclasses.is_dataclass(given)):
-        raise Unfit
-    return given
-
-
 def _class_of_one(given: Any) -> type[RLModule]:
     cls = _MODULE_CLASS.keep(given)
     if cls.holds_modules:
@@ -299,11 +293,6 @@ def _class_of_one(given: Any) -> type[RLModule]:
 
 _MODULE_CLASS = subclass_of(RLModule)
 _CLASS_OF_ONE = optional(Validator(_MODULE_CLASS.expected, _class_of_one, _MODULE_CLASS.schema))
-SPACE = instance_of(Space, expected="a gymnasium space")
-MODEL_CONFIG = optional(
-    Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config, {"type": "object"})
-)
-FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
 
 @dataclasses.dataclass

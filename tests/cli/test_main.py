@@ -91,6 +91,15 @@ def test_the_parser_imports_nothing_heavy(tmp_path):
     assert done.stdout == "[]\n"
 
 
+def test_the_schema_and_a_misspelt_option_need_no_torch(tmp_path):
+    code = (
+        "import sys; from marl_connectors.cli.main import main; main(['schema']); "
+        "main(['train', 'x', '--hiden', '3']); print('torch' in sys.modules)"
+    )
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout.endswith("\nFalse\n") and "'--hidden'" in done.stderr
+
+
 @pytest.mark.parametrize("words", [["--json"], []])
 def test_a_reader_that_leaves_is_no_error(monkeypatch, capfd, words):
     reader, writer = os.pipe()

@@ -26,7 +26,6 @@ from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.ranks import check_can_be_divided
-from marl_connectors.learner.updates import reads_batches
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +260,8 @@ class Clipped(GeneralAdvantageEstimation):
 )
 def test_what_needs_the_whole_batch_is_refused(change, message):
     algo = life_config().build_algo()
-    check_can_be_divided(algo.config, algo.learner.pipeline, reads_batches)
+    check_can_be_divided(algo.config, algo.learner.pipeline)
     change(algo)
     with pytest.raises(LearnerError, match=message):
-        check_can_be_divided(algo.config, algo.learner.pipeline, reads_batches)
+        check_can_be_divided(algo.config, algo.learner.pipeline)
     algo.stop()

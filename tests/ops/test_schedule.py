@@ -18,6 +18,15 @@ def test_the_value_at_a_time(t, value):
     assert value_at(POINTS, t) == pytest.approx(value)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_values_are_those_of_numpy(seed):
+    rng = np.random.default_rng(seed)
+    times = [0.0, *np.cumsum(rng.integers(1, 1000, rng.integers(0, 6))).tolist()]
+    points = [[t, float(rng.normal())] for t in times]
+    for t in [*times, *rng.uniform(0, times[-1] + 100, 20), int(rng.integers(2000))]:
+        assert value_at(points, t) == pytest.approx(np.interp(t, times, [value for _, value in points]), rel=1e-15)
+
+
 def test_a_number_is_constant():
     assert value_at(3, 10) == 3.0
 

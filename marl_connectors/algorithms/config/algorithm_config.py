@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from marl_connectors.algorithms.config.former_settings import UnknownSectionError, hint_at, unknown_attribute
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.config.settings import (
@@ -35,21 +33,22 @@ from marl_connectors.algorithms.config.settings import (
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls
 from marl_connectors.errors import ConfigError
 from marl_connectors.html_tables import html_table
-from marl_connectors.learner.learner import Learner
 from marl_connectors.names import import_attribute, qualified_name
 from marl_connectors.never_called import RefusesIgnoredMethods
-from marl_connectors.offline.episode_reader import AS_RECORDED
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.offline.choices import AS_RECORDED
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import checked, declared, settings_of
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
 
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
     from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+    from marl_connectors.learner.learner import Learner
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 class _ConfigType(ABCMeta):
@@ -267,7 +266,6 @@ class AlgorithmConfig(
             device: The device of batches; None for the config's.
         """
         setup = _building("described_env")(self, env, spaces)
-        device = None if device is None else torch.device(device)
         return _building("build_env_to_module")(self, setup, device=device, stateful=True)[0]
 
     def build_module_to_env_connector(
@@ -420,6 +418,8 @@ class AlgorithmConfig(
         An env runner in this process uses it too, because it acts with the learner's modules. With remote learners it
         is the CPU.
         """
+        import torch
+
         wanted = 0.0 if self.num_learners else self.num_gpus_per_learner
         return torch.device("cuda" if (torch.cuda.is_available() if wanted == "auto" else wanted) else "cpu")
 
@@ -482,15 +482,28 @@ def _check_settings(config: AlgorithmConfig) -> None:
     who = type(config).__name__
     if config.env is None:
         raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
+    _check_gpus(config, who)
+    _check_offline_data(config, who)
+    _check_vectorization(config)
+    _check_remote(config, who)
+
+
+def _check_gpus(config: AlgorithmConfig, who: str) -> None:
+    """Checks that there is a GPU if modules in this process are to be on one.
+
+    Raises:
+        ConfigError: If there is none.
+    """
     gpus = config.num_gpus_per_learner
-    if gpus != "auto" and gpus and not config.num_learners and not torch.cuda.is_available():
+    if gpus == "auto" or not gpus or config.num_learners:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
         raise ConfigError(
             f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
-    _check_offline_data(config, who)
-    _check_vectorization(config)
-    _check_remote(config, who)
 
 
 def _check_offline_data(config: AlgorithmConfig, who: str) -> None:

@@ -7,16 +7,14 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
-from gymnasium import VectorizeMode
-
 from marl_connectors.callbacks import Callbacks
-from marl_connectors.connectors.defaults import num_arguments
-from marl_connectors.environments.making.wrappers import checked_wrappers
+from marl_connectors.connectors.builder_arguments import num_arguments
+from marl_connectors.environments.making.wrapper_names import checked_wrappers
 from marl_connectors.policy_mapping import policy_mapping
-from marl_connectors.rl_module.multi_rl_module import MODULE_ID, MODULE_IDS, MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import SPACE, RLModule, RLModuleSpec
+from marl_connectors.rl_module.spec_fields import MODULE_ID, MODULE_IDS, SPACE
 from marl_connectors.validators import (
     IMPORTABLE,
     Unfit,
@@ -25,6 +23,7 @@ from marl_connectors.validators import (
     dict_of,
     either,
     function,
+    imported,
     instance_of,
     list_of,
     number,
@@ -33,6 +32,10 @@ from marl_connectors.validators import (
     subclass_of,
     text,
 )
+
+_MODULE = "marl_connectors.rl_module.rl_module:RLModule"
+_SPEC = "marl_connectors.rl_module.rl_module:RLModuleSpec"
+_SPEC_OF_SEVERAL = "marl_connectors.rl_module.multi_rl_module:MultiRLModuleSpec"
 
 ENVIRONMENT = optional(
     either(
@@ -102,11 +105,11 @@ CUSTOM_RESOURCES = or_empty(dict_of(text(), number(above=0), expected="a dict {n
 
 
 def _vectorize_mode(given: Any) -> str:
-    value = given.value if isinstance(given, VectorizeMode) else given
+    value = given.value if isinstance(given, Enum) else given
     return _VECTORIZE_MODES.keep(value.lower() if isinstance(value, str) else value)
 
 
-_VECTORIZE_MODES = one_of(*(mode.value for mode in VectorizeMode))
+_VECTORIZE_MODES = one_of("async", "sync", "vector_entry_point")  # the values of gymnasium.VectorizeMode
 VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode, _VECTORIZE_MODES.schema)
 
 
@@ -116,7 +119,7 @@ def _policies(given: Any) -> Any:
     return _SPECS_OR_NONE.keep(given) if isinstance(given, Mapping) else MODULE_IDS.keep(given)
 
 
-_SPECS_OR_NONE = dict_of(MODULE_ID, optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
+_SPECS_OR_NONE = dict_of(MODULE_ID, optional(instance_of(_SPEC, expected="an RLModuleSpec")))
 POLICIES = optional(
     Validator(
         "a collection of module ids, or a dict {module_id: RLModuleSpec or None}",
@@ -177,10 +180,11 @@ def builder(setting: str, num_given: int) -> Validator:
 
 
 def _module_spec(given: Any) -> Any:
-    if isinstance(given, type) and issubclass(given, RLModule):
-        spec = "MultiRLModuleSpec" if given.holds_modules else "RLModuleSpec"
-        raise Unfit(f"Write {spec}({given.__name__}).")
-    if not isinstance(given, (RLModuleSpec, MultiRLModuleSpec)):
+    if isinstance(given, type) and issubclass(given, imported(_MODULE)):
+        cls: Any = given
+        spec = "MultiRLModuleSpec" if cls.holds_modules else "RLModuleSpec"
+        raise Unfit(f"Write {spec}({cls.__name__}).")
+    if not isinstance(given, imported(_SPEC, _SPEC_OF_SEVERAL)):
         raise Unfit
     return given
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, cast
-
-from gymnasium import VectorizeMode
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
 
 from marl_connectors.algorithms.config.setting_types import (
     ALWAYS_EPISODES,
@@ -30,14 +29,11 @@ from marl_connectors.algorithms.config.setting_types import (
     or_empty,
 )
 from marl_connectors.callbacks import Callbacks, Functions
-from marl_connectors.environments.making.wrappers import EnvWrapper
-from marl_connectors.learner.learner import Learner
-from marl_connectors.offline.episode_reader import ORDERS, SHUFFLED
-from marl_connectors.offline.episode_writer import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
+from marl_connectors.environments.making.wrapper_names import EnvWrapper
+from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, ORDERS, SHUFFLED, UNSTORABLE_INFOS
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.policy_mapping import SharedPolicy
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
+from marl_connectors.rl_module.spec_fields import MODEL_CONFIG
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import (
     Given,
@@ -56,6 +52,11 @@ from marl_connectors.validators import (
     subclass_of,
     text,
 )
+
+if TYPE_CHECKING:
+    from marl_connectors.learner.learner import Learner
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 VIDEO_FORMATS = ("gif", "mp4", "none")
 TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -267,7 +268,7 @@ class EnvRunnerSettings:
         "one call makes all of them. A ``gymnasium.VectorizeMode`` and names in capitals are accepted too. See "
         "docs/vector_environments.md.",
         default="sync",
-        converter=Given[str | VectorizeMode],
+        converter=Given[str | Enum],
     )
     num_env_workers: int | str = setting(
         either(one_of("auto"), integer(min=0)),
@@ -445,11 +446,11 @@ class LearnerSettings:
         ),
     )
     learner_class: type[Learner] | None = setting(
-        optional(subclass_of(Learner)),
+        optional(subclass_of("marl_connectors.learner.learner:Learner")),
         "Replaces the algorithm's own learner class.",
         default=None,
         changeable=False,
-        converter=Given[type[Learner]],
+        converter=Given["type[Learner]"],
     )
     learner_connector: Callable[..., Any] | None = setting(
         builder("learner_connector", 2),

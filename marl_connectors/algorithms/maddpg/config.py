@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
@@ -109,6 +108,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         Raises:
             ConfigError: If actions are not in [-1, 1] and not stretched to their space.
         """
+        from marl_connectors.algorithms.action_bounds import check_action_bounds
         from marl_connectors.algorithms.maddpg.rl_module import DefaultMADDPGRLModule, MADDPGModelConfig
 
         inputs = self.joint_inputs(setup, env_to_module)

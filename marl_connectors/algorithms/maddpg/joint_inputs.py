@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplaySample

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
-from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTraining
-from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
-    AddEnvStatesFromEpisodesToTrainBatch,
-)
-from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
-    AddJointObservationsFromEpisodesToTrainBatch,
-)
 from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.validators import one_of, section, setting
@@ -69,9 +62,14 @@ class MAPPOConfig(PPOConfig, MAPPOTraining):
         """Returns the piece that adds the critics' inputs."""
         return [self._critic_obs_piece(setup, env_to_module)]
 
-    def _critic_obs_piece(
-        self, setup: EnvSpec, env_to_module: EnvToModulePipeline
-    ) -> AddJointObservationsFromEpisodesToTrainBatch | AddEnvStatesFromEpisodesToTrainBatch:
+    def _critic_obs_piece(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> Any:
+        from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
+            AddEnvStatesFromEpisodesToTrainBatch,
+        )
+        from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
+            AddJointObservationsFromEpisodesToTrainBatch,
+        )
+
         if setup.single_agent:
             raise ConfigError(
                 f"MAPPOConfig: {setup.name} has a single agent, so a critic of all agents has the same input. "
@@ -96,7 +94,7 @@ class MAPPOConfig(PPOConfig, MAPPOTraining):
 
 def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
     """Returns a ``model_config`` with the number of the critic's inputs, in the form that the module class expects."""
-    from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
+    from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule, MAPPOModelConfig
     from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
     cls: type = spec.module_class or DefaultMAPPORLModule

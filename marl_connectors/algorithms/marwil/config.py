@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.config.settings import TrainingSettings
@@ -124,6 +123,7 @@ class MARWILConfig(AlgorithmConfig, MARWILTraining):
         Raises:
             ConfigError: If the distribution is bounded and the space has other bounds.
         """
+        from marl_connectors.algorithms.action_bounds import check_action_bounds
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
         check_action_bounds(self, spec, DefaultPPORLModule)

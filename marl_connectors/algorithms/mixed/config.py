@@ -10,7 +10,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, 
 from marl_connectors.algorithms.config.sections import chain, settings_of_algorithm
 from marl_connectors.algorithms.off_policy.config import OffPolicyReporting
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.updates import reads_batches
+from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import Given, dict_of, section, setting, shown, text
 

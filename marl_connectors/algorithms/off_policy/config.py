@@ -11,7 +11,6 @@ from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.config.settings import ReportingSettings, TrainingSettings
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
-from marl_connectors.replay_buffers.n_step import NStep
 from marl_connectors.validators import (
     Unfit,
     Validator,
@@ -26,6 +25,7 @@ from marl_connectors.validators import (
 )
 
 if TYPE_CHECKING:
+    from marl_connectors.replay_buffers.n_step import NStep
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 

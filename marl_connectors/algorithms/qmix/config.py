@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.dqn.config import DQNConfig, DQNTraining
-from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import AddMixerStatesToTrainBatch
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import integer, one_of, section, setting
 
@@ -68,6 +67,7 @@ class QMIXConfig(DQNConfig, QMIXTraining):
         if self.mixer == "vdn":
             return []
         from marl_connectors.algorithms.build import agents_by_module
+        from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import AddMixerStatesToTrainBatch
 
         agents = agents_by_module(self, setup)
         if self.mixer_state == "state":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.action_bounds import check_action_bounds
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.off_policy.config import (
     OffPolicyConfig,
@@ -91,6 +90,7 @@ class SACConfig(OffPolicyConfig, SACTraining):
         Raises:
             ConfigError: If the action distribution is bounded and the space has other bounds.
         """
+        from marl_connectors.algorithms.action_bounds import check_action_bounds
         from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule, SACModelConfig
 
         settings = {name: getattr(self, name) for name in _BY_MODEL_CONFIG}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.item_batch import MAPPING as MAPPING
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ItemKey, ModuleID

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.rl_module.states import is_single

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import ConnectorError
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_device, to_device
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map

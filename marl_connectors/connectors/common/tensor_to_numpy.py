@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host, to_host
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
 

@@ -11,7 +11,6 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
@@ -19,6 +18,7 @@ from marl_connectors.connectors.flat_action_masks import (
     wanted_mask,
 )
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows

@@ -13,8 +13,9 @@ from marl_connectors.connectors.common.add_observations_from_episodes_to_batch i
 )
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):

@@ -11,8 +11,8 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, with_total_base
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values

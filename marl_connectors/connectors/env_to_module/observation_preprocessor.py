@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2, unstack
+from marl_connectors.connectors.connector_v2 import ConnectorV2, unstack
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.space_trees import shape_of
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import ColumnGroup
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup, RunEpisodes
 from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.errors import ConnectorError

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.ops.discounting import discounted_sums
 

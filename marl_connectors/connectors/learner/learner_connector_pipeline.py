@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import LEARNER
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnBatch, RunEpisodes
 
 

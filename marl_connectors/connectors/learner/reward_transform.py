@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError
 

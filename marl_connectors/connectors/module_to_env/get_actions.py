@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.connectors.row_memory import RowMemory
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.episode_rows import EpisodeRows

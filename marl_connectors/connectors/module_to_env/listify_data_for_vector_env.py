@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):

@@ -10,7 +10,8 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED, BoxRange
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import are_stateful, check_state_out, member

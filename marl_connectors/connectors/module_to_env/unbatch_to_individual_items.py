@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
+from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey
 

@@ -18,7 +18,8 @@ from pettingzoo.utils.wrappers import BaseWrapper
 from helpers.envs.counting_envs import LEVELS, NUMBERS, CountingEnv, CountingGym, CountingTurns, Plus, Times, plus_seven
 from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.environments.making.factory import WrappedMaker, make_env
-from marl_connectors.environments.making.wrappers import parse_wrapper, wrappers_from_json, wrappers_to_json
+from marl_connectors.environments.making.wrapper_names import parse_wrapper
+from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MissingDependencyError
 
 COUNTING = "helpers.envs.counting_envs"

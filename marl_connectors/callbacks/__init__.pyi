@@ -1,0 +1,12 @@
+from .callback_calls import CALLBACK_NAMES as CALLBACK_NAMES
+from .callback_calls import CallbackCalls as CallbackCalls
+from .callback_calls import Functions as Functions
+from .callbacks import Callbacks as Callbacks
+from .callbacks import RLlibCallback as RLlibCallback
+from .success import Success as Success
+from .trackers import TRACKERS as TRACKERS
+from .trackers import MLflowTracker as MLflowTracker
+from .trackers import TensorBoardTracker as TensorBoardTracker
+from .trackers import Tracker as Tracker
+from .trackers import TrackioTracker as TrackioTracker
+from .trackers import WandbTracker as WandbTracker
