@@ -24,14 +24,13 @@ from marl_connectors.algorithms.checkpoint_schema import check_state, taking_ove
 from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
 from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
+from marl_connectors.algorithms.config.sections import NotProvided
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.algorithms.config.state import config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.fitting.fit import fit
 from marl_connectors.algorithms.fitting.fit_results import FitResults
-from marl_connectors.algorithms.fitting.metric_names import AUTO as AUTO_METRIC
-from marl_connectors.algorithms.fitting.parts import RunParts
 from marl_connectors.algorithms.fitting.stop_conditions import Stop
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.offline_data import OfflineData, together
@@ -476,18 +475,18 @@ class Algorithm(RefusesIgnoredMethods):
         *,
         num_env_steps: float | None = None,
         num_iterations: int | None = None,
-        steps: float | None = None,
+        steps: float | None = NotProvided,
         stop: Stop | None = None,
         callbacks: Any = None,
         folder: str | Path | None = None,
-        checkpoint_every: int = 20,
-        keep_checkpoints: int | None = None,
-        keep_best: str | None = AUTO_METRIC,
-        eval_episodes: int = 0,
-        baseline_seconds: float = 0,
-        video: str = "none",
-        video_every: int = 0,
-        track: Sequence[str] = (),
+        checkpoint_every: int = NotProvided,
+        keep_checkpoints: int | None = NotProvided,
+        keep_best: str | None = NotProvided,
+        eval_episodes: int = NotProvided,
+        baseline_seconds: float = NotProvided,
+        video: str = NotProvided,
+        video_every: int = NotProvided,
+        track: Sequence[str] = NotProvided,
         progress: bool = True,
     ) -> FitResults:
         """Runs iterations until a number of steps or a condition is reached, and shows progress.
@@ -499,12 +498,17 @@ class Algorithm(RefusesIgnoredMethods):
         once with a KeyboardInterrupt. SIGTERM and SIGHUP have their usual effect as soon as the iteration has ended, or
         after 20 s. In each case, and after an error, the newest complete iteration is saved in ``folder``.
 
+        ``steps``, ``checkpoint_every``, ``keep_checkpoints``, ``keep_best``, ``eval_episodes``, ``baseline_seconds``,
+        ``video``, ``video_every`` and ``track`` are settings of the config (``config.run(...)``). Those that are given
+        here change the config, also for later calls and in checkpoints, so a restored run goes on with them.
+
         Args:
             num_agent_steps: The number of further agent steps. For a single agent, they are the env steps.
             num_env_steps: The number of further env steps, instead.
             num_iterations: The number of further iterations, instead.
-            steps: The number of agent steps of the whole run, instead. If it has them, and the folder has everything
-                that was asked for, nothing happens.
+            steps: The number of agent steps of the whole run, instead; None to end it by ``stop`` alone. If it has
+                them, and the folder has everything that was asked for, nothing happens. The config's holds unless one
+                of the numbers above is given.
             stop: What else ends training, checked after each iteration: a dict of metrics and the lowest values that
                 end it, such as ``{"env_runners/episode_return_mean": 450}``; or a function that gets the result of an
                 iteration and returns whether to stop. A count of the whole run, such as
@@ -546,18 +550,18 @@ class Algorithm(RefusesIgnoredMethods):
                 "num_agent_steps": num_agent_steps,
                 "num_env_steps": num_env_steps,
                 "num_iterations": num_iterations,
-                "steps": steps,
             },
-            parts=RunParts(
-                checkpoint_every=checkpoint_every,
-                keep_checkpoints=keep_checkpoints,
-                keep_best=keep_best,
-                eval_episodes=eval_episodes,
-                baseline_seconds=baseline_seconds,
-                video=video,
-                video_every=video_every,
-                track=track,
-            ),
+            settings={
+                "steps": steps,
+                "checkpoint_every": checkpoint_every,
+                "keep_checkpoints": keep_checkpoints,
+                "keep_best": keep_best,
+                "eval_episodes": eval_episodes,
+                "baseline_seconds": baseline_seconds,
+                "video": video,
+                "video_every": video_every,
+                "track": track,
+            },
             stop=stop,
             callbacks=callbacks,
             folder=folder,

@@ -36,8 +36,10 @@ FILES = {
     "held_out_fraction": 0.0,
     "live_fraction": 0.0,
     "offline_evaluation_interval": None,
+    "track": (),
 }
-"""The settings that name files to read and write, or depend on them, with their values without files."""
+"""The settings that name files to read and write, or depend on them, or send results elsewhere, with their values
+without files."""
 ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learners": 0, "ray_address": None}
 """The settings that let parts of a run be in other processes, with their values for this process."""
 

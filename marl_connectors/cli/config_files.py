@@ -398,7 +398,8 @@ _WITH_NONE: Final[Mapping[str, Callable[[str], str | None]]] = {
 """Fields that are texts or None, with the functions that read ``none`` as on the command line."""
 SAME: Final = (
     *("env", "env_config", "wrappers", "num_env_runners", "num_env_workers", "num_learners", "num_gpus_per_learner"),
-    *("ray_address", "seed"),
+    *("ray_address", "seed", "steps", "checkpoint_every", "keep_checkpoints", "keep_best", "eval_episodes"),
+    *("baseline_seconds", "video", "video_every", "track"),
 )
 """Settings of the config that are fields under the same names."""
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], Any] | None]]] = {

@@ -250,8 +250,11 @@ def settings_of(config: Any) -> dict[str, Any]:
     ``configured`` with some of these values leaves these settings of the config as they are.
     """
     from marl_connectors.algorithms.config.sections import sections
+    from marl_connectors.algorithms.config.settings import RunSettings
+    from marl_connectors.validators import declared
 
     known = sections(type(config))
+    of_run = {name: getattr(config, name) for name in declared(RunSettings)}
     learning = [name for name in known["training"] if name not in known["learners"]]
     mapping, pieces = config.policy_mapping_fn, ("env_to_module_connector", "learner_connector")
     return {
@@ -273,6 +276,7 @@ def settings_of(config: Any) -> dict[str, Any]:
         "eval_explore": explores_in_evaluations(config),
         "env_check": not config.disable_env_checking,
         "action_mask_key": config.action_mask_key,
+        **{name: value for name, value in of_run.items() if not same(value, getattr(RunSettings, name))},
     }
 
 

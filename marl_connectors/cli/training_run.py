@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
+from marl_connectors.algorithms.config import settings as of_configs
+from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.fitting.figures import success_measure
 from marl_connectors.algorithms.fitting.fit import fit
-from marl_connectors.algorithms.fitting.parts import Caller, RunParts
+from marl_connectors.algorithms.fitting.parts import Caller
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,
@@ -53,6 +55,7 @@ from marl_connectors.cli.values import merged, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.names import Names
 from marl_connectors.programs import PROGRAM, command
+from marl_connectors.validators import declared
 from marl_connectors.zoo import find_task
 
 BUILDING = "building environments and modules, starting their processes, and trying the environment"
@@ -160,12 +163,12 @@ class _Training:
         """Trains until the run has its steps. Returns the exit status."""
         settings, algo = self.settings, self.algo
         caller = CommandLine(settings, self.facts, self.steps, self.trusted)
-        parts = RunParts(**{each.name: getattr(settings, each.name) for each in dataclasses.fields(RunParts)})
+        of_run = {name: getattr(settings, name) for name in declared(of_configs.RunSettings)}
         try:
             if str(algo.masking):
                 print(f"Action masks: {algo.masking}", flush=True)
             with made_folder(self.out, numbered=self.numbered) as path:
-                fit(algo, {"steps": settings.steps}, parts=parts, folder=path, caller=caller)
+                fit(algo, {}, settings=of_run, folder=path, caller=caller)
         except KeyboardInterrupt as stop:
             return exit_status(stop)
         finally:
@@ -270,26 +273,25 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
 def _settings_of(path: Path, config: Mapping[str, Any], checkpoint: Path | None, given: Mapping[str, Any]) -> Any:
     """Returns the settings of a run: the command's, or those of a run in Python from its checkpoint."""
     source = str(path / CONFIG)
-    if "command" in config or "run" not in config:
+    if "command" in config or "algorithm" not in config:
         return settings_from_json(config.get("command"), source)
-    if not isinstance(config["run"], dict):
-        raise CheckpointError(f"{source}: expected 'run' to be a JSON object, but got {config['run']!r}. Correct it.")
     if checkpoint is None:
         raise CheckpointError(
             f"train --resume: {path} was begun in Python, and has no checkpoint yet. Run the program again."
         )
-    if config["run"].get("steps") is None and "steps" not in given:
+    state = algorithm_state(checkpoint, with_replay_buffers=False)
+    of_run = declared(of_configs.RunSettings)
+    if "config" in given:
+        made, saved = load_config(given["config"]), state["config"]["settings"]
+        made.update_from_dict({name: from_state(saved[name], name) for name in of_run if name in saved})
+    else:
+        made = restored_config(state, None, {}, Names(given.get("trusted", True)))
+    own = {name: getattr(made, name) for name in of_run}
+    if own["steps"] is None and "steps" not in given:
         raise ConfigError(
             f"train --resume: {path} was begun in Python without a number of agent steps. Say when it ends: --steps N"
         )
-    own = {name: value for name, value in config["run"].items() if name != "steps" or value is not None}
-    run = settings_from_json({"env": path.name, **own}, source, "run")
-    if "config" in given:
-        made = load_config(given["config"])
-    else:
-        state = algorithm_state(checkpoint, with_replay_buffers=False)
-        made = restored_config(state, None, {}, Names(given.get("trusted", True)))
-    return dataclasses.replace(run, **{"steps": given.get("steps"), **settings_of(made), **own})
+    return RunSettings(**{**settings_of(made), **own})
 
 
 def _lasting(

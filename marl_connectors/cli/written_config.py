@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.algorithms.config.sections import sections
+from marl_connectors.algorithms.config.settings import RunSettings
 from marl_connectors.cli.config_files import FILES, layer_of, parsed
 from marl_connectors.cli.config_settings import PIECES, SHORT_FORMS, policies_of
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, config_class
@@ -43,11 +44,13 @@ def write_config(config: Any, path: str | os.PathLike[str]) -> Path:
         )
     if config.env is None:
         raise ConfigError(f"{who}: the config has no environment. Call .environment(env=...).")
-    names: set[str] = {"env"}
+    of_run = declared(RunSettings)
+    names = {"env", *(name for name in of_run if not _is_like(name, getattr(config, name), getattr(RunSettings, name)))}
     while True:  # what a setting is unless it is written may depend on others
         text = _text(_data_of(config, algo, names, who, target), target)
         read = new_settings(layer_of(parsed(text, target), target)).make_own_config()
-        differ = {name for name, own in config.to_dict().items() if not _is_like(name, getattr(read, name), own)}
+        compared = config.to_dict().keys() - of_run
+        differ = {name for name in compared if not _is_like(name, getattr(read, name), getattr(config, name))}
         if not differ:
             target.write_text(text, encoding="utf-8")
             return target

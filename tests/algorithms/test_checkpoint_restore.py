@@ -303,6 +303,15 @@ def test_an_untrusted_checkpoint_chooses_no_processes_and_no_cluster(saved, tmp_
         Algorithm.from_checkpoint(tmp_path / "changed", config=config, trusted=False)
 
 
+def test_an_untrusted_checkpoint_sends_no_results_to_trackers(saved, tmp_path):
+    state = algorithm_state(saved)
+    state["config"]["settings"] |= {"track": {"__kind__": "list", "value": ["wandb"]}, "steps": 1000}
+    save_state(tmp_path / "changed", state)
+    for trusted, track in ((True, ["wandb"]), (False, ())):
+        with Algorithm.from_checkpoint(tmp_path / "changed", trusted=trusted) as algo:
+            assert (algo.config.track, algo.config.steps) == (track, 1000)
+
+
 def test_what_a_user_has_chosen_is_no_choice_of_the_checkpoint():
     config = match_config().env_runners(num_env_runners=2).resources(ray_address="auto")
     check_stays_here(config, {"num_env_runners": 2, "ray_address": "auto"})

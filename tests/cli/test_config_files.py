@@ -160,12 +160,14 @@ def test_a_file_can_have_all_data_of_a_config(algo, suffix, tmp_path):
     config.evaluation(evaluation_interval=2, evaluation_config={"explore": True}).resources(ray_address="auto")
     config.rl_module(model_config={"fcnet_hiddens": [4], "fcnet_activation": "relu", "vf_share_layers": False})
     config.rl_module(algorithm_config_overrides_per_module={"a": {"lr": 0.125}}).debugging(seed=5)
+    config.run(steps=500, video="mp4", video_every=2, track=["wandb"], keep_best=None)
     data = {"algo": algo, "preset": False, **as_data(config)}
     data["multi_agent"]["policy_mapping_fn"] = "*=a"
     path = tmp_path / f"run{suffix}"
     path.write_text(json.dumps(data) if suffix == ".json" else yaml.safe_dump(data))
     found = new_settings(read_layer(str(path)))
     before, after = config.to_dict(), found.make_config().to_dict()
+    after |= {name: getattr(found, name) for name in known_sections()["run"]}
     model = after.pop("model_config")
     assert (model.fcnet_hiddens, model.fcnet_activation, model.vf_share_layers) == ([4], "relu", False)
     assert jsonable({name: before[name] for name in after}) == jsonable(after)
@@ -425,6 +427,12 @@ def test_a_config_from_python_stays_as_it_is_but_for_the_options(settings, pytho
     )
     shared = settings("--config", python_file.name, "--policies", "shared").make_config()
     assert shared.policies is None and shared.policy_mapping_fn("agent_1", None) == "default_policy"
+
+
+def test_the_settings_of_the_run_in_a_python_config_hold_unless_an_option_replaces_them(settings, python_file):
+    python_file.write_text(python_file.read_text() + "\nmade = make_config().run(steps=500, eval_episodes=3)\n")
+    found = settings("--config", f"{python_file.name}:made", "--eval-episodes", "4")
+    assert (found.steps, found.eval_episodes, found.checkpoint_every) == (500, 4, 20)
 
 
 def test_a_yaml_file_can_name_a_python_file_beside_it(settings, python_file, tmp_path):

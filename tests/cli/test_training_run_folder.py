@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_connectors import PPOConfig
 from marl_connectors.algorithms.fitting import run_folder
 from marl_connectors.algorithms.fitting.run_files import (
     iteration_of,
@@ -236,7 +237,7 @@ def read_all(path):
     assert isinstance(found.steps, int)
     checkpoint = checkpoint_to_resume(path)
     assert checkpoint is not None
-    RunFolder(path).go_on(iteration_of(checkpoint))
+    RunFolder(path, PPOConfig()).go_on(iteration_of(checkpoint))
 
 
 def survive_mutations(number, seed):
@@ -277,7 +278,7 @@ def test_what_reading_lets_pass_can_be_drawn_and_summed_up(run):
     for trial in range(20):
         (RUN / "metrics.jsonl").write_bytes(mutated(text, np.random.default_rng([1, trial])))
         try:
-            folder = RunFolder(RUN)
+            folder = RunFolder(RUN, PPOConfig())
             folder.go_on(2)
         except CheckpointError:
             continue

@@ -170,6 +170,15 @@ def test_many_configs_come_back_from_the_files_that_they_write(seed, tmp_path):
     check_comes_back(seed, tmp_path)
 
 
+def test_the_settings_of_the_run_are_in_the_file(tmp_path):
+    of_run = {"steps": 500, "video": "mp4", "video_every": 2, "keep_best": None, "track": ["wandb"], "eval_episodes": 3}
+    path = PPOConfig().environment("CartPole-v1").run(**of_run).to_file(tmp_path / "run.json")
+    data = json.loads(path.read_text())
+    assert data["run"] == of_run and CHECK.is_valid(data)
+    settings = new_settings(read_layer(str(path)))
+    assert {name: getattr(settings, name) for name in of_run} == of_run and settings.checkpoint_every == 20
+
+
 def test_a_run_from_the_file_learns_the_same(tmp_path):
     config = PPOConfig().environment(make, env_config={"n_agents": 2}).multi_agent(policies="independent")
     config.env_runners(num_envs_per_env_runner=2, num_env_workers=0).rl_module(model_config={"fcnet_hiddens": [4]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 from gymnasium import spaces
 
+from marl_connectors.algorithms.config.settings import RunSettings
 from marl_connectors.algorithms.rendering import RenderedEpisode
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import load_state, run_folders_of, save_state
@@ -19,7 +21,7 @@ from marl_connectors.rl_module.rl_module import RLModule
 STEPS = 100
 
 
-class FakeConfig:
+class FakeConfig(RunSettings):
     num_envs_per_env_runner = 8
     num_env_runners = 0
     callbacks_on_episode_end = None
@@ -30,6 +32,12 @@ class FakeConfig:
 
     def get_evaluation_config(self):
         return SimpleNamespace(explore=False)
+
+    def copy(self):
+        return copy.copy(self)
+
+    def change(self, who, /, **settings):
+        vars(self).update(settings)
 
     def to_dict(self):
         return {"env": self.env, "lr": 0.1, "policy_mapping_fn": lambda agent_id, episode: "x", "clip": math.inf}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from marl_connectors.algorithms.config.former_settings import UnknownSectionError, hint_at, unknown_attribute
 from marl_connectors.algorithms.config.sections import chain
 from marl_connectors.algorithms.config.settings import (
+    NO_VIDEO,
     CallbackSettings,
     DebuggingSettings,
     EnvironmentSettings,
@@ -28,6 +29,7 @@ from marl_connectors.algorithms.config.settings import (
     ResourceSettings,
     RLModuleArguments,
     RLModuleSettings,
+    RunSettings,
     TrainingSettings,
 )
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls
@@ -73,6 +75,7 @@ class AlgorithmConfig(
     EvaluationSettings,
     OfflineDataSettings,
     ReportingSettings,
+    RunSettings,
     CallbackSettings,
     ResourceSettings,
     DebuggingSettings,
@@ -119,6 +122,7 @@ class AlgorithmConfig(
     evaluation = chain(EvaluationSettings)
     offline_data = chain(OfflineDataSettings)
     reporting = chain(ReportingSettings)
+    run = chain(RunSettings)
     exploration = chain(ExplorationSettings)
     callbacks = chain(CallbackSettings)
     resources = chain(ResourceSettings)
@@ -164,9 +168,14 @@ class AlgorithmConfig(
         own._check_names(settings, who)
         return {name: own._checked(name, value, who) for name, value in settings.items()}
 
-    def change(self, **settings: Any) -> None:
-        """Changes settings even of a frozen config, for algorithms that add and remove modules."""
-        who = f"{type(self).__name__}.change"
+    def change(self, who: str = "", /, **settings: Any) -> None:
+        """Changes settings even of a frozen config, for algorithms that add and remove modules, and for ``fit``.
+
+        Args:
+            who: The first words of messages; "" for this method.
+            **settings: The settings.
+        """
+        who = who or f"{type(self).__name__}.change"
         self._check_names(settings, who)
         vars(self).update({name: self._checked(name, value, who) for name, value in settings.items()})
         self._module_configs.clear()
@@ -483,6 +492,7 @@ def _check_settings(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
     _check_gpus(config, who)
+    check_run(config, who)
     _check_offline_data(config, who)
     _check_vectorization(config)
     _check_remote(config, who)
@@ -503,6 +513,19 @@ def _check_gpus(config: AlgorithmConfig, who: str) -> None:
         raise ConfigError(
             f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
+        )
+
+
+def check_run(config: RunSettings, who: str) -> None:
+    """Checks the settings of ``run`` against one another.
+
+    Raises:
+        ConfigError: If they contradict each other.
+    """
+    if config.video_every and config.video == NO_VIDEO:
+        raise ConfigError(
+            f"{who}: video_every={config.video_every} records no videos, because video is 'none'. Set video='gif' or "
+            f"'mp4', or video_every=0."
         )
 
 

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
-VIDEO_FORMATS = ("gif", "mp4", "none")
+NO_VIDEO = "none"
+VIDEO_FORMATS = ("gif", "mp4", NO_VIDEO)
 TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -725,7 +726,7 @@ class CallbackSettings:
 
 @section
 class RunSettings:
-    """Sets how long a run trains, and what it keeps in its folder. ``Algorithm.fit`` has the same arguments."""
+    """Sets how long ``Algorithm.fit`` trains, and what it keeps in the folder of the run. Its arguments change them."""
 
     steps: int | None = setting(
         optional(integer(min=1)),
@@ -783,7 +784,7 @@ class RunSettings:
     video: str = setting(
         one_of(*VIDEO_FORMATS),
         'The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.',
-        default="none",
+        default=NO_VIDEO,
         changeable=True,
         option=Option("--video FORMAT", "output", "format of the video at the end"),
     )

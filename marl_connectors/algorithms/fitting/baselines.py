@@ -21,10 +21,10 @@ class Baselines(Part):
     """Measures random play and the policies at the start, with ``baseline_seconds``."""
 
     def before_training(self) -> None:
-        run, limit = self.run, float(self.run.parts.baseline_seconds)
+        run, limit = self.run, float(self.run.settings.baseline_seconds)
         if not limit:
             return
-        wanted, found = run.parts.eval_episodes or NUM_EPISODES, {}
+        wanted, found = run.settings.eval_episodes or NUM_EPISODES, {}
         for name, what in NAMES.items():
             run.say(f"Measuring {what}: {wanted} episodes, or those that end within {limit:g} s ...")
             with run.watching(wanted) as watch:

@@ -34,7 +34,7 @@ class ClosingEvaluation(Part):
     """
 
     def at_end(self) -> None:
-        run, wanted = self.run, self.run.parts.eval_episodes
+        run, wanted = self.run, self.run.settings.eval_episodes
         if not wanted:
             return
         run.say(f"\nMeasuring the trained policies: {wanted} episodes ...")
@@ -77,7 +77,7 @@ class ClosingEvaluation(Part):
             said.append(f"\nSuccess ({name}): {compared}.")
         if others:
             said.append(about_both_ways(*(intervals(both_ways(results)[each]) for each in WAYS)))
-        wanted = self.run.parts.eval_episodes
+        wanted = self.run.settings.eval_episodes
         said += [fewer_episodes(baselines.NAMES[key], own, wanted) for key, own in before.items()]
         said.append(fewer_episodes("the trained policies", results, wanted, was_stopped=True))
         return [sentence for sentence in said if sentence]

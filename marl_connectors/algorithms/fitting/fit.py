@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import sys
 from collections import Counter
@@ -11,12 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.config.algorithm_config import check_run
+from marl_connectors.algorithms.config.sections import NotProvided
 from marl_connectors.algorithms.fitting.baselines import Baselines
 from marl_connectors.algorithms.fitting.closing_evaluation import ClosingEvaluation
 from marl_connectors.algorithms.fitting.figures import megabytes, number, time_shares
 from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.metric_names import check_metric
-from marl_connectors.algorithms.fitting.parts import Caller, Part, Run, RunParts
+from marl_connectors.algorithms.fitting.parts import Caller, Part, Run
 from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, NoProgress, Progress, Watched, open_progress
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,
@@ -47,7 +48,7 @@ def fit(
     algo: Any,
     amounts: Mapping[str, Any],
     *,
-    parts: RunParts,
+    settings: Mapping[str, Any],
     stop: Any = None,
     callbacks: Any = None,
     folder: str | Path | None = None,
@@ -58,8 +59,8 @@ def fit(
 
     Args:
         algo: The Algorithm.
-        amounts: ``steps``, ``num_agent_steps``, ``num_env_steps`` and ``num_iterations`` of ``Algorithm.fit``.
-        parts: Its arguments for what is kept in the folder.
+        amounts: ``num_agent_steps``, ``num_env_steps`` and ``num_iterations`` of ``Algorithm.fit``.
+        settings: Its arguments that are settings of the config, which they change.
         stop: As there.
         callbacks: As there.
         folder: As there.
@@ -69,17 +70,24 @@ def fit(
     caller = caller or Caller()
     more = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     conditions = StopConditions(stop, algo.config, more)
-    name, goal = _goal(amounts, _counts(algo), conditions, caller.who)
-    parts = dataclasses.replace(parts, steps=goal.total if goal.count == COUNTS["num_agent_steps"] else None)
-    parts.check(caller.who)
+    given = {name: value for name, value in settings.items() if value is not NotProvided}
+    if STEPS in given:
+        given[STEPS] = _whole(given[STEPS])
+    tried = algo.config.copy()
+    tried.change(caller.who, **given)
+    check_run(tried, caller.who)
+    amounts = {**amounts, STEPS: given.get(STEPS)}
+    name, goal = _goal(amounts, tried.steps, _counts(algo), conditions, caller.who)
+    if given:
+        algo.config.change(caller.who, **given)
     with contextlib.ExitStack() as stack:
         for tracker in stack.enter_context(algo.callbacks.extended(callbacks)):
             if isinstance(tracker, Tracker) and algo.iteration:
                 tracker.continue_after(algo.num_agent_steps)
         run = None
         if folder is not None:
-            opened = stack.enter_context(RunFolder.opened(algo, Path(folder), parts, caller))
-            run = Run(algo, opened, parts, caller, _say if progress else _say_nothing, progress)
+            opened = stack.enter_context(RunFolder.opened(algo, Path(folder), caller))
+            run = Run(algo, opened, caller, _say if progress else _say_nothing, progress)
         return _Loop(algo, name, goal, conditions, caller, progress, run, more).run_to_the_end()
 
 
@@ -112,7 +120,7 @@ class _Loop:
         self._algo, self._name, self._goal, self._conditions = algo, name, goal, conditions
         self._caller, self._shows, self._run, self._callbacks = caller, shows, run, callbacks
         self._parts = [] if run is None else [make(run) for make in PARTS]
-        self._saver = None if run is None else Saver(algo, run.folder, run.parts.checkpoint_every, self._saved(run))
+        self._saver = None if run is None else Saver(algo, run.folder, run.settings.checkpoint_every, self._saved(run))
         self._gate = InterruptGate()
         self._requested: int | None = None
         self._timers: Counter[str] = Counter()
@@ -228,7 +236,7 @@ class _Loop:
     def _check_metric(self, names: Collection[str]) -> None:
         run = self._run
         if run is not None and names:
-            keep_best = run.parts.keep_best
+            keep_best = run.settings.keep_best
             who = self._caller.name("keep_best")
             check_metric(keep_best, names, self._algo.config, who, callbacks=self._callbacks)
 
@@ -304,7 +312,7 @@ class _Loop:
                 self._say(f"The replay buffer: {replay['num_timesteps']:,} steps, at most {size}.")
         checkpoints, best = folder.path / CHECKPOINTS, folder.best()
         is_best = "" if best is None else f", the best is {best[0].name} ({best[1]} {number(best[2])})"
-        events = f", and as TensorBoard events in {folder.path / EVENTS}" if "tensorboard" in run.parts.track else ""
+        events = f", and as TensorBoard events in {folder.path / EVENTS}" if "tensorboard" in run.settings.track else ""
         rows = {
             "config": folder.path / CONFIG,
             "metrics": f"{folder.path / METRICS}{events}",
@@ -334,9 +342,16 @@ def _counts(algo: Any) -> dict[str, int]:
 
 
 def _goal(
-    amounts: Mapping[str, Any], counts: Mapping[str, int], conditions: StopConditions, who: str
+    amounts: Mapping[str, Any], steps: int | None, counts: Mapping[str, int], conditions: StopConditions, who: str
 ) -> tuple[str, Goal]:
-    """Returns the name of the amount that was given, "" for none, and the goal that is displayed.
+    """Returns the name of the amount that ends the call, "" for none, and the goal that is displayed.
+
+    Args:
+        amounts: The amounts of the call, one of which replaces the config's ``steps``.
+        steps: The config's ``steps``.
+        counts: What the algorithm has counted so far.
+        conditions: The other conditions.
+        who: The first words of messages.
 
     Raises:
         ConfigError: If there is no amount and no condition, or several amounts, or one that is not a whole number.
@@ -346,9 +361,8 @@ def _goal(
         raise ConfigError(
             f"{who}: expected one of {', '.join(amounts)}, but got {' and '.join(given)}. Use stop= for others."
         )
-    for name, amount in given.items():
-        whole = int(amount) if isinstance(amount, float) and amount.is_integer() else amount  # such as 1e6
-        whole = integer(min=1).check(whole, who, name)
+    for name, amount in (given or ({} if steps is None else {STEPS: steps})).items():
+        whole = integer(min=1).check(_whole(amount), who, name)
         if name == STEPS:
             return name, Goal(whole)
         key = COUNTS[name]
@@ -361,3 +375,8 @@ def _goal(
     for key, level in conditions.totals.items():
         return "", Goal(int(level), key, counts[key])
     return "", Goal(None)
+
+
+def _whole(amount: Any) -> Any:
+    """Returns a number such as 1e6 as a whole one, and anything else as it is."""
+    return int(amount) if isinstance(amount, float) and amount.is_integer() else amount

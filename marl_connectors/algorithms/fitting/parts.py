@@ -5,77 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_connectors.algorithms.fitting.figures import success_measure
-from marl_connectors.algorithms.fitting.metric_names import AUTO
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
-from marl_connectors.callbacks.trackers import TRACKERS
-from marl_connectors.errors import ConfigError
-from marl_connectors.validators import integer, list_of, number, one_of
 
 if TYPE_CHECKING:
+    from marl_connectors.algorithms.config.settings import RunSettings
     from marl_connectors.algorithms.fitting.run_folder import RunFolder
-
-NO_VIDEO = "none"
-VIDEO_FORMATS = ("gif", "mp4", NO_VIDEO)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunParts:
-    """What a run keeps in its folder. ``Algorithm.fit`` describes these arguments.
-
-    Attributes:
-        steps: The agent steps at which the whole run ends; None if something else ends it.
-        checkpoint_every: The number of iterations from one checkpoint to the next.
-        keep_checkpoints: The number of newest checkpoints to keep besides the best one; None for all.
-        keep_best: The metric by which the best checkpoint is chosen.
-        eval_episodes: The number of episodes of each evaluation at the end; 0 for no such evaluation.
-        baseline_seconds: The seconds for measuring random play, and again for the untrained policies; 0 for neither.
-        video: The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.
-        video_every: The number of iterations from one video to the next; 0 for a video at the end alone.
-        track: The names of the trackers to which results are written.
-    """
-
-    steps: int | None = None
-    checkpoint_every: int = 20
-    keep_checkpoints: int | None = None
-    keep_best: str | None = AUTO
-    eval_episodes: int = 0
-    baseline_seconds: float = 0
-    video: str = NO_VIDEO
-    video_every: int = 0
-    track: Sequence[str] = ()
-
-    def check(self, who: str) -> None:
-        """Checks the values.
-
-        Raises:
-            ConfigError: If one of them is refused. Names it.
-        """
-        for name, validator in _VALIDATORS.items():
-            if getattr(self, name) is not None or name != "keep_checkpoints":
-                validator.check(getattr(self, name), who, name)
-        if self.video_every and self.video == NO_VIDEO:
-            raise ConfigError(f"{who}: video_every={self.video_every} records no videos without video='gif'.")
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the values by name, as ``config.json`` has them."""
-        return {**dataclasses.asdict(self), "track": list(self.track)}
-
-
-_VALIDATORS = {
-    "checkpoint_every": integer(min=1),
-    "keep_checkpoints": integer(min=1),
-    "eval_episodes": integer(min=0),
-    "baseline_seconds": number(min=0),
-    "video": one_of(*VIDEO_FORMATS),
-    "video_every": integer(min=0),
-    "track": list_of(one_of(*TRACKERS), f"a list of {', '.join(TRACKERS)}"),
-}
 
 
 class Caller:
@@ -123,7 +63,6 @@ class Run:
     Attributes:
         algo: The Algorithm.
         folder: The folder of the run.
-        parts: What is kept in it.
         caller: Who calls ``fit``.
         say: Prints a sentence, unless nothing is to be shown.
         shows: Whether anything is to be shown.
@@ -133,12 +72,16 @@ class Run:
 
     algo: Any
     folder: RunFolder
-    parts: RunParts
     caller: Caller
     say: Callable[[str], None]
     shows: bool
     requested: int | None = None
     results: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def settings(self) -> RunSettings:
+        """What is kept in the folder: the algorithm's config."""
+        return self.algo.config
 
     def busy(self, activity: str) -> AbstractContextManager[Any]:
         """Says in its block what the run is busy with, if it takes more than some seconds."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns
 from marl_connectors.algorithms.fitting.metric_names import AUTO, LOWEST, closest_metric, metrics_of
-from marl_connectors.algorithms.fitting.parts import Caller, RunParts
+from marl_connectors.algorithms.fitting.parts import Caller
 from marl_connectors.algorithms.fitting.pictures import draw_curves
 from marl_connectors.algorithms.fitting.run_files import (
     BASELINES,
@@ -73,6 +73,8 @@ from marl_connectors.version import library_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from marl_connectors.algorithms.config.settings import RunSettings
 
 TRACKED_RUN = "tracked_run"
 """The key in ``config.json`` of the id with which trackers continue the run."""
@@ -182,7 +184,7 @@ class RunFolder:
         resume: How the run is resumed, as for ``writing``.
     """
 
-    def __init__(self, path: Path, parts: RunParts | None = None, caller: Caller | None = None) -> None:
+    def __init__(self, path: Path, settings: RunSettings, caller: Caller | None = None) -> None:
         self.path = path
         self.goes_on = False
         self.config: dict[str, Any] = {}
@@ -191,8 +193,8 @@ class RunFolder:
         self.names: set[str] = set()
         self.logged_iteration = 0
         self.resume = ""
-        self._parts, self._caller = parts or RunParts(), caller or Caller()
-        self._metrics = metrics_of(self._parts.keep_best)
+        self._settings, self._caller = settings, caller or Caller()
+        self._metrics = metrics_of(self._settings.keep_best)
         self._scores: list[tuple[int, dict[str, float]]] = []
         self._series: dict[str, list[tuple[int, float, float]]] = {}
         self._has_warned = False
@@ -202,7 +204,7 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, algo: Any, path: Path, parts: RunParts, caller: Caller) -> Iterator[Self]:
+    def opened(cls, algo: Any, path: Path, caller: Caller) -> Iterator[Self]:
         """Gives the folder of an algorithm's run to its block, in which no other process can write to it.
 
         The run goes on in a folder from which the algorithm was restored, or in which it was saved.
@@ -210,7 +212,6 @@ class RunFolder:
         Args:
             algo: The algorithm.
             path: The folder.
-            parts: What is kept.
             caller: Who calls ``fit``.
 
         Raises:
@@ -220,7 +221,7 @@ class RunFolder:
         """
         with made_folder(path), Claim(path):
             is_own, newest = path.resolve() in algo.run_folders, _newest_iteration(path / CHECKPOINTS)
-            folder, who = cls(path, parts, caller), f"{caller.name('folder')}: {path} has"
+            folder, who = cls(path, algo.config, caller), f"{caller.name('folder')}: {path} has"
             go_on = f"Continue with Algorithm.from_checkpoint({str(path)!r}), choose another folder, or delete"
             if not is_own and (newest or read_metrics(path / METRICS, up_to=algo.iteration)[0]):
                 raise ConfigError(
@@ -291,7 +292,7 @@ class RunFolder:
 
     def write_config(self, algo: Any) -> None:
         """Writes ``config.json`` with the settings of the algorithm, and what the caller knows of the run."""
-        made = {"format_version": 1, "run": self._parts.to_json(), "versions": _versions(), TRACKED_RUN: new_run_id()}
+        made = {"format_version": 1, "versions": _versions(), TRACKED_RUN: new_run_id()}
         self.config = jsonable({**made, **self.config, "algorithm": algo.config.to_dict(), **self._caller.facts})
         with writing(self.path / CONFIG, self.resume):
             write_json(self.path / CONFIG, self.config)
@@ -342,8 +343,8 @@ class RunFolder:
 
     def _warn_of_metric(self) -> None:
         """Logs a warning, once, if results have no number of the name that the user has given."""
-        if self._parts.keep_best not in (None, AUTO) and self.names and not self._has_warned:
-            name = str(self._parts.keep_best).removeprefix(LOWEST)
+        if self._settings.keep_best not in (None, AUTO) and self.names and not self._has_warned:
+            name = str(self._settings.keep_best).removeprefix(LOWEST)
             hint = closest_metric(name, self.names)
             _LOG.warning(
                 "%s: no result is called %r so far, so there is no best checkpoint. %s",
@@ -364,7 +365,7 @@ class RunFolder:
                 found.setdefault(name, set()).add(value)
         for names in self._metrics:
             known = [name for name in names if name in found]
-            if self._parts.keep_best == AUTO and names[-1] in known:
+            if self._settings.keep_best == AUTO and names[-1] in known:
                 return tuple(name for name in known if len(found[name]) > 1 or name == names[-1])
             if names[0] in known:
                 return tuple(known)
@@ -391,12 +392,12 @@ class RunFolder:
 
     def _prune(self, iteration: int) -> None:
         """Removes old checkpoints, but neither the best one nor the newest ones."""
-        if self._parts.keep_checkpoints is None:
+        if self._settings.keep_checkpoints is None:
             return
         best = best_iteration(self.path)
         found = [entry for entry in (self.path / CHECKPOINTS).iterdir() if is_number(entry.name)]
         old = sorted((entry for entry in found if int(entry.name) <= iteration), key=iteration_of)
-        for entry in old[: -self._parts.keep_checkpoints]:
+        for entry in old[: -self._settings.keep_checkpoints]:
             if int(entry.name) != best and is_checkpoint(entry):
                 remove_checkpoint(entry)
 

@@ -34,7 +34,7 @@ class Tracking(Part):
         agents = agents_of(folder.baselines) if folder.baselines else None
         shared: dict[str, Any] = {"run_id": folder.config[TRACKED_RUN], "name": name, "agents": agents}
         places = {"tensorboard": path / EVENTS}
-        trackers = [TRACKERS[each](folder=places.get(each, path), **shared) for each in self.run.parts.track]
+        trackers = [TRACKERS[each](folder=places.get(each, path), **shared) for each in self.run.settings.track]
         for tracker in trackers if folder.goes_on else ():
             tracker.continue_after(self._steps_before)
         return trackers

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marl_connectors.algorithms.config.settings import NO_VIDEO
 from marl_connectors.algorithms.fitting.figures import agent_steps, number
-from marl_connectors.algorithms.fitting.parts import NO_VIDEO, Part
+from marl_connectors.algorithms.fitting.parts import Part
 from marl_connectors.algorithms.fitting.run_files import UNTRAINED_VIDEO, VIDEOS
 from marl_connectors.algorithms.rendering import checked_frame
 from marl_connectors.errors import MarlConnectorsError, describe_error
@@ -60,15 +61,15 @@ class Videos(Part):
 
     def before_training(self) -> None:
         run = self.run
-        if run.parts.video != NO_VIDEO:
+        if run.settings.video != NO_VIDEO:
             with run.busy(RECORDING):
                 run.folder.untrained_video = record_untrained(run.algo, seed=run.algo.seed)
 
     def after_iteration(self, result: Mapping[str, Any]) -> None:
         run, iteration = self.run, int(result["training_iteration"])
-        if not run.parts.video_every or iteration % run.parts.video_every or self._has_failed:
+        if not run.settings.video_every or iteration % run.settings.video_every or self._has_failed:
             return
-        path = run.folder.path / VIDEOS / f"{iteration:06d}.{run.parts.video}"
+        path = run.folder.path / VIDEOS / f"{iteration:06d}.{run.settings.video}"
         label = f"after {agent_steps(result):,} steps, "
         if failed := record_video(run.algo, path, seed=run.algo.seed, label=label):
             self._has_failed = True  # the reason is the same for all videos, and printed once
@@ -76,8 +77,8 @@ class Videos(Part):
 
     def at_end(self) -> None:
         run = self.run
-        if run.parts.video != NO_VIDEO:
-            path, untrained = run.folder.path / f"video.{run.parts.video}", run.folder.path / UNTRAINED_VIDEO
+        if run.settings.video != NO_VIDEO:
+            path, untrained = run.folder.path / f"video.{run.settings.video}", run.folder.path / UNTRAINED_VIDEO
             how: dict[str, Any] = {"seed": run.algo.seed, "label": "after training, ", "untrained": untrained}
             with run.busy(RECORDING):
                 run.results["video"] = record_video(run.algo, path, **how) or str(path)

@@ -128,12 +128,12 @@ class MixedConfig(AlgorithmConfig, AlgorithmSettings, OffPolicyReporting):
 
     # The config as a whole.
 
-    def change(self, **settings: Any) -> None:
+    def change(self, who: str = "", /, **settings: Any) -> None:
         """Changes settings even of a frozen config. Learners see the changes in the configs that they have."""
         if settings.get("algorithm_configs") == self.algorithm_configs:  # the same objects
             del settings["algorithm_configs"]
         known = {} if "algorithm_configs" in settings else dict(self._module_configs)
-        super().change(**settings)
+        super().change(who, **settings)
         for pattern, config in known.items():
             config.change(**self._settings_for(pattern))
         self._module_configs.update(known)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors import Callbacks, PPOConfig
+from marl_connectors import Callbacks, MixedConfig, PPOConfig
+from marl_connectors.algorithms.config.settings import RunSettings
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.validators import integer, setting, settings_of
 
 
 def one_line(caught):
@@ -91,6 +93,46 @@ def test_a_frozen_config_cannot_be_changed_but_its_copy_can():
     with pytest.raises(ConfigError, match="frozen"):
         PPOConfig().copy(copy_frozen=True).training(lr=0.2)
     assert config.lr == 0.1
+
+
+def test_a_setting_of_a_frozen_config_is_changed_in_the_words_of_the_caller():
+    plain, mixed = PPOConfig(), MixedConfig().algorithms({"*": PPOConfig()})
+    for config in (plain, mixed):
+        config.freeze()
+        config.change("Me", steps=5)
+        with pytest.raises(ConfigError, match=r"^Me: steps: expected a whole number from 1, or None, got 0"):
+            config.change("Me", steps=0)
+        with pytest.raises(ConfigError, match=f"^{type(config).__name__}.change: unknown setting 'stepps'"):
+            config.change(stepps=1)
+        assert config.steps == config.get_config_for_module("a").steps == 5
+
+
+@pytest.mark.parametrize("name", settings_of(RunSettings))
+def test_settings_of_a_run_differ_neither_for_modules_nor_in_evaluations(name):
+    value = {name: getattr(RunSettings, name)}
+    with pytest.raises(ConfigError, match=f"{name!r} is a setting of the whole run"):
+        PPOConfig().rl_module(algorithm_config_overrides_per_module={"a": value})
+    with pytest.raises(ConfigError, match=f"{name!r} cannot differ in evaluations"):
+        PPOConfig().evaluation(evaluation_config=value)
+
+
+def test_a_users_config_may_declare_a_setting_of_the_run_again():
+    class LongRuns(PPOConfig):
+        steps: int = setting(integer(min=1000), "The end of the run.", default=5000)
+        video = "gif"
+
+    config = LongRuns().run(eval_episodes=2)
+    assert (config.steps, config.video, config.eval_episodes) == (5000, "gif", 2)
+    with pytest.raises(ConfigError, match=r"LongRuns.run: steps: expected a whole number from 1000"):
+        config.run(steps=10)
+
+    class Confused(PPOConfig):
+        def __init__(self):
+            super().__init__()
+            self.track = True
+
+    with pytest.raises(ConfigError, match="Confused: track: expected a list of tensorboard"):
+        Confused()
 
 
 def test_a_copy_shares_no_dict_with_its_original():

@@ -169,16 +169,12 @@ def check_calls(seed, folder):
     first, second = (int(n) for n in rng.integers(1, 3, 2))
     found = []
     for calls in ([first + second], [first, second], None):
-        algo = random_config(seed).build_algo()
+        algo = random_config(seed).run(checkpoint_every=1).build_algo()
         try:
             if calls is None:
                 rows = [algo.train() for _ in range(first + second)]
             else:
-                options = {
-                    "folder": folder / f"{seed}-{len(calls)}",
-                    "checkpoint_every": 1,
-                    "progress": False,
-                }
+                options = {"folder": folder / f"{seed}-{len(calls)}", "progress": False}
                 rows = [row for n in calls for row in algo.fit(num_iterations=n, **options)]
             found.append(outcome(algo, rows))
         finally:
@@ -565,7 +561,7 @@ def test_only_settings_results_checkpoints_and_curves_are_kept_by_default_and_qu
     ]
     assert capsys.readouterr() == ("", "")
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["algorithm"]["lr"] == algo.config.lr and config["run"]["steps"] is None
+    assert config["algorithm"]["lr"] == algo.config.lr and config["algorithm"]["steps"] is None
 
 
 def test_a_run_with_all_of_its_steps_only_gets_what_is_missing(algo, tmp_path):
@@ -575,7 +571,7 @@ def test_a_run_with_all_of_its_steps_only_gets_what_is_missing(algo, tmp_path):
     final = (tmp_path / "final.json").read_bytes()
     quiet(algo, steps=2 * STEPS, folder=tmp_path, eval_episodes=3)
     assert (tmp_path / "final.json").read_bytes() == final
-    quiet(algo, steps=3 * STEPS, folder=tmp_path)
+    quiet(algo, steps=3 * STEPS, folder=tmp_path, eval_episodes=0)
     assert algo.iteration == 3 and not (tmp_path / "final.json").exists()
 
 
@@ -623,6 +619,73 @@ def test_wrong_arguments_for_the_folder_are_named_before_training(algo, tmp_path
     with pytest.raises(ConfigError, match=message):
         quiet(algo, num_iterations=1, folder=tmp_path / "run", **given)
     assert algo.iteration == 0 and not (tmp_path / "run").exists()
+
+
+# Settings of the run --------------------------------------------------------------------------------------------------
+
+
+def test_arguments_do_the_same_as_settings_of_the_config(tmp_path):
+    kept = {"steps": 2 * STEPS, "checkpoint_every": 1, "keep_checkpoints": 1, "keep_best": None, "eval_episodes": 1}
+    kept |= {"video": "gif", "video_every": 1, "track": ["tensorboard"], "baseline_seconds": 5.0}
+    found = []
+    for name, of_config, given in (("config", kept, {}), ("call", {}, kept)):
+        with match().run(**of_config).build_algo() as algo:
+            rows = quiet(algo, folder=tmp_path / name, **given)
+            files = sorted(str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("0*"))
+            assert json.loads((tmp_path / name / "config.json").read_text())["algorithm"]["steps"] == 2 * STEPS
+            found.append((outcome(algo, rows), files, {name: getattr(algo.config, name) for name in kept}))
+    assert found[0][1:] == found[1][1:] and not differences(found[0][0], found[1][0])
+    assert found[0][2] == kept and {"checkpoints/000002", "videos/000001.gif"} <= set(found[0][1])
+    assert "checkpoints/000001" not in found[0][1]
+
+
+def test_a_restored_run_goes_on_with_its_settings_as_if_it_had_never_stopped(tmp_path):
+    found = []
+    for name, stop in (("whole", None), ("parts", {"training_iteration": 2})):
+        algo = match().build_algo()
+        rows = quiet(algo, steps=3e0 * STEPS, folder=tmp_path / name, checkpoint_every=2, keep_best=None, stop=stop)
+        if stop is not None:
+            algo.stop()
+            algo = Algorithm.from_checkpoint(tmp_path / name)
+            rows = [*rows, *quiet(algo, folder=tmp_path / name)]
+            assert quiet(algo, folder=tmp_path / name).stopped_by == "steps" and algo.config.checkpoint_every == 2
+        found.append(outcome(algo, rows))
+        algo.stop()
+    assert len(found[0]["results"]) == 3 and not differences(*found)
+    assert names(tmp_path / "whole") == names(tmp_path / "parts") == ["000002", "000003", "latest"]
+
+
+def test_the_steps_of_the_config_end_a_call_that_names_no_further_steps():
+    with match().run(steps=2 * STEPS).build_algo() as algo:
+        never = {"training_iteration": 9}
+        assert (len(results := quiet(algo, stop=never)), results.stopped_by) == (2, "steps")
+        assert len(quiet(algo)) == 0 and algo.iteration == 2
+        assert (len(results := quiet(algo, num_iterations=1)), results.stopped_by) == (1, "num_iterations")
+        assert len(quiet(algo, steps=4 * STEPS)) == 1 and algo.config.steps == 4 * STEPS
+        assert len(quiet(algo, steps=None, stop={"training_iteration": 6})) == 2 and algo.config.steps is None
+        with pytest.raises(ConfigError, match=r"Algorithm.fit: say when training ends: .*steps="):
+            quiet(algo)
+
+
+def test_a_setting_that_is_refused_changes_nothing(algo):
+    with pytest.raises(ConfigError, match=r"^Algorithm.fit: video_every: expected a whole number from 0, got -1"):
+        quiet(algo, num_iterations=1, checkpoint_every=3, video_every=-1)
+    with pytest.raises(ConfigError, match=r"^Algorithm.fit: video_every=5 records no videos"):
+        quiet(algo, num_iterations=1, checkpoint_every=3, video_every=5)
+    with pytest.raises(ConfigError, match="but got num_iterations and steps"):
+        quiet(algo, num_iterations=1, checkpoint_every=3, steps=10)
+    assert (algo.config.checkpoint_every, algo.config.video_every, algo.config.steps) == (20, 0, None)
+    with pytest.raises(ConfigError, match=r"^PPOConfig: video_every=5 records no videos"):
+        match().run(video_every=5).build_algo()
+
+
+def test_a_config_for_a_restored_run_may_have_other_settings_of_the_run(algo, tmp_path):
+    quiet(algo, steps=STEPS, folder=tmp_path, eval_episodes=1, track=["tensorboard"])
+    other = match().run(steps=2 * STEPS, keep_checkpoints=1)
+    with Algorithm.from_checkpoint(tmp_path, config=other) as restored:
+        assert (restored.config.eval_episodes, len(quiet(restored, folder=tmp_path))) == (0, 1)
+        restored.restore_from_path(tmp_path)
+    assert names(tmp_path) == ["000001", "000002", "best", "latest"] or names(tmp_path) == ["000002", "best", "latest"]
 
 
 # Callbacks ------------------------------------------------------------------------------------------------------------
