@@ -132,7 +132,7 @@ def play(record: Any, config: Any, *, iterations: int = 3, captures: bool = True
     algo = record.build(config)
     try:
         sample_and_train(record, algo, iterations)
-        record.metrics("evaluation", algo.evaluate(num_episodes=2))
+        record.metrics("evaluation", algo.evaluate(num_episodes=2)["env_runners"])
     finally:
         algo.stop()
 

@@ -138,7 +138,7 @@ TASKS = {
 
 def evaluated(task: Task, algo: Any) -> float:
     """Returns the mean return of the policy with most likely actions."""
-    return mean_return(algo.evaluate(num_episodes=task.num_episodes, explore=False, seed=1000))
+    return mean_return(algo.evaluate(num_episodes=task.num_episodes, explore=False, seed=1000)["env_runners"])
 
 
 def mean_return(results: dict[str, Any]) -> float:
@@ -161,7 +161,7 @@ def expert_of(task: Task, folder: Path) -> dict[str, Any]:
         return {
             "untrained": at_random,
             "expert": evaluated(task, algo),
-            "recorded": mean_return(recorded),
+            "recorded": mean_return(recorded["env_runners"]),
         }
 
 

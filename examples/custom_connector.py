@@ -83,9 +83,9 @@ def train(env_to_module_connector, iterations: int) -> float:
     )
     for _ in range(iterations):
         algo.train()
-    mean = algo.evaluate(num_episodes=50, explore=True)["module_episode_returns"]["default_policy"]["mean"]
+    returns = algo.evaluate(num_episodes=50, explore=True)["env_runners"]["module_episode_returns"]
     algo.stop()
-    return mean
+    return returns["default_policy"]["mean"]
 
 
 def main(iterations: int = 25) -> tuple[float, float]:

@@ -27,10 +27,11 @@ def main(folder: str, expert_iterations: int = 20, iterations: int = 60) -> dict
     )
     returns = {}
     with expert.build_algo() as algo:
-        returns["random play"] = algo.random_play(num_episodes=100)["episode_return_mean"]
+        returns["random play"] = algo.random_play(num_episodes=100)["env_runners"]["episode_return_mean"]
         for _ in range(expert_iterations):
             algo.train()
-        returns["recorded policy"] = algo.evaluate(num_episodes=100, explore=False)["episode_return_mean"]
+        recorded = algo.evaluate(num_episodes=100, explore=False)["env_runners"]
+        returns["recorded policy"] = recorded["episode_return_mean"]
         algo.record(folder, num_episodes=200, explore=True)
 
     clone = (
@@ -47,7 +48,7 @@ def main(folder: str, expert_iterations: int = 20, iterations: int = 60) -> dict
         for _ in range(iterations):
             algo.train()
         after = algo.evaluate_offline()["learners"]
-        returns["clone"] = algo.evaluate(num_episodes=100, explore=False)["episode_return_mean"]
+        returns["clone"] = algo.evaluate(num_episodes=100, explore=False)["env_runners"]["episode_return_mean"]
     for agent_id, own in after.items():
         print(f"{agent_id}: log-likelihood {before[agent_id]['mean_logp']:.2f} before, {own['mean_logp']:.2f} after")
     print(", ".join(f"{name}: {value:.1f}" for name, value in returns.items()))

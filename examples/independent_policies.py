@@ -45,7 +45,7 @@ def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[dict[str, floa
         result = algo.train()
         if iteration % 10 == 0 or iteration == iterations:
             steps = result["num_agent_steps_sampled_lifetime"]
-            print(f"{steps:>8,} agent steps, return: {_text(_means(result['env_runners']))}")
+            print(f"{steps:>8,} agent steps, return: {_text(_means(result))}")
 
     trained = _means(algo.evaluate(num_episodes=eval_episodes, explore=False))
     at_random = _means(algo.random_play(num_episodes=eval_episodes))
@@ -55,7 +55,7 @@ def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[dict[str, floa
 
 
 def _means(results: dict) -> dict[str, float]:
-    return {module_id: stats["mean"] for module_id, stats in results["module_episode_returns"].items()}
+    return {module_id: stats["mean"] for module_id, stats in results["env_runners"]["module_episode_returns"].items()}
 
 
 def _text(means: dict[str, float]) -> str:

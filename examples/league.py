@@ -63,7 +63,7 @@ def cross_play(algo, module_ids: list[str], games: int) -> np.ndarray:
             result = algo.evaluate(
                 num_episodes=games, explore=True, seed=0, policy_mapping_fn=f"player_0={one},player_1={other}"
             )
-            wins[i, j] = (result["module_episode_returns"][one]["mean"] + 1) / 2
+            wins[i, j] = (result["env_runners"]["module_episode_returns"][one]["mean"] + 1) / 2
             wins[j, i] = 1 - wins[i, j]
     return wins
 

@@ -46,10 +46,8 @@ def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[float, float]:
             steps = result["num_agent_steps_sampled_lifetime"]
             print(f"{steps:>8,} agent steps, return: default_policy {returns['default_policy']['mean']:.1f}")
 
-    trained = algo.evaluate(num_episodes=eval_episodes, explore=False)["module_episode_returns"]["default_policy"][
-        "mean"
-    ]
-    at_random = algo.random_play(num_episodes=eval_episodes)["module_episode_returns"]["default_policy"]["mean"]
+    played = algo.evaluate(num_episodes=eval_episodes, explore=False), algo.random_play(num_episodes=eval_episodes)
+    trained, at_random = (own["env_runners"]["module_episode_returns"]["default_policy"]["mean"] for own in played)
     algo.stop()
     print(f"Without exploration: {trained:.1f}. Random play: {at_random:.1f}.")
     return at_random, trained

@@ -47,12 +47,12 @@ def main(iterations: int = 45, eval_episodes: int = 10) -> tuple[float, float]:
                 f"{steps:>7,} steps, return of the newest episodes: {result['env_runners']['episode_return_mean']:.1f}"
             )
 
-    trained = algo.evaluate(num_episodes=eval_episodes, explore=False, seed=1)["episode_return_mean"]
+    trained = algo.evaluate(num_episodes=eval_episodes, explore=False, seed=1)["env_runners"]["episode_return_mean"]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = algo.save_to_path(Path(folder) / "cartpole")
         algo.stop()
         loaded = Algorithm.from_checkpoint(checkpoint)
-    again = loaded.evaluate(num_episodes=eval_episodes, explore=False, seed=1)["episode_return_mean"]
+    again = loaded.evaluate(num_episodes=eval_episodes, explore=False, seed=1)["env_runners"]["episode_return_mean"]
     loaded.stop()
     print(f"Without exploration: {trained:.1f}. The loaded checkpoint: {again:.1f}.")
     return trained, again

@@ -29,7 +29,7 @@ def learned(config_class: type[DQNConfig], iterations: int) -> float:
     algo = config.build_algo()
     for _ in range(iterations):
         algo.train()
-    returns = algo.evaluate(num_episodes=1)["agent_episode_returns_mean"]
+    returns = algo.evaluate(num_episodes=1)["env_runners"]["agent_episode_returns_mean"]
     algo.stop()
     return returns["agent_0"]
 

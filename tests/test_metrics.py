@@ -201,7 +201,7 @@ def test_pieces_of_all_pipelines_log(piece):
     assert first["learner"] == {"calls": 1.0, "deep": {"ever": 1.0}, "average": 1.0}
     assert second["learner"] == {"calls": 1.0, "deep": {"ever": 2.0}, "average": 1.5}
     assert first["env_to_module"]["calls"] >= 5  # the first observations are before the first step
-    evaluated = algo.evaluate(num_episodes=1)
+    evaluated = algo.evaluate(num_episodes=1)["env_runners"]
     assert list(evaluated["connectors"]) == ["env_to_module", "module_to_env"]
     assert algo.train()["connectors"]["module_to_env"]["deep"]["ever"] == 12.0  # without the evaluation's
     algo.stop()
@@ -223,7 +223,7 @@ def test_a_checkpoint_has_them(tmp_path):
 def test_nothing_is_added_where_no_piece_logs():
     algo = config().build_algo()
     assert "connectors" not in algo.train()
-    assert "connectors" not in algo.evaluate(num_episodes=1)
+    assert "connectors" not in algo.evaluate(num_episodes=1)["env_runners"]
     algo.stop()
 
 

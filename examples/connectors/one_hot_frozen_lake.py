@@ -54,7 +54,7 @@ def main(iterations: int = 24, eval_episodes: int = 400) -> tuple[float, float]:
         if iteration % 4 == 0 or iteration == iterations:
             newest = result["env_runners"]
             print(f"{result['num_env_steps_sampled_lifetime']:>6,} steps, length: {newest['episode_len_mean']:.2f}")
-    result = algo.evaluate(num_episodes=eval_episodes, explore=False, seed=1)
+    result = algo.evaluate(num_episodes=eval_episodes, explore=False, seed=1)["env_runners"]
     algo.stop()
     print(f"Without exploration: return {result['episode_return_mean']:.2f}, length {result['episode_len_mean']:.2f}")
     return result["episode_return_mean"], result["episode_len_mean"]

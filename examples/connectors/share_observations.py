@@ -92,9 +92,9 @@ def train(config: PPOConfig, iterations: int) -> float:
     algo = config.build()
     for _ in range(iterations):
         algo.train()
-    mean = algo.evaluate(num_episodes=50, explore=False, seed=1)["module_episode_returns"]["listener"]["mean"]
+    returns = algo.evaluate(num_episodes=50, explore=False, seed=1)["env_runners"]["module_episode_returns"]
     algo.stop()
-    return mean
+    return returns["listener"]["mean"]
 
 
 def main(iterations: int = 15) -> tuple[float, float]:

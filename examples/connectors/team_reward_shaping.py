@@ -86,7 +86,7 @@ def train(config: PPOConfig, iterations: int) -> float:
     algo = config.build()
     for _ in range(iterations):
         algo.train()
-    returns = algo.evaluate(num_episodes=10, explore=False, seed=1)["module_episode_returns"]
+    returns = algo.evaluate(num_episodes=10, explore=False, seed=1)["env_runners"]["module_episode_returns"]
     algo.stop()
     return float(np.mean([of_module["mean"] for of_module in returns.values()]))
 

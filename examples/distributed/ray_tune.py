@@ -133,7 +133,7 @@ def main(
             )
     best = results.get_best_result()
     loaded = Algorithm.from_checkpoint(best.checkpoint.path)
-    again = loaded.evaluate(num_episodes=10, explore=False, seed=1)["episode_return_mean"]
+    again = loaded.evaluate(num_episodes=10, explore=False, seed=1)["env_runners"]["episode_return_mean"]
     loaded.stop()
     ray.shutdown()
     print(f"Best checkpoint: {best.checkpoint.path}, return without exploration: {again:.1f}")

@@ -458,7 +458,7 @@ class Algorithm(RefusesIgnoredMethods):
         }
         if is_evaluated:
             evaluated = self.evaluate() if evaluation is None else self._end_evaluation(evaluation)
-            is_whole = evaluated["num_episodes"] >= self.config.evaluation_duration
+            is_whole = evaluated["env_runners"]["num_episodes"] >= self.config.evaluation_duration
             if is_whole or self.ends_evaluations is None or not self.ends_evaluations():
                 result["evaluation"] = evaluated
                 if self.eval_env_runner_group is not None:
@@ -708,15 +708,14 @@ class Algorithm(RefusesIgnoredMethods):
                 of training is used.
             max_seconds: The time after which playing stops, although episodes are unfinished; None for no limit. The
                 returns are then those of the first episodes of each sub-environment, the same number from each, so
-                that short episodes are not preferred. ``num_episodes`` in the result is the number of episodes that
-                count; it can be 0.
+                that short episodes are not preferred. ``env_runners/num_episodes`` in the result is the number of
+                episodes that count; it can be 0.
             on_progress: A function that is called after each step with the number of finished episodes. With remote env
                 runners, it is called several times in a second.
             is_enough: A function that is called as often. If it returns True, playing stops as after ``max_seconds``.
 
         Returns:
-            The same keys as ``env_runners`` in the result of ``train()``, and again in ``result["env_runners"]``, as in
-            RLlib.
+            ``env_runners`` with the same keys as in the result of ``train()``, for these episodes.
         """
         watch = _Watch(max_seconds, on_progress, is_enough or self.ends_evaluations)
         return self._end_evaluation(self._begin_evaluation(num_episodes, explore, seed, policy_mapping_fn, watch))
@@ -762,7 +761,6 @@ class Algorithm(RefusesIgnoredMethods):
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         results = begun()
-        results["env_runners"] = dict(results)  # where code for RLlib looks for them
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
@@ -845,7 +843,7 @@ class Algorithm(RefusesIgnoredMethods):
             is_enough: As for ``evaluate``. If it ends the playing, fewer episodes are recorded, possibly none.
 
         Returns:
-            The same keys as that of ``evaluate``.
+            The same as ``evaluate``.
 
         Raises:
             OfflineDataError: If the folder holds recorded episodes, or cannot be written to.
@@ -874,7 +872,7 @@ class Algorithm(RefusesIgnoredMethods):
                     expected += some
                     writer.write(runner.sample(num_episodes=some, random_actions=at_random, is_enough=ends))
                 watch.ends(writer.num_episodes)
-                return runner.get_metrics()
+                return {"env_runners": runner.get_metrics()}
 
     def _begin_play(
         self,
@@ -903,7 +901,7 @@ class Algorithm(RefusesIgnoredMethods):
 
         def play() -> dict[str, Any]:
             with self._watched(watch, num_episodes, at_random) as ends:
-                results = begun(ends)
+                results = {"env_runners": begun(ends)}
             self._report_recreated(group)
             return results
 
@@ -929,7 +927,7 @@ class Algorithm(RefusesIgnoredMethods):
                 return ends(num_done) or time.monotonic() >= end
 
             runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
-            return runner.get_metrics()
+            return {"env_runners": runner.get_metrics()}
 
     @contextmanager
     def _watched(self, watch: _Watch, num_episodes: int, at_random: bool) -> Iterator[Callable[[int], bool]]:

@@ -42,7 +42,7 @@ class Callbacks(RefusesIgnoredMethods):
     def on_evaluate_end(
         self, *, algorithm: Any, metrics_logger: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Called at the end of an evaluation. Values that are added to ``evaluation_metrics`` are reported."""
+        """Called at the end of an evaluation, with what ``evaluate`` returns. Values that are added are reported."""
 
     def on_env_runners_recreated(
         self,

@@ -177,15 +177,12 @@ class Tracker(Callbacks):
         env = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", type(config.env).__name__)
         return f"{env}-{self.run_id}"
 
-    def _of_known_agents(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _of_known_agents(self, results: Any, name: str = "") -> Any:
         """Returns results without those of single agents that have no series."""
-        results = row.get("env_runners", {})
-        known = {
-            name: {agent_id: value for agent_id, value in results[name].items() if self._has_series(agent_id)}
-            for name in BY_AGENT
-            if name in results
-        }
-        return {**row, "env_runners": {**results, **known}}
+        if not isinstance(results, dict):
+            return results
+        keys = [key for key in results if name not in BY_AGENT or self._has_series(key)]
+        return {key: self._of_known_agents(results[key], key) for key in keys}
 
     def _has_series(self, agent_id: str) -> bool:
         if self._agents is not None:

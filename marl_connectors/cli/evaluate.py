@@ -97,7 +97,7 @@ def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace, gate: Inter
     explore = algo.config.get_evaluation_config().explore if args.explore is None else args.explore
     how: dict[str, Any] = {"num_episodes": wanted, "is_enough": gate.is_requested}
     with gate.iteration(), PlayProgress(wanted, what="episodes") as watch:
-        results = algo.evaluate(explore=explore, seed=args.seed, on_progress=watch, **how)
+        results = algo.evaluate(explore=explore, seed=args.seed, on_progress=watch, **how)["env_runners"]
     was_stopped, at_random, failed = gate.is_requested(), None, None
     if not was_stopped:
         with gate.iteration(), PlayProgress(wanted, what="episodes of random play") as watch:

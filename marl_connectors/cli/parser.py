@@ -307,7 +307,7 @@ COMMANDS: Final = (
             _option(
                 "--metric",
                 "what to maximise, or min:METRIC to minimise (default env_runners/episode_return_mean, or with "
-                "evaluation_interval evaluation/episode_return_mean)",
+                "evaluation_interval evaluation/env_runners/episode_return_mean)",
                 "METRIC",
             ),
             Option(

@@ -74,7 +74,7 @@ def _recorded(algo: Any, given: dict[str, Any], gate: InterruptGate) -> dict[str
             unstorable_infos="drop" if given["drop_infos"] else "error",
             on_progress=watch,
             is_enough=gate.is_requested,
-        )
+        )["env_runners"]
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import number, table
-from marl_connectors.algorithms.fitting.metric_names import LOWEST, check_metric, closest_metric
+from marl_connectors.algorithms.fitting.metric_names import AUTO_METRICS, LOWEST, check_metric, closest_metric
 from marl_connectors.algorithms.fitting.pictures import draw_sweep
 from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
@@ -449,8 +449,8 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     parallel = given.get("parallel", 1)
     settings = new_settings(options)
     config = settings.make_config()
-    where = "evaluation" if config.evaluation_interval else "env_runners"
-    metric = given.get("metric", f"{where}/episode_return_mean")
+    of_evaluations, of_training = AUTO_METRICS
+    metric = given.get("metric", (of_evaluations if config.evaluation_interval else of_training)[-1])
     if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
         options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
     check_metric(metric, (), config, "--metric")

@@ -136,7 +136,7 @@ def test_evaluation_is_the_same_for_the_same_seed_and_new_for_the_next():
     other = algo.evaluate(num_episodes=4, seed=2, explore=True)
     assert first == second
     assert first != other
-    assert first["num_episodes"] == 4
+    assert first["env_runners"]["num_episodes"] == 4
     assert algo.evaluate(num_episodes=4, explore=True) != algo.evaluate(num_episodes=4, explore=True)
 
 
@@ -144,16 +144,16 @@ def test_evaluation_comes_with_the_results_when_it_is_due():
     algo = match_config().evaluation(evaluation_interval=2, evaluation_duration=3).build_algo()
     results = [algo.train() for _ in range(4)]
     assert ["evaluation" in r for r in results] == [False, True, False, True]
-    assert results[1]["evaluation"]["num_episodes"] == 3
+    assert results[1]["evaluation"]["env_runners"]["num_episodes"] == 3
 
 
 def test_random_play_reaches_what_chance_reaches():
     algo = match_config(ep_len=40).build_algo()
-    result = algo.random_play(num_episodes=50)
+    result = algo.random_play(num_episodes=50)["env_runners"]
     # 2 agents, 40 steps, 3 choices: 80/3, with a standard error of (80 * 2/9 / 50) ** 0.5 = 0.6 over 50 episodes.
     assert result["num_episodes"] == 50
     assert result["episode_return_mean"] == pytest.approx(80 / 3, abs=2.4)
-    assert result == algo.random_play(num_episodes=50)
+    assert result == algo.random_play(num_episodes=50)["env_runners"]
 
 
 def test_an_episode_is_rendered_as_frames():
@@ -246,7 +246,7 @@ def test_match_is_solved(policies, continuous):
     best = 0.0
     for _ in range(40):
         algo.train()
-        result = algo.evaluate(num_episodes=16)
+        result = algo.evaluate(num_episodes=16)["env_runners"]
         best = min(m["mean"] for m in result["module_episode_returns"].values())
         if best > 9.5:
             break

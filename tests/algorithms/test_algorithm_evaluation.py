@@ -39,7 +39,7 @@ def config_of(**evaluation):
 
 
 def modules_of(results):
-    return set(results["module_episode_returns"])
+    return set(results["env_runners"]["module_episode_returns"])
 
 
 def test_a_fixed_opponent_plays_in_evaluations_only():
@@ -47,16 +47,15 @@ def test_a_fixed_opponent_plays_in_evaluations_only():
     algo = config.build_algo()
     results = [algo.train() for _ in range(4)]
     assert modules_of(results[1]["evaluation"]) == {"learns", "fixed"}
-    assert modules_of(results[3]["env_runners"]) == {"learns"}
+    assert modules_of(results[3]) == {"learns"}
     assert modules_of(algo.evaluate()) == {"learns", "fixed"}
 
 
 def test_evaluations_have_their_results_where_rllib_has_them():
     algo = config_of(evaluation_interval=1).build_algo()
-    for found in (algo.evaluate(), algo.train()["evaluation"], algo.train().get("evaluation")):
-        assert "env_runners" in found and "env_runners" not in found["env_runners"]
+    for found in (algo.evaluate(), algo.train()["evaluation"], algo.random_play(num_episodes=3)):
         own = json.loads(json.dumps(found))
-        assert own.pop("env_runners") == own and own["num_episodes"] == 3
+        assert list(own) == ["env_runners"] and own["env_runners"]["num_episodes"] == 3
     algo.stop()
 
 

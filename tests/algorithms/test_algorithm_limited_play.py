@@ -92,7 +92,8 @@ def test_of_each_copy_come_as_many_episodes_as_the_slowest_one_has_ended():
 
 def test_no_time_gives_no_figures_and_no_error():
     algo = config_of(LengthsEnv).build_algo()
-    for results in (algo.random_play(num_episodes=5, max_seconds=0.0), algo.evaluate(num_episodes=5, max_seconds=0.0)):
+    for play in (algo.random_play, algo.evaluate):
+        results = play(num_episodes=5, max_seconds=0.0)["env_runners"]
         assert results["num_episodes"] == 0
         assert results["module_episode_returns"] == {}
         assert math.isnan(results["episode_return_mean"])
@@ -115,11 +116,11 @@ def test_the_caller_can_end_it_and_gets_the_first_episodes_of_each_copy(name):
         asked.append(True)
         return len(asked) > 20
 
-    results = play(num_episodes=30, seed=1, is_enough=is_enough)
+    results = play(num_episodes=30, seed=1, is_enough=is_enough)["env_runners"]
     assert len(asked) == 21
     assert 0 < results["num_episodes"] < 30
     assert results["num_episodes"] % 3 == 0  # of three copies, as many from each
-    assert play(num_episodes=30, seed=1, is_enough=lambda: False)["num_episodes"] == 30
+    assert play(num_episodes=30, seed=1, is_enough=lambda: False)["env_runners"]["num_episodes"] == 30
     algo.stop()
 
 
@@ -193,6 +194,6 @@ def test_the_limit_holds_for_episodes_that_never_end():
             return np.array([1.0], np.float32), 1.0, False, False, {}
 
     algo = PPOConfig().environment(Endless).env_runners(num_envs_per_env_runner=2).build_algo()
-    assert algo.random_play(num_episodes=4, max_seconds=0.05)["num_episodes"] == 0
-    assert algo.evaluate(num_episodes=4, max_seconds=0.05)["num_episodes"] == 0
+    assert algo.random_play(num_episodes=4, max_seconds=0.05)["env_runners"]["num_episodes"] == 0
+    assert algo.evaluate(num_episodes=4, max_seconds=0.05)["env_runners"]["num_episodes"] == 0
     algo.stop()

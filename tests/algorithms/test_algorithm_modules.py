@@ -107,7 +107,7 @@ def test_a_module_that_is_not_added_to_the_learner_only_acts():
     algo.train()
     before = weights(algo)
     assert set(algo.train()["learners"]) == {"main"}
-    assert "old" in algo.evaluate(num_episodes=2)["module_episode_returns"]
+    assert "old" in algo.evaluate(num_episodes=2)["env_runners"]["module_episode_returns"]
     after = weights(algo)
     assert all(np.array_equal(before[name], after[name]) for name in before if name.startswith("old."))
     assert not all(np.array_equal(before[name], after[name]) for name in before if name.startswith("main."))
@@ -115,9 +115,9 @@ def test_a_module_that_is_not_added_to_the_learner_only_acts():
 
 def test_evaluations_follow_the_new_mapping():
     algo = match_config().build_algo()
-    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main"}
+    assert set(algo.evaluate(num_episodes=2)["env_runners"]["module_episode_returns"]) == {"main"}
     add_copy(algo, "old", the_others_by_old)
-    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main", "old"}
+    assert set(algo.evaluate(num_episodes=2)["env_runners"]["module_episode_returns"]) == {"main", "old"}
 
 
 def test_a_module_of_its_own_kind_has_its_own_settings():
@@ -373,7 +373,7 @@ def test_an_earlier_mapping_comes_back_with_an_earlier_checkpoint(tmp_path):
     second = algo.save_to_path(tmp_path / "b")
     algo.restore_from_path(first)
     assert algo.config.policy_mapping_fn == config.policy_mapping_fn
-    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main"}
+    assert set(algo.evaluate(num_episodes=2)["env_runners"]["module_episode_returns"]) == {"main"}
     assert set(algo.train()["learners"]) == set(algo.train()["learners"]) == {"main"}
     other = config.build_algo()
     for run in (algo, other):

@@ -76,7 +76,7 @@ def test_results_count_what_was_read_and_written(tmp_path):
     assert result["offline_data"]["num_damages"] == 0
     assert result["timers"]["num_env_steps_sampled_per_second"] == 0.0
     assert "offline_data" not in life().build_algo().train()
-    assert reading.evaluate(num_episodes=2)["num_episodes"] == 2
+    assert reading.evaluate(num_episodes=2)["env_runners"]["num_episodes"] == 2
     reading.stop()
 
 
@@ -267,7 +267,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path):
 def test_record_plays_the_episodes_of_evaluate(tmp_path):
     algo = life().build_algo()
     before = plain(algo.get_state())
-    results = algo.record(tmp_path / "data", num_episodes=7, seed=5)
+    results = algo.record(tmp_path / "data", num_episodes=7, seed=5)["env_runners"]
     assert plain(algo.get_state()) == before
     reader = EpisodeReader(tmp_path / "data", order="in_order")
     episodes = reader.sample()

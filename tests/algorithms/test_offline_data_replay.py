@@ -228,7 +228,7 @@ def test_cart_pole_is_learned_from_random_play_alone(tmp_path):
         DQNConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": (64, 64)}).debugging(seed=1)
     )
     with config.build_algo() as algo:
-        assert algo.evaluate(num_episodes=20)["episode_return_mean"] < 50
+        assert algo.evaluate(num_episodes=20)["env_runners"]["episode_return_mean"] < 50
         algo.record(tmp_path, num_episodes=300, at_random=True)
     config.training(lr=1e-3, gamma=0.97, n_step=3, train_batch_size_per_learner=64, target_network_update_freq=200)
     config.training(num_steps_sampled_before_learning_starts=6000).offline_data(input_=str(tmp_path))
@@ -236,4 +236,4 @@ def test_cart_pole_is_learned_from_random_play_alone(tmp_path):
         while algo.learner.num_updates < 2000:
             algo.train()
         assert algo.env_runner_group.num_env_steps == 0
-        assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 100
+        assert algo.evaluate(num_episodes=20)["env_runners"]["episode_return_mean"] > 100

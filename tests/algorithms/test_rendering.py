@@ -78,7 +78,7 @@ def test_a_stopped_episode_has_no_return():
 def test_the_returns_are_those_of_an_evaluation_with_the_same_seed():
     algo = small_config("mpe2.simple_spread_v3", env_config={"max_cycles": 5}).build_algo()
     (episode,) = algo.render_episodes(seed=4)
-    result = algo.evaluate(num_episodes=1, seed=4)["module_episode_returns"]
+    result = algo.evaluate(num_episodes=1, seed=4)["env_runners"]["module_episode_returns"]
     assert episode.module_returns == {module_id: stats["mean"] for module_id, stats in result.items()}
     assert len(episode.frames) == 6
 

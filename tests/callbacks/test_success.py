@@ -65,8 +65,8 @@ def test_the_mean_is_over_a_hundred_episodes():
 def test_an_evaluation_and_random_play_have_the_mean_of_all_their_episodes():
     algo = config(measure=lambda env, episode: env.episodes <= 30).build_algo()
     algo.train()
-    assert algo.evaluate(num_episodes=150)["success"] == pytest.approx(30 / 150)
-    assert algo.random_play(num_episodes=40)["success"] == pytest.approx(30 / 40)
+    assert algo.evaluate(num_episodes=150)["env_runners"]["success"] == pytest.approx(30 / 150)
+    assert algo.random_play(num_episodes=40)["env_runners"]["success"] == pytest.approx(30 / 40)
     algo.stop()
 
 
@@ -89,7 +89,7 @@ def test_a_measure_must_return_a_share():
 def test_episodes_for_which_the_measure_returns_none_do_not_count():
     algo = config(measure=lambda env, episode: 1.0 if env.episodes == 3 else None).build_algo()
     assert algo.train()["env_runners"]["success"] == 1.0
-    assert "success" not in algo.random_play(num_episodes=2)
+    assert "success" not in algo.random_play(num_episodes=2)["env_runners"]
     algo.stop()
 
 
@@ -103,20 +103,20 @@ def test_a_measure_gets_the_episode_that_has_ended():
     of_agents = config("marl_envs.match_v0", measure).multi_agent(policy_mapping_fn="agent_0=first,agent_1=second")
     of_agents.environment(env_config={"n_agents": 2, "ep_len": 5})
     algo = of_agents.build_algo()
-    assert algo.evaluate(num_episodes=2)["success"] == 1.0
+    assert algo.evaluate(num_episodes=2)["env_runners"]["success"] == 1.0
     algo.stop()
     assert seen == [(True, f"0-{number}", 5, ["__all__", "agent_0", "agent_1"]) for number in (0, 1)]
 
 
 def test_the_measure_of_a_single_agent_gets_its_episode():
     algo = config(measure=lambda env, episode: len(episode) / 4).build_algo()
-    assert algo.random_play(num_episodes=3)["success"] == 2 / 4
+    assert algo.random_play(num_episodes=3)["env_runners"]["success"] == 2 / 4
     algo.stop()
 
 
 def test_nothing_is_measured_in_worker_processes():
     algo = config("CartPole-v1", balanced).env_runners(num_env_workers=1).build_algo()
-    results = algo.random_play(num_episodes=2)
+    results = algo.random_play(num_episodes=2)["env_runners"]
     algo.stop()
     assert results["num_episodes"] == 2 and "success" not in results
 
@@ -124,14 +124,14 @@ def test_nothing_is_measured_in_worker_processes():
 def test_nothing_is_measured_where_environments_reset_themselves():
     vector = config("CartPole-v1", balanced).env_runners(gym_env_vectorize_mode="vector_entry_point")
     algo = vector.build_algo()
-    results = algo.random_play(num_episodes=2)
+    results = algo.random_play(num_episodes=2)["env_runners"]
     algo.stop()
     assert results["num_episodes"] == 2 and "success" not in results
 
 
 def test_workers_are_not_started_by_themselves():
     algo = config("CartPole-v1", balanced, num_envs=8).env_runners(num_env_workers="auto").build_algo()
-    assert "success" in algo.random_play(num_episodes=8)
+    assert "success" in algo.random_play(num_episodes=8)["env_runners"]
     algo.stop()
 
 

@@ -88,6 +88,15 @@ def test_the_first_agents_have_series_if_agents_come_and_go_for_ever():
     assert written == {f"env_runners/agent_steps/agent_{i}" for i in range(MAX_AGENT_SERIES)}
 
 
+def test_agents_of_evaluations_have_series_where_those_of_training_have_them():
+    steps = {f"agent_{i}": 1.0 for i in range(MAX_AGENT_SERIES + 5)}
+    row = {**result(1, agent_steps=steps), "evaluation": {"env_runners": {"agent_steps": steps}}}
+    ListTracker().log(ALGORITHM, row)
+    for part in ("env_runners", "evaluation/env_runners"):
+        written = [name for name in names(ListTracker.calls[1]) if name.startswith(f"{part}/agent_steps/")]
+        assert written == sorted(f"{part}/agent_steps/agent_{i}" for i in range(MAX_AGENT_SERIES))
+
+
 def test_only_named_agents_have_series():
     ListTracker(agents=["a"]).log(ALGORITHM, result(1, agent_steps={"a": 1.0, "b": 2.0}))
     assert names(ListTracker.calls[1])[:1] == ["env_runners/agent_steps/a"] and len(ListTracker.calls[1][1]) == 3

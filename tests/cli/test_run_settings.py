@@ -151,9 +151,9 @@ def test_in_evaluations_one_agent_after_the_other_plays_against_a_random_one(cha
     settings = dataclasses.replace(GAME, **changes)
     algo = settings.build_algorithm()
     assert sorted(algo.rl_module) == sorted([*(modules or changes["modules"]), "random"])
-    results = algo.evaluate(num_episodes=8)
-    assert results["module_episode_returns"]["random"]["num_episodes"] == 8
-    own = [results["module_episode_returns"][m]["num_episodes"] for m in algo.rl_module if m not in ("random", "c")]
+    returns = algo.evaluate(num_episodes=8)["env_runners"]["module_episode_returns"]
+    assert returns["random"]["num_episodes"] == 8
+    own = [returns[m]["num_episodes"] for m in algo.rl_module if m not in ("random", "c")]
     assert own == [8] if len(own) == 1 else own == [4, 4]
     trained = algo.train()
     algo.stop()
@@ -162,14 +162,14 @@ def test_in_evaluations_one_agent_after_the_other_plays_against_a_random_one(cha
 
 def test_an_opponent_stays_in_checkpoints_and_is_not_imported_from_elsewhere(tmp_path):
     algo = GAME.build_algorithm()
-    expected = algo.evaluate(num_episodes=8, seed=5)["module_episode_returns"]
+    expected = algo.evaluate(num_episodes=8, seed=5)["env_runners"]["module_episode_returns"]
     path = algo.save_to_path(tmp_path / "checkpoint")
     algo.stop()
     restored = Algorithm.from_checkpoint(path, trusted=False, new_episodes=True)
     assert restored.config.evaluation_config == {
         "policy_mapping_fn": OneAgainst(SharedPolicy(), ("player_0", "player_1"), "random")
     }
-    assert restored.evaluate(num_episodes=8, seed=5)["module_episode_returns"] == expected
+    assert restored.evaluate(num_episodes=8, seed=5)["env_runners"]["module_episode_returns"] == expected
     restored.stop()
 
 
@@ -191,9 +191,11 @@ def test_evaluations_draw_actions_where_the_settings_say_so(opponent):
     greedy = dataclasses.replace(GAME, eval_opponent=opponent, eval_explore=False).build_algorithm()
     drawn = dataclasses.replace(GAME, eval_opponent=opponent, eval_explore=True).build_algorithm()
     assert [algo.config.get_evaluation_config().explore for algo in (greedy, drawn)] == [False, True]
-    returns = [algo.evaluate(num_episodes=16, seed=3)["module_episode_returns"] for algo in (greedy, drawn)]
-    assert returns[1] == greedy.evaluate(num_episodes=16, seed=3, explore=True)["module_episode_returns"]
-    assert returns[0] == drawn.evaluate(num_episodes=16, seed=3, explore=False)["module_episode_returns"]
+    returns = [
+        algo.evaluate(num_episodes=16, seed=3)["env_runners"]["module_episode_returns"] for algo in (greedy, drawn)
+    ]
+    assert returns[1] == greedy.evaluate(num_episodes=16, seed=3, explore=True)["env_runners"]["module_episode_returns"]
+    assert returns[0] == drawn.evaluate(num_episodes=16, seed=3, explore=False)["env_runners"]["module_episode_returns"]
     assert ("random" in returns[1]) == (opponent is not None)
 
 

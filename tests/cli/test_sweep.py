@@ -89,7 +89,7 @@ def test_a_searched_batch_size_and_another_metric_decide_about_the_warning(comma
     sizes = ["train_batch_size_per_learner=100,200,300", "--trials", "1", "--steps", "200", "--set", "lr=0.1"]
     assert command(*START, *sizes) == 0
     assert [f"has {size} steps" in command.err for size in (100, 200, 300)] == [False, True, True]
-    evaluated = [*sizes, "--set", "evaluation_interval=1", "--metric", "evaluation/episode_return_mean"]
+    evaluated = [*sizes, "--set", "evaluation_interval=1", "--metric", "evaluation/env_runners/episode_return_mean"]
     assert command(*START[:-3], "--out", "t", "--search", *evaluated) in (0, 2)
     assert "one iteration" not in command.err
 
@@ -150,7 +150,14 @@ def test_a_misspelt_metric_stops_the_sweep_at_its_first_result_and_can_be_correc
 
 
 def test_a_metric_of_evaluations_needs_evaluations(command, behaviour):
-    words = ["sweep", "marl_envs.match_v0", "--search", "lr=0.1,0.2", "--metric", "evaluation/episode_return_mean"]
+    words = [
+        "sweep",
+        "marl_envs.match_v0",
+        "--search",
+        "lr=0.1,0.2",
+        "--metric",
+        "evaluation/env_runners/episode_return_mean",
+    ]
     assert command(*words) == 2
     assert "nothing is evaluated during training. Add --set evaluation_interval=5" in command.err
     assert not Path("runs").exists()

@@ -187,8 +187,10 @@ def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(com
             results = play(self, num_episodes=num_episodes, **kwargs)
             if max_seconds is None:
                 return results
-            returns = results["module_episode_returns"] if number[name] else {}
-            return {**results, "num_episodes": number[name], "module_episode_returns": returns}
+            results["env_runners"]["num_episodes"] = number[name]
+            if not number[name]:
+                results["env_runners"]["module_episode_returns"] = {}
+            return results
 
         return found
 

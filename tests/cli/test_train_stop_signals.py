@@ -94,7 +94,8 @@ def stopped_evaluation(command, monkeypatch, number, ended, signals=1, when_trai
         for _ in range(signals):
             raised(number)
         assert is_enough()
-        return results | {"num_episodes": ended}
+        results["env_runners"]["num_episodes"] = ended
+        return results
 
     monkeypatch.setattr(command.fake, "evaluate", evaluate_until_stopped)
 

@@ -10,7 +10,7 @@ import pytest
 RUN = Path("run")
 
 
-def train(command, monkeypatch, returns, *words, where="env_runners", success=None):
+def train(command, monkeypatch, returns, *words, in_evaluations=False, success=None):
     """Trains with a checkpoint in each iteration, which has the next one of these returns."""
     original = command.fake.train
 
@@ -20,7 +20,8 @@ def train(command, monkeypatch, returns, *words, where="env_runners", success=No
         own = {} if value is None else {"episode_return_mean": value}
         if success is not None:
             own["success"] = success[self.iteration - 1]
-        result[where] = {**result.get(where, {}), **own}
+        where = result.setdefault("evaluation", {"env_runners": {}}) if in_evaluations else result
+        where["env_runners"].update(own)
         return result
 
     with monkeypatch.context() as patch:
@@ -76,7 +77,7 @@ def test_no_checkpoint_is_the_best_if_that_is_not_wanted(command, monkeypatch):
 
 def test_evaluations_count_and_not_the_returns_of_training(command, monkeypatch):
     """Training's own returns rise in each iteration. The newest evaluation counts until the next one."""
-    train(command, monkeypatch, [None, 4.0, None, 1.0, None], where="evaluation")
+    train(command, monkeypatch, [None, 4.0, None, 1.0, None], in_evaluations=True)
     assert best() == "000002\n"
 
 

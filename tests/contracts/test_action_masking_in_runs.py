@@ -123,7 +123,7 @@ def test_an_environment_that_raises_on_illegal_moves_is_trained_on(policies, sta
     assert set(results) == ({"default_policy"} if policies == "shared" else set(AGENTS))
     assert np.isfinite(list(losses_of(results).values())).all()
     assert all(torch.isfinite(p).all() for p in algo.rl_module.parameters())
-    assert algo.evaluate(num_episodes=2)["num_episodes"] == 2
+    assert algo.evaluate(num_episodes=2)["env_runners"]["num_episodes"] == 2
     for module in algo.rl_module.values():
         assert module.observation_space == BOX
     algo.stop()
@@ -355,5 +355,5 @@ def test_classic_games_are_played_by_the_rules(name, policies):
     for _ in range(2):
         results = algo.train()
         assert np.isfinite(list(losses_of(results["learners"]).values())).all()
-    assert algo.evaluate(num_episodes=4)["num_episodes"] == 4
+    assert algo.evaluate(num_episodes=4)["env_runners"]["num_episodes"] == 4
     algo.stop()

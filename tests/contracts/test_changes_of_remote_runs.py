@@ -288,7 +288,7 @@ def test_a_failed_evaluation_leaves_evaluations_possible(monkeypatch):
     with pytest.raises(EnvError, match="raised ZeroDivisionError"):
         algo.evaluate(num_episodes=40)
     seed = next(seed for seed in range(100) if not _fails(algo, seed))
-    assert algo.evaluate(num_episodes=2, seed=seed)["num_episodes"] == 2
+    assert algo.evaluate(num_episodes=2, seed=seed)["env_runners"]["num_episodes"] == 2
     algo.stop()
 
 

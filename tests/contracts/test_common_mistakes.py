@@ -388,7 +388,7 @@ MISTAKES = [
     Mistake("zoo CartPol-v1", ("there is no task 'CartPol-v1'. Did you mean 'CartPole-v1'?",)),
     Mistake(f"train mistaken:Plain --keep-best env_runners/episode_return_men {RUN}",
             ("no result is called 'env_runners/episode_return_men'", "'env_runners/episode_return_mean'?")),
-    Mistake(f"train CartPole-v1 --keep-best evaluation/episode_return_mean {RUN}",
+    Mistake(f"train CartPole-v1 --keep-best evaluation/env_runners/success {RUN}",
             ("nothing is evaluated during training", "--set evaluation_interval=5")),
 ]  # fmt: skip
 

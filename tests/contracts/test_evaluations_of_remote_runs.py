@@ -74,7 +74,7 @@ def test_the_caller_sees_episodes_end_and_can_end_the_rest(name, seed, fake):
         seed=seed,
         on_progress=lambda num_done: told.append((num_done, algo.activity)),
         is_enough=lambda: told[-1][0] >= enough,
-    )
+    )["env_runners"]
     numbers, what = [number for number, _ in told], "evaluating" if name == "evaluate" else "playing at random"
     assert numbers == sorted(numbers) and numbers[-1] >= enough
     assert told[-1][1] == f"{what}, {numbers[-1]} of 20000 episodes"
@@ -83,7 +83,7 @@ def test_the_caller_sees_episodes_end_and_can_end_the_rest(name, seed, fake):
     assert ended < 20_000 and ended % num_envs == 0
     local = config_of(num_envs, 0).build_algo()
     if ended:
-        expected = getattr(local, name)(num_episodes=max(ended, num_envs), seed=seed)
+        expected = getattr(local, name)(num_episodes=max(ended, num_envs), seed=seed)["env_runners"]
         of_episodes = ("num_episodes", "episode_return_mean", "episode_len_mean", "module_episode_returns")
         assert {key: found[key] for key in of_episodes} == {key: expected[key] for key in of_episodes}
     local.stop()
@@ -102,7 +102,7 @@ def test_episodes_that_never_end_are_ended_also_if_an_env_runner_is_lost_meanwhi
     fake.loses = loses
     LengthsEnv.may_go_on.set()
     algo = config_of(2, 2, is_endless=True).build_algo()
-    assert algo.evaluate(num_episodes=4, is_enough=lambda: True)["num_episodes"] == 0
+    assert algo.evaluate(num_episodes=4, is_enough=lambda: True)["env_runners"]["num_episodes"] == 0
     group = algo.eval_env_runner_group
     assert lost and group is not None and group.num_remote_env_runner_restarts == 1
     algo.stop()
@@ -119,7 +119,7 @@ def test_an_evaluation_of_train_that_is_ended_is_left_out_of_its_results(in_para
     result = algo.train()
     assert asked and "evaluation" not in result and result["training_iteration"] == 1
     algo.ends_evaluations = None
-    assert algo.train()["evaluation"]["num_episodes"] == 2000
+    assert algo.train()["evaluation"]["env_runners"]["num_episodes"] == 2000
     algo.stop()
 
 

@@ -106,7 +106,7 @@ def test_rules_act_beside_a_module_that_learns(rules, own):
     assert set(algo.train()["learners"]) - {"__shared__"} == {"main"}
     (episode,) = algo.env_runner.sample(num_episodes=1)
     assert episode.agent_episodes["agent_1"].get_return() == PAID
-    assert algo.evaluate(num_episodes=2)["module_episode_returns"]["rules"]["mean"] == PAID
+    assert algo.evaluate(num_episodes=2)["env_runners"]["module_episode_returns"]["rules"]["mean"] == PAID
 
 
 def test_each_module_has_in_its_episodes_what_it_put_out_and_nothing_else():

@@ -129,6 +129,6 @@ def test_an_iteration_reports_the_rewards_that_are_in_none_of_its_train_batches(
     algo = config.training(train_batch_size_per_learner=4, minibatch_size=4).build_algo()
     results = [algo.train()["env_runners"] for _ in range(2)]
     assert [result["uncredited_reward"] for result in results] == [64 + 8 + 0.5 + 128, 16 + 0.125 + 512 + 1024]
-    assert algo.evaluate(num_episodes=2)["uncredited_reward"] == 2 * (64 + 0.5)
-    assert algo.random_play(num_episodes=1)["uncredited_reward"] == 64 + 0.5
+    assert algo.evaluate(num_episodes=2)["env_runners"]["uncredited_reward"] == 2 * (64 + 0.5)
+    assert algo.random_play(num_episodes=1)["env_runners"]["uncredited_reward"] == 64 + 0.5
     assert algo.train()["env_runners"]["uncredited_reward"] == results[0]["uncredited_reward"]

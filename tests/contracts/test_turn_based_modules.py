@@ -271,9 +271,9 @@ def test_masked_games_are_trained_and_explained():
     assert 5 <= results["env_runners"]["episode_len_mean"] <= 9
     text = str(algo.explain())
     assert "ActionMasking" in text and "FlattenObservations" in text
-    games = algo.evaluate(num_episodes=6)
+    games = algo.evaluate(num_episodes=6)["env_runners"]
     assert games["num_episodes"] == 6 and 5 <= games["episode_len_mean"] <= 9
-    assert 5 <= algo.random_play(num_episodes=6)["episode_len_mean"] <= 9
+    assert 5 <= algo.random_play(num_episodes=6)["env_runners"]["episode_len_mean"] <= 9
 
 
 def test_callbacks_are_told_of_games():

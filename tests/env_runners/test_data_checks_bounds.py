@@ -44,8 +44,8 @@ def test_evaluation_counts_them_too_and_does_not_tell_again_what_the_run_was_tol
     algo = small_config(OversteppingEnv).evaluation(evaluation_interval=1, evaluation_duration=2).build_algo()
     result, texts = collected(algo.train)
     assert len(texts) == 1
-    assert result["evaluation"][COUNT] == 2 * 7
-    assert collected(lambda: algo.evaluate(num_episodes=1))[0][COUNT] == 7
+    assert result["evaluation"]["env_runners"][COUNT] == 2 * 7
+    assert collected(lambda: algo.evaluate(num_episodes=1))[0]["env_runners"][COUNT] == 7
 
 
 def test_who_makes_errors_of_warnings_gets_an_error():

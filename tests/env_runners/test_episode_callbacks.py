@@ -310,7 +310,7 @@ def test_what_episodes_log_is_in_the_results_of_the_runners(kind):
     results = [algo.train()["env_runners"] for _ in range(2)]
     assert results[0]["my_len"] == pytest.approx(results[0]["episode_len_mean"])
     assert results[1]["mine"] == {"episodes": results[1]["num_episodes"]}
-    evaluated = algo.evaluate(num_episodes=4)
+    evaluated = algo.evaluate(num_episodes=4)["env_runners"]
     assert evaluated["my_len"] == evaluated["episode_len_mean"]
     assert evaluated["mine"] == {"episodes": 4}, "the runner that evaluates counts for itself"
     algo.stop()
@@ -325,7 +325,7 @@ def test_what_the_algorithm_logs_is_at_the_top_of_the_results():
             metrics_logger.log_value("twice", 2 * result["training_iteration"], reduce="item")
 
         def on_evaluate_end(self, *, metrics_logger, evaluation_metrics, **kwargs):
-            metrics_logger.log_value("evaluated", evaluation_metrics["num_episodes"], reduce="item")
+            metrics_logger.log_value("evaluated", evaluation_metrics["env_runners"]["num_episodes"], reduce="item")
 
     algo = small_config(partial(LifeEnv, max_steps=4)).callbacks(Logs).evaluation(evaluation_interval=2).build_algo()
     first, second = algo.train(), algo.train()

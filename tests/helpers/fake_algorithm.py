@@ -120,10 +120,10 @@ class FakeAlgorithm:
 
     def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None, is_enough=None):
         self.evaluated_with.append((num_episodes, explore, seed))
-        return self.results(float(self.iteration)) | {"num_episodes": num_episodes}
+        return {"env_runners": self.results(float(self.iteration)) | {"num_episodes": num_episodes}}
 
     def random_play(self, *, num_episodes, max_seconds=None, on_progress=None, is_enough=None):
-        return self.results(-7.0) | {"num_episodes": num_episodes}
+        return {"env_runners": self.results(-7.0) | {"num_episodes": num_episodes}}
 
     def render_episodes(self, num_episodes=1, *, max_frames, max_seconds, seed, explore=None):
         returns = dict.fromkeys(self.modules, float(self.iteration))

@@ -116,7 +116,7 @@ def test_it_plays_beside_a_module_that_learns(base, model):
     algo = config(base, **model).build_algo()
     assert set(algo.train()["learners"]) - {"__shared__"} == {"main"}
     assert not algo.get_module("random").get_state()
-    results = [algo.evaluate(num_episodes=20, seed=seed)["module_episode_returns"] for seed in (1, 1, 2)]
+    results = [algo.evaluate(num_episodes=20, seed=seed)["env_runners"]["module_episode_returns"] for seed in (1, 1, 2)]
     algo.stop()
     assert results[0] == results[1] != results[2]
     hits = round(20 * results[0]["random"]["mean"])
@@ -184,7 +184,7 @@ def test_it_is_never_updated(policies_to_train):
 def test_it_is_the_only_module_of_a_single_agent():
     alone = PPOConfig().environment("CartPole-v1").rl_module(rl_module_spec=RLModuleSpec(RandomRLModule))
     algo = alone.build_algo()
-    mean = algo.evaluate(num_episodes=50)["module_episode_returns"]["default_policy"]["mean"]
+    mean = algo.evaluate(num_episodes=50)["env_runners"]["module_episode_returns"]["default_policy"]["mean"]
     algo.stop()
     assert 15 < mean < 32  # the poles fall after 22 steps
 

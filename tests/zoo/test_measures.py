@@ -62,11 +62,11 @@ def test_the_last_chunk_of_a_game_says_nothing():
 def test_success_is_the_share_of_games_with_a_positive_return():
     settings = RunSettings("marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4])
     algo = settings.build_algorithm()
-    assert algo.evaluate(num_episodes=2).get("success") is None  # the zoo does not have this game
+    assert algo.evaluate(num_episodes=2)["env_runners"].get("success") is None  # the zoo does not have this game
     config = algo.config.copy().callbacks(on_episode_end=Success("games won", games_won))
     algo.stop()
     algo = config.build_algo()
-    results = algo.evaluate(num_episodes=40, seed=1)
+    results = algo.evaluate(num_episodes=40, seed=1)["env_runners"]
     assert "success" not in algo.train()["env_runners"]
     algo.stop()
     returns = results["module_episode_returns"]["default_policy"]  # 1 for a won game, else -1

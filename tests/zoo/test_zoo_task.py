@@ -71,7 +71,7 @@ def test_expected_results_are_plausible(task):
 @pytest.mark.usefixtures("installed")
 def test_a_run_with_the_settings_can_be_built_and_its_success_is_a_share(task):
     algo = dataclasses.replace(settings_of_task(task), num_envs=1, num_env_workers=0).build_algorithm()
-    results = algo.random_play(num_episodes=1)
+    results = algo.random_play(num_episodes=1)["env_runners"]
     algo.stop()
     if task.success is None:
         assert "success" not in results

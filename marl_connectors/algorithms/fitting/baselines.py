@@ -45,13 +45,15 @@ class Baselines(Part):
 def measured_baseline(play: Any, *, num_episodes: int, max_seconds: float, **how: Any) -> dict[str, Any]:
     """Plays episodes for some seconds; if these do not suffice, a single whole episode, which may take longer.
 
+    Returns the results of the env runners.
+
     Args:
         play: ``Algorithm.random_play`` or ``Algorithm.evaluate``.
         num_episodes: The number of episodes.
         max_seconds: The seconds.
         **how: Other arguments of ``play``.
     """
-    found = play(num_episodes=num_episodes, max_seconds=max_seconds, **how)
+    found = play(num_episodes=num_episodes, max_seconds=max_seconds, **how)["env_runners"]
     if found["num_episodes"]:
         return found
-    return play(num_episodes=1, max_seconds=PATIENCE * max_seconds, **how)
+    return play(num_episodes=1, max_seconds=PATIENCE * max_seconds, **how)["env_runners"]

@@ -93,16 +93,17 @@ def evaluate_both_ways(algo: Any, *, num_episodes: int, watching: Any = PlayProg
         **how: Other arguments of ``Algorithm.evaluate``.
 
     Returns:
-        The results, with ``"explore"``: whether their actions were drawn. Those of the other way of acting are under
-        ``"most_likely_actions"`` or ``"drawn_actions"``; they are missing for algorithms that learn values or
-        deterministic policies.
+        The results of ``env_runners``, with ``"explore"``: whether their actions were drawn. Those of the other way of
+        acting are under ``"most_likely_actions"`` or ``"drawn_actions"``; they are missing for algorithms that learn
+        values or deterministic policies.
     """
     explore = bool(algo.config.get_evaluation_config().explore)
     other = {(MOST_LIKELY if explore else DRAWN): not explore} if algo.config.draws_actions else {}
     found = []
     for way in (explore, *other.values()):
         with watching(num_episodes) as watch:
-            found.append(algo.evaluate(num_episodes=num_episodes, explore=way, on_progress=watch, **how))
+            played = algo.evaluate(num_episodes=num_episodes, explore=way, on_progress=watch, **how)
+            found.append(played["env_runners"])
     return {**found[0], "explore": explore, **dict(zip(other, found[1:], strict=True))}
 
 

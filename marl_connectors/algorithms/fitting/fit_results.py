@@ -112,10 +112,8 @@ class FitResults(Sequence[dict[str, Any]]):
 
 def _without_agents(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a result without those of single agents, if there are many of them."""
-    changed = {}
-    for part in ("env_runners", "evaluation"):
-        results = row.get(part, {})
-        many = {name for name in BY_AGENT if len(results.get(name, ())) > MAX_AGENT_SERIES}
-        if many:
-            changed[part] = {name: value for name, value in results.items() if name not in many}
-    return {**row, **changed} if changed else row
+    return {
+        name: _without_agents(value) if name in ("evaluation", "env_runners") else value
+        for name, value in row.items()
+        if not (name in BY_AGENT and isinstance(value, dict) and len(value) > MAX_AGENT_SERIES)
+    }

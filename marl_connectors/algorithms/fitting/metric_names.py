@@ -14,11 +14,12 @@ AUTO: Final = "auto"
 """The setting ``keep_best`` that chooses by the metrics of ``AUTO_METRICS`` that the results of the run have."""
 LOWEST: Final = "min:"
 """The beginning of a metric whose lowest value is the best."""
-EVALUATION, TRAINING = "evaluation", "env_runners"
-OFFLINE_EVALUATION: Final = "offline_evaluation"
+EVALUATION, TRAINING, OFFLINE_EVALUATION = "evaluation", "env_runners", "offline_evaluation"
 """The parts of results in which episodes are."""
+OF_EVALUATION: Final = f"{EVALUATION}/{TRAINING}"
+"""Where evaluations have what ``env_runners`` has of training."""
 RETURN: Final = "episode_return_mean"
-AUTO_METRICS: Final = tuple((f"{place}/{SUCCESS}", f"{place}/{RETURN}") for place in (EVALUATION, TRAINING))
+AUTO_METRICS: Final = tuple((f"{place}/{SUCCESS}", f"{place}/{RETURN}") for place in (OF_EVALUATION, TRAINING))
 """The metrics by which ``auto`` chooses: the first pair of which the results have a return, which decides ties."""
 _EXAMPLES: Final = (RETURN, "episode_return_min", "episode_return_max", "episode_len_mean", SUCCESS)
 _LATER: Final = ("learners", OFFLINE_EVALUATION)
@@ -41,7 +42,7 @@ def metrics_of(keep_best: str | None) -> list[tuple[str, ...]]:
         return []
     if keep_best == AUTO:
         return list(AUTO_METRICS)
-    place = EVALUATION if keep_best.removeprefix(LOWEST).startswith(f"{EVALUATION}/") else TRAINING
+    place = OF_EVALUATION if keep_best.removeprefix(LOWEST).startswith(f"{EVALUATION}/") else TRAINING
     return [tuple(dict.fromkeys([keep_best, f"{place}/{RETURN}"]))]
 
 
@@ -70,11 +71,11 @@ def why_missing(metric: str, names: Collection[str], config: Any, *, own_code: b
     if not names:
         if (slash and place in _PARTS) or name.startswith(("num_", "time_")) or own_code:
             return ""
-        known = [f"{part}/{each}" for part in (TRAINING, EVALUATION)[: 1 + evaluates] for each in _EXAMPLES]
+        known = [f"{part}/{each}" for part in (TRAINING, OF_EVALUATION)[: 1 + evaluates] for each in _EXAMPLES]
         return f"no result is called {name!r}. {closest_metric(name, known)}"
     of_evaluations = {each for each in names if each.startswith(f"{EVALUATION}/")}
     if place == EVALUATION and not of_evaluations:
-        of_evaluations = {re.sub(f"^{TRAINING}/", f"{EVALUATION}/", each) for each in names}
+        of_evaluations = {f"{EVALUATION}/{each}" for each in names if each.startswith(f"{TRAINING}/")}
     if place in _LATER and not any(each.startswith(f"{place}/") for each in names):
         return ""
     no_episode = not any(each.startswith(f"{TRAINING}/module_episode_returns/") for each in names)
@@ -116,9 +117,10 @@ def check_metric(
 
 def closest_metric(name: str, names: Collection[str]) -> str:
     """Returns a closing sentence that names the closest metric, or some of them."""
-    whole = next((each for each in sorted(names) if each.endswith(f"/{name}")), name)
+    with_levels = "(.*/)?" + "/(.*/)?".join(map(re.escape, name.split("/")))
+    whole = next((each for each in sorted(names) if re.fullmatch(with_levels, each)), name)
     close = did_you_mean(whole, sorted(names))
-    some = [each for each in sorted(names) if each.count("/") == 1]
+    some = [each for each in sorted(names) if each.removeprefix(f"{EVALUATION}/").count("/") == 1]
     return close if close.startswith("Did you mean") else f"Some results are: {', '.join(some[:12])}."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import number
-from marl_connectors.algorithms.fitting.metric_names import EVALUATION, TRAINING, has_own_code, why_missing
+from marl_connectors.algorithms.fitting.metric_names import EVALUATION, has_own_code, why_missing
 from marl_connectors.algorithms.fitting.progress import COUNTS
 from marl_connectors.algorithms.fitting.run_files import names_of
 from marl_connectors.callbacks.trackers import scalars
@@ -47,12 +47,8 @@ class StopConditions:
         levels: Mapping[str, float] = stop if isinstance(stop, Mapping) else {}
         self._levels = {str(name): is_number().check(level, "fit", f"stop[{name!r}]") for name, level in levels.items()}
         for name in self._levels:
-            if name.startswith(f"{EVALUATION}/") and config.evaluation_interval is None:
-                of_training = f"{TRAINING}/{name.removeprefix(f'{EVALUATION}/')}"
-                raise ConfigError(
-                    f"fit: stop[{name!r}] is never reached, because this run has no evaluations. Set "
-                    f"config.evaluation(evaluation_interval=1), or use {of_training!r}."
-                )
+            if name.startswith(f"{EVALUATION}/") and (why := why_missing(name, (), config)):
+                raise ConfigError(f"fit: stop[{name!r}] is never reached: {why}")
         self.totals = {name: level for name, level in self._levels.items() if name in COUNTS.values()}
         self._config = config
         self._has_own_code = has_own_code(config, callbacks)

@@ -577,9 +577,9 @@ def test_cart_pole_is_learned():
     algo = config.build_algo()
     for _ in range(60):
         algo.train()
-        if algo.evaluate(num_episodes=5)["episode_return_mean"] > 450:
+        if algo.evaluate(num_episodes=5)["env_runners"]["episode_return_mean"] > 450:
             break
-    assert algo.evaluate(num_episodes=20)["episode_return_mean"] > 400
+    assert algo.evaluate(num_episodes=20)["env_runners"]["episode_return_mean"] > 400
     algo.stop()
 
 

@@ -208,7 +208,7 @@ def test_a_memory_task_is_learned_with_a_recurrent_network():
     best = 0.0
     for _ in range(60):
         algo.train()
-        best = max(best, algo.evaluate(num_episodes=8)["episode_return_mean"])
+        best = max(best, algo.evaluate(num_episodes=8)["env_runners"]["episode_return_mean"])
         if best > 150:
             break
     assert best > 150  # without memory, about 50

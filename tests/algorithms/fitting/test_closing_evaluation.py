@@ -84,7 +84,7 @@ def test_agents_that_block_each_other_with_their_most_likely_actions_are_measure
     assert main(["evaluate", "run", "--json", "--episodes", "5", "--no-explore"]) == 0
     assert mean(json.loads(capsys.readouterr().out)["results"]) == 0.0
     algo = Algorithm.from_checkpoint("run")
-    assert 4.0 < mean(algo.evaluate(num_episodes=50)) < 6.0
+    assert 4.0 < mean(algo.evaluate(num_episodes=50)["env_runners"]) < 6.0
     algo.stop()
 
 
@@ -93,7 +93,7 @@ def test_a_user_who_wants_the_most_likely_actions_has_them_as_the_result(trained
     assert final["explore"] is False and mean(final) == 0.0 and 4.0 < mean(final["drawn_actions"]) < 6.0
     assert "block each other" in said
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [mean(row["evaluation"]) for row in rows] == [0.0, 0.0]
+    assert [mean(row["evaluation"]["env_runners"]) for row in rows] == [0.0, 0.0]
 
 
 def test_where_both_ways_get_the_same_nothing_is_said(trained):
@@ -158,7 +158,7 @@ def test_random_play_that_ends_no_episode_in_time_plays_a_single_whole_one():
 
     def play(*, num_episodes, max_seconds, seed):
         asked.append((num_episodes, max_seconds, seed))
-        return {"num_episodes": 0 if num_episodes > 1 else 1}
+        return {"env_runners": {"num_episodes": 0 if num_episodes > 1 else 1}}
 
     assert measured_baseline(play, num_episodes=20, max_seconds=2.0, seed=3) == {"num_episodes": 1}
     assert asked == [(20, 2.0, 3), (1, 20.0, 3)]
@@ -172,13 +172,14 @@ def test_a_slow_environment_has_a_random_baseline():
 
     config = PPOConfig().environment(Slow).env_runners(num_envs_per_env_runner=8, num_env_workers=0)
     with config.build_algo() as algo:  # 8 sub-environments take 0.8 s for an episode each
-        assert algo.random_play(num_episodes=20, max_seconds=0.2)["num_episodes"] == 0
+        assert algo.random_play(num_episodes=20, max_seconds=0.2)["env_runners"]["num_episodes"] == 0
         found = measured_baseline(algo.random_play, num_episodes=20, max_seconds=0.2)
     assert found["num_episodes"] == 1 and 0.0 <= mean(found) <= 10.0
 
 
 def test_random_play_with_ended_episodes_is_left_as_it_is():
-    assert measured_baseline(lambda **how: {"num_episodes": 8}, num_episodes=20, max_seconds=2.0) == {"num_episodes": 8}
+    played = {"num_episodes": 8}
+    assert measured_baseline(lambda **how: {"env_runners": played}, num_episodes=20, max_seconds=2.0) == played
 
 
 def test_both_ways_are_measured_with_the_same_seed():
@@ -191,7 +192,7 @@ def test_both_ways_are_measured_with_the_same_seed():
                 return type("Config", (), {"explore": True})
 
         def evaluate(self, *, num_episodes, explore, seed, on_progress):
-            return {"num_episodes": num_episodes, "asked": (explore, seed)}
+            return {"env_runners": {"num_episodes": num_episodes, "asked": (explore, seed)}}
 
     found = evaluate_both_ways(Noting(), num_episodes=3, seed=7)
     assert (found["asked"], found["most_likely_actions"]["asked"]) == ((True, 7), (False, 7))

@@ -127,11 +127,11 @@ def test_a_tracker_logs_no_metrics(algo, tmp_path):
 def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
     config = match().evaluation(evaluation_interval=2, evaluation_duration=1)
     config.environment(env_config={"n_agents": 2, "ep_len": 25})  # an iteration has 10 steps of each sub-environment
-    wanted = {"env_runners/module_episode_returns/agent_0/mean": -1e9, "evaluation/episode_len_mean": 26}
+    wanted = {"env_runners/module_episode_returns/agent_0/mean": -1e9, "evaluation/env_runners/episode_len_mean": 26}
     with config.build_algo() as algo:
         assert len(quiet(algo, num_iterations=5, stop=wanted)) == 3
-        with pytest.raises(ConfigError, match="Did you mean 'evaluation/episode_len_mean'"):
-            quiet(algo, num_iterations=5, stop={"evaluation/episode_len_man": 1})
+        with pytest.raises(ConfigError, match="Did you mean 'evaluation/env_runners/episode_len_mean'"):
+            quiet(algo, num_iterations=5, stop={"evaluation/env_runners/episode_len_man": 1})
     assert not caplog.messages
 
 
@@ -144,7 +144,10 @@ def test_a_metric_may_be_missing_until_an_episode_or_an_evaluation_ends(caplog):
         ({"num_iterations": 1.5}, "num_iterations: expected a whole number from 1"),
         ({"num_iterations": 1, "stop": 3}, "expected stop to be a dict"),
         ({"stop": {"a": "b"}}, r"stop\['a'\]: expected a number"),
-        ({"stop": {"evaluation/success": 1}}, "never reached, because this run has no evaluations"),
+        (
+            {"stop": {"evaluation/env_runners/success": 1}},
+            "never reached: there is no .*, because nothing is evaluated",
+        ),
         ({"num_iterations": 1, "checkpoint_every": 0}, "checkpoint_every: expected a whole number from 1"),
         ({"num_iterations": 1, "keep_checkpoints": 0}, "keep_checkpoints: expected a whole number from 1"),
     ],

@@ -57,10 +57,13 @@ def test_a_wrong_name_is_told_the_closest_one():
 @pytest.mark.parametrize(("agents", "is_kept"), [(100, True), (101, False)])
 def test_the_results_of_many_agents_are_only_in_the_newest_one(agents, is_kept):
     given = [result(i, 1.0, agents=agents) for i in (1, 2)]
+    for each in given:
+        each["evaluation"] = {"env_runners": each["env_runners"]}
     results = filled(*given)
-    assert ("agent_steps" in results[0]["env_runners"]) == is_kept
-    assert results[0]["env_runners"]["episode_return_mean"] == 1.0
-    assert len(results[1]["env_runners"]["agent_steps"]) == agents
+    for first, second in (results, [each["evaluation"] for each in results]):
+        assert ("agent_steps" in first["env_runners"]) == is_kept
+        assert first["env_runners"]["episode_return_mean"] == 1.0
+        assert len(second["env_runners"]["agent_steps"]) == agents
     assert all("agent_steps" in each["env_runners"] for each in given)  # what callbacks may have kept is not changed
 
 

@@ -12,7 +12,7 @@ NAMES = (
     "env_runners/episode_return_mean",
     "min:learners/default_policy/total_loss",
     "time_total_s",
-    "evaluation/success",
+    "evaluation/env_runners/success",
 )
 
 
@@ -26,8 +26,30 @@ def test_a_metric_that_is_in_no_part_of_results_is_refused_before_the_first_ones
         ConfigError, match=r"no result is called 'episode_len_mean'. Did you mean 'env_runners/episode_"
     ):
         check_metric("episode_len_mean", (), PPOConfig())
-    assert "evaluation/success" not in why_missing("foo", (), PPOConfig())
-    assert "evaluation/success" in why_missing("foo", (), PPOConfig().evaluation(evaluation_interval=1))
+    assert "evaluation/env_runners/success" not in why_missing("foo", (), PPOConfig())
+    assert "evaluation/env_runners/success" in why_missing("foo", (), PPOConfig().evaluation(evaluation_interval=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("evaluation/episode_return_mean", "evaluation/env_runners/episode_return_mean"),
+        ("evaluation/red/mean", "evaluation/env_runners/module_episode_returns/red/mean"),
+        ("total_loss", "learners/red/total_loss"),
+        ("learners/total_loss", "learners/red/total_loss"),
+    ],
+)
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_a_name_that_lacks_levels_is_told_the_whole_one(name, whole, is_evaluated):
+    names = {
+        "env_runners/episode_return_mean",
+        "env_runners/module_episode_returns/red/mean",
+        "learners/red/total_loss",
+    }
+    if is_evaluated:
+        names |= {f"evaluation/{each}" for each in names if each.startswith("env_runners/")}
+    config = PPOConfig().evaluation(evaluation_interval=5)
+    assert why_missing(name, names, config) == f"no result is called {name!r}. Did you mean {whole!r}?"
 
 
 def test_code_of_the_user_may_add_any_metric():

@@ -668,7 +668,9 @@ def test_the_replay_buffer_is_not_read(tmp_path, kind):
             np.testing.assert_array_equal(value, algo.get_module().get_state()[name])
     playing = Algorithm.from_checkpoint(saved, with_replay_buffers=False)
     assert playing.replays[own].buffer.get_num_timesteps() == 0
-    played = [each.evaluate(num_episodes=3, seed=1)["agent_episode_returns_mean"] for each in (playing, algo)]
+    played = [
+        each.evaluate(num_episodes=3, seed=1)["env_runners"]["agent_episode_returns_mean"] for each in (playing, algo)
+    ]
     assert played[0] == played[1]
     for words in (["evaluate", "--episodes", "1"], ["record", "--episodes", "1", "--out", str(tmp_path / "data")]):
         assert main([words[0], str(saved), *words[1:]]) == 0

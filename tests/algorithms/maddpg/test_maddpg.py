@@ -395,5 +395,5 @@ def test_speaker_and_listener_find_the_landmark():
     algo = config.reporting(min_sample_timesteps_per_iteration=10_000).debugging(seed=0).build_algo()
     for _ in range(25):
         algo.train()
-    assert algo.evaluate(num_episodes=100)["episode_return_mean"] > -22
+    assert algo.evaluate(num_episodes=100)["env_runners"]["episode_return_mean"] > -22
     algo.stop()

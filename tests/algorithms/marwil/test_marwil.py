@@ -251,7 +251,7 @@ def test_good_actions_are_preferred(tmp_path):
     config = PPOConfig().environment("marl_envs.match_v0", env_config={"n_agents": 2, "n_actions": 3, "ep_len": 4})
     with config.build_algo() as algo:
         algo.record(tmp_path / "data", num_episodes=300, at_random=True)
-        at_random = algo.random_play(num_episodes=200)["episode_return_mean"]
+        at_random = algo.random_play(num_episodes=200)["env_runners"]["episode_return_mean"]
     returns = []
     for beta in (0.0, 3.0):
         config = MARWILConfig().environment(
@@ -263,7 +263,7 @@ def test_good_actions_are_preferred(tmp_path):
         with config.build_algo() as algo:
             for _ in range(30):
                 algo.train()
-            returns.append(algo.evaluate(num_episodes=100, explore=True)["episode_return_mean"])
+            returns.append(algo.evaluate(num_episodes=100, explore=True)["env_runners"]["episode_return_mean"])
     print(at_random, returns)
     assert returns[0] < at_random + 0.25 * abs(at_random)
     assert returns[1] > returns[0] + 0.5 * abs(at_random)
@@ -331,5 +331,5 @@ def test_an_untrusted_checkpoint_reads_no_files(tmp_path):
         algo.save_to_path(tmp_path / "checkpoint")
     untrusted = Algorithm.from_checkpoint(tmp_path / "checkpoint", trusted=False)
     assert untrusted.config.input_ is None and untrusted.config.live_fraction == 0.0
-    assert untrusted.evaluate(num_episodes=1)["num_episodes"] == 1
+    assert untrusted.evaluate(num_episodes=1)["env_runners"]["num_episodes"] == 1
     untrusted.stop()

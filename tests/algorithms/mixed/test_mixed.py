@@ -220,7 +220,7 @@ def test_remote_env_runners_change_no_result(monkeypatch):
         config.env_runners(num_env_runners=number, num_envs_per_env_runner=1 if number else 2)
         algo = config.evaluation(evaluation_num_env_runners=number, evaluation_duration=4).build_algo()
         results = [algo.train()["learners"] for _ in range(2)]
-        runs.append((results, algo.evaluate()["episode_return_mean"], parameters(algo)))
+        runs.append((results, algo.evaluate()["env_runners"]["episode_return_mean"], parameters(algo)))
         algo.stop()
     assert runs[0][:2] == runs[1][:2]
     assert_same(runs[0][2], runs[1][2])
@@ -337,8 +337,7 @@ def test_policies_act_as_the_modules_do(tmp_path):
         inputs = module.forward_inference({"obs": torch.as_tensor(observation)[None]})["action_dist_inputs"]
         chosen = module.get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
         assert actions[agent] == chosen.item()
-    results = algo.evaluate(num_episodes=3)
-    assert results["num_episodes"] == 3
+    assert algo.evaluate(num_episodes=3)["env_runners"]["num_episodes"] == 3
     algo.stop()
 
 

@@ -507,7 +507,7 @@ def two_step(config_class, seed, **training):
     algo = config.build_algo()
     for _ in range(4):
         algo.train()
-    found = algo.evaluate(num_episodes=1)["agent_episode_returns_mean"]
+    found = algo.evaluate(num_episodes=1)["env_runners"]["agent_episode_returns_mean"]
     algo.stop()
     return set(found.values())
 

@@ -392,7 +392,7 @@ def test_pendulum_is_learned():
     algo = config.debugging(seed=0).build_algo()
     for _ in range(10):
         algo.train()
-    assert algo.evaluate(num_episodes=20)["episode_return_mean"] > -250
+    assert algo.evaluate(num_episodes=20)["env_runners"]["episode_return_mean"] > -250
     algo.stop()
 
 

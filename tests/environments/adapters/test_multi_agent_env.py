@@ -340,9 +340,9 @@ class NoKeyForAll(MultiAgentEnv):
 def test_an_episode_without_a_flag_of_all_is_over_when_all_of_its_agents_have_ended(tmp_path):
     algo = config_of(NoKeyForAll).build_algo()
     assert [len(e) for e in algo.env_runner.sample(num_episodes=3)] == [3, 3, 3]
-    assert algo.evaluate(num_episodes=2)["episode_return_mean"] == 5.0
-    assert algo.random_play(num_episodes=2)["episode_len_mean"] == 3.0
-    assert algo.record(tmp_path / "data", num_episodes=2)["episode_return_mean"] == 5.0
+    assert algo.evaluate(num_episodes=2)["env_runners"]["episode_return_mean"] == 5.0
+    assert algo.random_play(num_episodes=2)["env_runners"]["episode_len_mean"] == 3.0
+    assert algo.record(tmp_path / "data", num_episodes=2)["env_runners"]["episode_return_mean"] == 5.0
     assert algo.train()["env_runners"]["episode_return_mean"] == 5.0
     algo.stop()
 

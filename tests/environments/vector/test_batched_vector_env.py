@@ -329,16 +329,16 @@ def test_ppo_learns_spread():
         .debugging(seed=0)
     )
     algo = config.build_algo()
-    before = algo.evaluate(num_episodes=64, explore=True)["episode_return_mean"] / 3
+    before = algo.evaluate(num_episodes=64, explore=True)["env_runners"]["episode_return_mean"] / 3
     for _ in range(20):
         algo.train()
-    after = algo.evaluate(num_episodes=64, explore=True)["episode_return_mean"] / 3
+    after = algo.evaluate(num_episodes=64, explore=True)["env_runners"]["episode_return_mean"] / 3
     assert before < -30 and after > -23
 
 
 def test_random_play_and_pictures():
     algo = configured("marl_envs.spread_v0:batched_env", copies=4, **SPREAD).build_algo()
-    assert algo.random_play(num_episodes=2)["episode_len_mean"] == 6
+    assert algo.random_play(num_episodes=2)["env_runners"]["episode_len_mean"] == 6
     frames = algo.render_episode(max_frames=3)
     assert len(frames) == 3 and not np.array_equal(frames[0], frames[2])
     assert configured(Worlds).build_algo().render_episode() == []  # it draws nothing

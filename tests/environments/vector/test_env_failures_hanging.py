@@ -328,7 +328,7 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
     config.fault_tolerance(restart_failed_sub_environments=True)
     algo = config.build_algo()
     file.touch()
-    assert algo.evaluate(num_episodes=2)["num_episodes"] >= 2
+    assert algo.evaluate(num_episodes=2)["env_runners"]["num_episodes"] >= 2
     assert not file.exists()
     algo.stop()
 
