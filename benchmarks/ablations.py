@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.cli.layers import resolved
 from marl_connectors.cli.seed_summary import read_result
+from marl_connectors.cli.tree import Tree
+from marl_connectors.zoo import find_task
 
 RESULTS = Path(__file__).parent / "results" / "ablations"
 DOCS = Path(__file__).parents[1] / "docs" / "ppo.md"
@@ -44,8 +45,11 @@ ONE_AGENT = {"LunarLander-v3", "cart_pole_no_vel_v0"}
 """The tasks with one agent."""
 EPISODES = 200
 
-Change = Callable[[RunSettings], list[str]]
+Change = Callable[[Tree], list[str]]
 """A function of a task's preset that returns options."""
+
+
+PIECES, LEARNER_PIECES = "env_runners.env_to_module_connector", "learners.learner_connector"
 
 
 def pieces(option: str, names: list[str]) -> list[str]:
@@ -63,37 +67,37 @@ def values(**settings: object) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
-def annealed_or_constant(preset: RunSettings) -> list[str]:
+def annealed_or_constant(preset: Tree) -> list[str]:
     """Returns options that anneal a constant learning rate, or keep one that is annealed as it is at first."""
-    lr = preset.training["lr"]
+    lr = preset["training.lr"]
     if isinstance(lr, list):
         return values(lr=lr[0][1])
-    return ["--no-anneal-lr" if preset.anneal_lr else "--anneal-lr"]
+    return ["--no-anneal-lr" if preset.get("run.anneal_lr") else "--anneal-lr"]
 
 
 CHANGES: dict[str, Change] = {
     "nothing": lambda preset: [],
     "rewards: normalised, or not if the preset does": lambda preset: toggled(
-        "--learner-connector", preset.learner_connector, "NormalizeRewards"
+        "--learner-connector", preset.get(LEARNER_PIECES, []), "NormalizeRewards"
     ),
-    "observations normalised": lambda preset: pieces("--env-to-module", ["MeanStdFilter", *preset.env_to_module]),
+    "observations normalised": lambda preset: pieces("--env-to-module", ["MeanStdFilter", *preset.get(PIECES, [])]),
     "values normalised": lambda preset: values(normalize_values=True, vf_clip_param=10.0),
     "Huber value loss": lambda preset: values(vf_loss="huber"),
     "agent ids: added, or left out if the preset has them": lambda preset: toggled(
-        "--env-to-module", preset.env_to_module, "AgentIdEncoding"
+        "--env-to-module", preset.get(PIECES, []), "AgentIdEncoding"
     ),
     "time in the observations": lambda preset: pieces(
-        "--env-to-module", [*preset.env_to_module, f"TimeLimitEncoding:max_steps={TIME_LIMITS[preset.env]}"]
+        "--env-to-module", [*preset.get(PIECES, []), f"TimeLimitEncoding:max_steps={TIME_LIMITS[preset['run.preset']]}"]
     ),
     "learning rate: annealed, or constant if the preset anneals it": annealed_or_constant,
     "a quarter of the batch": lambda preset: values(
-        train_batch_size_per_learner=preset.training["train_batch_size_per_learner"] // 4,
-        minibatch_size=preset.training["minibatch_size"] // 4,
+        train_batch_size_per_learner=preset["training.train_batch_size_per_learner"] // 4,
+        minibatch_size=preset["training.minibatch_size"] // 4,
     ),
-    "four times as many minibatches": lambda preset: values(minibatch_size=preset.training["minibatch_size"] // 4),
-    "twice as many epochs": lambda preset: values(num_epochs=2 * preset.training["num_epochs"]),
+    "four times as many minibatches": lambda preset: values(minibatch_size=preset["training.minibatch_size"] // 4),
+    "twice as many epochs": lambda preset: values(num_epochs=2 * preset["training.num_epochs"]),
     "no entropy bonus": lambda preset: values(entropy_coeff=0.0),
-    "entropy bonus 0.05, annealed to 0": lambda preset: values(entropy_coeff=[[0, 0.05], [preset.steps, 0.0]]),
+    "entropy bonus 0.05, annealed to 0": lambda preset: values(entropy_coeff=[[0, 0.05], [preset["run.steps"], 0.0]]),
     "lambda 0.9": lambda preset: values(lambda_=0.9),
     "lambda 1": lambda preset: values(lambda_=1.0),
     "weights of torch.nn.Linear's default": lambda preset: [
@@ -101,15 +105,22 @@ CHANGES: dict[str, Change] = {
         *("--model", "head_fcnet_kernel_initializer=kaiming_uniform_"),
     ],
     "critic: of all agents (MAPPO), or own if the preset is MAPPO": lambda preset: [
-        *("--algo", "ppo" if preset.algo == "mappo" else "mappo")
+        *("--algo", "ppo" if preset["run.algo"] == "mappo" else "mappo")
     ],
 }
 FOR_SEVERAL_AGENTS = {name for name in CHANGES if name.startswith(("agent ids", "critic"))}
 
 
+def settings_of(task: str) -> Tree:
+    """Returns the settings of a task with its budget."""
+    found = find_task(task)
+    assert found is not None
+    return resolved({"environment.env": found.env, "run.algo": found.algo, "run.steps": BUDGETS[task]})
+
+
 def options(task: str, change: str) -> list[str]:
     """Returns the options of ``marl-connectors`` for a task with a change, without seeds and folder."""
-    preset = new_settings({"env": task, "steps": BUDGETS[task]})
+    preset = settings_of(task)
     return ["train", task, "--steps", str(BUDGETS[task]), *CHANGES[change](preset)]
 
 
@@ -119,10 +130,10 @@ def applies(task: str, change: str) -> bool:
         return True
     if task in ONE_AGENT and change in FOR_SEVERAL_AGENTS:
         return False
-    preset = new_settings({"env": task, "steps": BUDGETS[task]})
+    preset = settings_of(task)
     words = CHANGES[change](preset)
     given = [word.split("=", 1) for option, word in pairwise(words) if option == "--set"]
-    return not given or any(json.loads(value) != preset.training.get(name) for name, value in given)
+    return not given or any(json.loads(value) != preset.get(f"training.{name}") for name, value in given)
 
 
 def trained(options_: list[str], seeds: list[int], module: str = "") -> list[float]:

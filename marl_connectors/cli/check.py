@@ -8,28 +8,37 @@ import faulthandler
 import json
 import sys
 
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.fitting.progress import announced
-from marl_connectors.cli.values import merged
+from marl_connectors.cli.layers import tree_of_options
+from marl_connectors.cli.parser import words_of
+from marl_connectors.cli.tree import ENV_CONFIG
 from marl_connectors.environments.making.factory import WrappedMaker
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.json_data import jsonable
 
 EXIT_ERRORS = 1
-_OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance", "action_mask_key")
+_OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance")
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks an environment as the parsed options say. Returns the exit status."""
-    given = vars(args)
-    env = WrappedMaker(args.env, args.wrappers) if "wrappers" in given else args.env
+    given, tree = vars(args), tree_of_options(words_of(args), AlgorithmConfig())
+    wrappers = tree.get("environment.wrappers")
+    env = args.env if wrappers is None else WrappedMaker(args.env, wrappers)
+    env_config = {
+        place.removeprefix(f"{ENV_CONFIG}."): own for place, own in tree.items() if place.startswith(ENV_CONFIG)
+    }
     options = {key: given[key] for key in _OPTIONS if key in given}
+    if "environment.action_mask_key" in tree:
+        options["action_mask_key"] = tree["environment.action_mask_key"]
     # What an environment prints is not part of the report.
     with (
         contextlib.redirect_stdout(sys.stderr),
         _crash_traces(),
         announced(f"checking the environment, at most {given.get('max_seconds', 60):g} s"),
     ):
-        report = check_env(env, env_config=merged(given.get("env_config", [])), **options)
+        report = check_env(env, env_config=env_config, **options)
     print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
     return 0 if report.ok else EXIT_ERRORS
 

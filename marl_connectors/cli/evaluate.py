@@ -35,8 +35,7 @@ from marl_connectors.cli.restored_runs import (
     load_algorithm,
     naming_a_lost_config,
 )
-from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.training_run import BUILDING
+from marl_connectors.cli.training_run import BUILDING, use_threads
 from marl_connectors.cli.values import require_extras
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable

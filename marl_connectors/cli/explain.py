@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from typing import Any
 
 from marl_connectors.algorithms.fitting.progress import announced
-from marl_connectors.cli.config_files import resolved
-from marl_connectors.cli.config_settings import in_this_process
-from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.training_run import BUILDING
+from marl_connectors.cli.layers import PRESET, resolved, user_tree
+from marl_connectors.cli.made_config import in_this_process, make_config
+from marl_connectors.cli.parser import words_of
+from marl_connectors.cli.training_run import BUILDING, use_threads
 from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable
@@ -43,10 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _algorithm(given: dict[str, Any]) -> Any:
     """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
-    if not {"config", "env"} & given.keys():
+    words = words_of(given)
+    if words.last("ENV") is None and words.config is None:
         raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
-    settings = new_settings(resolved(given if "config" in given else {**given, "preset": False}))
-    use_threads(settings.threads)
-    if settings.config is None:
-        settings = dataclasses.replace(settings, num_env_workers=0)
-    return in_this_process(settings.make_config()).build_algo()
+    user = user_tree(words)
+    if words.config is None:
+        user = {PRESET: False, "env_runners.num_env_workers": 0, **user}
+    tree = resolved(user)
+    use_threads(tree["run.threads"])
+    return in_this_process(make_config(tree)).build_algo()

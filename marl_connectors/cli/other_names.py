@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from marl_connectors.cli.values import TRACKER_NAMES
+from marl_connectors.algorithms.config.settings import TRACKER_NAMES
 
 _STEPS = (
     *("agent_steps", "env_steps", "iterations", "max_steps", "num_env_steps", "num_iterations", "num_steps"),

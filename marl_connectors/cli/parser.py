@@ -1,33 +1,24 @@
-"""The words of the command line: its commands, with their options and help texts."""
+"""The words of the command line: its commands, with their options and help texts.
+
+The options of settings are made from the settings: ``validators.Option`` says which ones there are. The parser only
+cuts words into options and values, which ``layers`` reads and checks, as it does those of files.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_instead, known_sections, summaries
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.cli.known_algorithms import known_sections
+from marl_connectors.cli.layers import Words, defaults
 from marl_connectors.cli.other_names import option_instead
 from marl_connectors.cli.search_space import search_option
-from marl_connectors.cli.values import (
-    ACTIVATIONS,
-    TRACKER_NAMES,
-    VIDEO_FORMATS,
-    count,
-    key_value,
-    layer_sizes,
-    mask_key,
-    metric_name,
-    names,
-    number_or_auto,
-    opponent,
-    ray_address,
-    seed_list,
-    tracker_names,
-    whole_number,
-)
+from marl_connectors.cli.tree import DICTS, PIECES, places, short_forms
+from marl_connectors.cli.values import count, whole_number
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.programs import PROGRAM, command
 from marl_connectors.version import library_version
@@ -64,21 +55,10 @@ def _flag(name: str, about: str, dest: str | None = None, *, value: bool = True)
     return Option(name, about, {"action": action, **({} if dest is None else {"dest": dest})})
 
 
-def _either(name: str, about: str) -> Option:
-    """Returns a flag with a second one that begins with ``--no-``."""
-    return Option(name, about, {"action": argparse.BooleanOptionalAction})
+def _repeatable(name: str, about: str, metavar: str, type: Any = None) -> Option:
+    return _option(name, about, metavar, type, action="append")
 
 
-def _pieces(name: str, what: str) -> Option:
-    about = f"connector pieces for {what}: NAME, MODULE:NAME, then :ARGUMENT=VALUE,...; none for no pieces"
-    return Option(name, about, {"nargs": "+", "action": "extend", "metavar": "PIECE"})
-
-
-def _repeatable(name: str, about: str, metavar: str, type: Any = None, **more: Any) -> Option:
-    return _option(name, about, metavar, type, action="append", **more)
-
-
-_ENV = _option("env", "PettingZoo module, package.module:function, or Gymnasium id", "ENV")
 _CHECKPOINT = _option("checkpoint", "a checkpoint, or the folder of a run for its latest", "CHECKPOINT")
 _CONFIG = _option(
     "--config",
@@ -87,21 +67,13 @@ _CONFIG = _option(
     "FILE",
 )
 _CONFIG_OF_RUN = _CONFIG.but("the Python file or module with the run's config, if it is not where it was", default=None)
-_ENV_CONFIG = _repeatable("--env-config", "a setting of ENV; repeatable", "KEY=VALUE", key_value)
-_WRAP = _repeatable("--wrap", "a wrapper, as frame_skip_v0:4; repeatable", "NAME:ARGS", dest="wrappers")
-_MASK = _option(
-    "--action-mask-key",
-    "key of action masks in observations or infos (default auto: action_mask, if it exists), or none",
-    "KEY",
-    mask_key,
-)
-_SEED = _option("--seed", "seed of all random streams (default 0)", "N", whole_number)
-_SEED_OF_PLAY = _SEED.but("seed of the environment and the actions (default 0)")
-_THREADS = _option("--threads", "threads of torch (default 1, which is fastest for small networks)", "N", count)
+_SEED_OF_PLAY = _option("--seed", "seed of the environment and the actions (default 0)", "N", whole_number)
 _EPISODES = _option("--episodes", "number of episodes (default 20)", "N", count)
 _JSON = _flag("--json", "print JSON instead of a table")
-_EXPLORE = _either("--explore", "draw the actions, or take the most likely (default: as the run's evaluations)").but(
-    default=None
+_EXPLORE = Option(
+    "--explore",
+    "draw the actions, or take the most likely (default: as the run's evaluations)",
+    {"action": argparse.BooleanOptionalAction, "default": None},
 )
 _UNTRUSTED = _flag(
     "--untrusted",
@@ -110,132 +82,23 @@ _UNTRUSTED = _flag(
     value=False,
 )
 _RESUME = _option("--resume", "continue the run in this folder from its latest checkpoint", "RUN")
-_PARALLEL = _option("--parallel", "with --seeds: train N seeds at a time (default 1)", "N", count)
-_POLICIES = (
-    _option("--policies", 'shared (default), independent, or patterns: "adversary*=red,agent*=green"', "WHICH"),
-    _option("--mapping", "a policy mapping function of (agent_id, episode, **kwargs)", "MODULE:FN"),
-)
-"""Options of which only one can be given."""
 
-_BUILDING = (
-    *(_ENV_CONFIG, _WRAP),
-    Option("--algo", f"the algorithm. {summaries()}", {"choices": tuple(ALGORITHMS), "type": str.lower}),
-    _POLICIES,
-    _option("--modules", "all modules that FN can name, if some are used later only", "A,B", names),
-    _SEED,
-    _option("--num-envs", "sub-environments of all env runners together (default 8)", "N", count),
-    _repeatable(
-        "--set",
-        "a setting of the config, such as lr or training.lr; repeatable. Defaults are those of docs/command_line.md, "
-        "not all of them those of the config's class",
-        "KEY=VALUE",
-        key_value,
-    ),
-    _MASK,
-    _option("--hidden", "widths of the hidden layers (default 64,64)", "N,N", layer_sizes),
-    Option(
-        "--activation", "activation after each hidden layer (default tanh)", {"choices": ACTIVATIONS, "type": str.lower}
-    ),
-    _flag("--share-value-layers", "one body for policy and value function"),
-    _repeatable(
-        "--model",
-        "a setting of the modules, such as use_lstm=true or lstm_cell_size=64; repeatable",
-        "KEY=VALUE",
-        key_value,
-    ),
-    _pieces("--env-to-module", "observations"),
-    _pieces("--learner-connector", "train batches"),
-    _THREADS,
-    _flag("--no-env-check", "accept observations outside their space", "env_check", value=False),
-)
+GROUPS: Final = {
+    "environment": "environment",
+    "policies": "policies and learning",
+    "run": "run",
+    "speed": "speed",
+    "output": "output",
+}
+"""The headings of the options of settings in ``--help``, in their order."""
+_ALL: Final = frozenset(short_forms(AlgorithmConfig))
+_OF_ENV: Final = frozenset({"env_config", "wrappers"})
+_BUILDING: Final = frozenset(
+    key
+    for key, (_, option) in short_forms(AlgorithmConfig).items()
+    if option.group in ("environment", "policies") and key not in ("preset", "anneal_lr")
+) | {"seed", "num_envs", "threads"}
 """The options that decide about environments, modules and pipelines."""
-
-_PLACES = (
-    _option(
-        "--num-env-runners",
-        "env runners in Ray actors, among which the sub-environments are divided (default 0: in this process)",
-        "N",
-        whole_number,
-    ),
-    _option(
-        "--num-learners",
-        "learners in Ray actors, which update the modules together (default 0: in this process)",
-        "N",
-        whole_number,
-    ),
-    _option(
-        "--ray-address",
-        "a running Ray cluster: auto for the one on this machine, or HOST:6379 (default none: a cluster on this "
-        "machine for this run alone)",
-        "ADDRESS",
-        ray_address,
-    ),
-    _option(
-        "--num-env-workers",
-        "processes that step the sub-environments (default auto: as many as are worth it, up to one per core)",
-        "N",
-        number_or_auto,
-    ),
-    _option(
-        "--num-gpus-per-learner",
-        "1 to put modules on the GPU, 0 on the CPU (default auto: on the GPU if one exists)",
-        "N",
-        number_or_auto,
-    ),
-)
-"""The options that decide where a run computes."""
-
-_OUTPUT = (
-    _option("--out", "folder of the run (default runs/ENV-POLICIES-seedN)", "DIR"),
-    _option("--checkpoint-every", "iterations from checkpoint to checkpoint (default 20)", "N", count),
-    _option("--eval-episodes", "episodes of each evaluation (default 20)", "N", count),
-    _option(
-        "--baseline-seconds",
-        "seconds for measuring random play, and as many for the untrained policies (default 10)",
-        "N",
-        count,
-    ),
-    Option("--video", "format of the video at the end (default gif)", {"choices": VIDEO_FORMATS, "type": str.lower}),
-    Option("--no-video", "the same as --video none", {"dest": "video", "action": "store_const", "const": "none"}),
-    _option("--video-every", "iterations from video to video (default 0: at the end)", "N", whole_number),
-    _option(
-        "--track",
-        f"write metrics to {', '.join(TRACKER_NAMES)}, or none (default tensorboard)",
-        "NAME,NAME",
-        tracker_names,
-    ),
-    _option(
-        "--keep-best",
-        "metric of the best checkpoint, as env_runners/episode_return_mean, min:METRIC for its lowest value, or none "
-        "(default auto: success, then return, of evaluations or else of training)",
-        "METRIC",
-        metric_name,
-    ),
-    _option("--keep-checkpoints", "newest checkpoints to keep besides the best (default all)", "N", count),
-)
-
-_NEW_RUN = (
-    *(_ENV.but(nargs="?"), _CONFIG),
-    _flag("--no-preset", "leave out the zoo's settings for ENV, and use the defaults", "preset", value=False),
-    *_BUILDING,
-    _option("--steps", "agent steps to train for (default 1000000)", "N", count),
-    _option(
-        "--eval-opponent",
-        "random: in evaluations, one agent plays with its policy and all others play at random; random:red*,blue*: one "
-        "of these teams (default none)",
-        "WHO",
-        opponent,
-    ),
-    _either(
-        "--eval-explore",
-        "draw the actions of evaluations and videos, or take the most likely (default: draw them if the algorithm "
-        "learns distributions, as PPO, MAPPO, BC, MARWIL and SAC do)",
-    ),
-    _either("--anneal-lr", "let the learning rate fall linearly to 0 over --steps"),
-    *_PLACES,
-    *_OUTPUT,
-)
-"""The options of one new run."""
 
 # Commands ------------------------------------------------------------------------------------------------------------
 
@@ -248,17 +111,18 @@ class Command:
         name: Its name, which is that of the module in this package that runs it.
         about: What the list of commands says about it.
         description: What its help says about it.
-        options: Its options. Of a tuple of options, only one can be given.
+        options: Its options besides those of settings.
         examples: The end of its help.
-        only_given: Whether options that were not given are left out of the parsed ones. A resumed run, for example,
-            must know them.
+        settings: The keys of the settings whose options it has.
+        only_given: Whether options that were not given are left out of the parsed ones.
     """
 
     name: str
     about: str
     description: str
-    options: Sequence[Option | tuple[Option, ...]]
+    options: Sequence[Option]
     examples: str
+    settings: Collection[str] = ()
     only_given: bool = False
 
     def run(self, args: argparse.Namespace) -> int:
@@ -272,10 +136,8 @@ COMMANDS: Final = (
         "train policies, and keep everything of the run in one folder",
         "Train policies, and keep everything of the run in one folder.",
         (
-            *(_RESUME, _UNTRUSTED),
+            *(_CONFIG, _RESUME, _UNTRUSTED),
             _flag("--new-episodes", "with --resume: begin new episodes, and replay none"),
-            _option("--seeds", "train once with each of these seeds: 0-4, or 0,3,7", "A-B", seed_list),
-            *(_PARALLEL, *_NEW_RUN),
         ),
         """\
   marl-connectors train mpe2.simple_spread_v3
@@ -289,6 +151,7 @@ COMMANDS: Final = (
   marl-connectors train --config run.yaml --set training.lr=1e-4 --seed 3
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
 """,
+        settings=_ALL,
         only_given=True,
     ),
     Command(
@@ -303,7 +166,6 @@ COMMANDS: Final = (
                 search_option,
             ),
             _option("--trials", "number of trials (default 20)", "N", count),
-            _PARALLEL.but("trials at a time, each in a process (default 1)"),
             _option(
                 "--metric",
                 "what to maximise, or min:METRIC to minimise (default env_runners/episode_return_mean, or with "
@@ -316,13 +178,14 @@ COMMANDS: Final = (
                 {"choices": ("median", "none"), "type": str.lower},
             ),
             _RESUME.but("continue the sweep in this folder; more trials with --trials", metavar="SWEEP"),
-            *_NEW_RUN,
+            _CONFIG,
         ),
         """\
   marl-connectors sweep CartPole-v1 --steps 50000 --search lr=1e-4..1e-2:log --search num_epochs=2..16 --parallel 2
   marl-connectors sweep --config run.yaml --search "hidden=[32,32],[64,64]" --search activation=tanh,relu --trials 40
   marl-connectors sweep --resume runs/CartPole-v1-shared-sweep --trials 80
 """,
+        settings=_ALL - {"seeds"},
         only_given=True,
     ),
     Command(
@@ -333,7 +196,8 @@ COMMANDS: Final = (
             *(_CHECKPOINT, _CONFIG_OF_RUN, _EPISODES.but(default=20), _SEED_OF_PLAY.but(default=0), _UNTRUSTED),
             _option("--baseline-seconds", "seconds of random play (default 10)", "N", count, default=10),
             _option("--video", "write episodes as a GIF, or as an MP4 if FILE ends in .mp4", "FILE"),
-            *(_THREADS.but("threads of torch (default 1)", default=1), _JSON, _EXPLORE),
+            _option("--threads", "threads of torch (default 1)", "N", count, default=1),
+            *(_JSON, _EXPLORE),
         ),
         """\
   marl-connectors evaluate runs/simple_spread_v3-shared-seed0
@@ -367,8 +231,6 @@ COMMANDS: Final = (
         (
             _option("source", "a checkpoint, the folder of a run for its latest, or the word random", "RUN|random"),
             _option("--env", "with random: PettingZoo module, package.module:function, or Gymnasium id", "ENV"),
-            *(_ENV_CONFIG, _WRAP.but("a wrapper of ENV; repeatable")),
-            _option("--num-envs", "with random: sub-environments (default 8)", "N", count),
             _EPISODES.but("number of episodes (default 100)", default=100),
             _option("--out", "folder of the files, which must not hold recorded episodes", "FOLDER", required=True),
             *(_SEED_OF_PLAY.but(default=0), _EXPLORE),
@@ -379,6 +241,7 @@ COMMANDS: Final = (
   marl-connectors record runs/simple_spread_v3-shared-seed0 --episodes 500 --out data/spread
   marl-connectors record random --env mpe2.simple_spread_v3 --episodes 500 --out data/spread_random
 """,
+        settings=_OF_ENV | {"num_envs"},
         only_given=True,
     ),
     Command(
@@ -399,7 +262,7 @@ COMMANDS: Final = (
         "explain",
         "show what each connector piece does to the data of an environment",
         "Show what each connector piece does to the data of an environment: columns and time.",
-        (_ENV.but(nargs="?"), _CONFIG, *_BUILDING, _JSON.but("print JSON instead of tables")),
+        (_CONFIG, _JSON.but("print JSON instead of tables")),
         """\
   marl-connectors explain mpe2.simple_spread_v3
   marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
@@ -407,6 +270,7 @@ COMMANDS: Final = (
   marl-connectors explain --config my_config.py
   marl-connectors explain --config my_package.configs:tag --num-envs 2
 """,
+        settings=_BUILDING,
         only_given=True,
     ),
     Command(
@@ -414,11 +278,11 @@ COMMANDS: Final = (
         "try an environment out, and list the problems that training on it would have",
         "Try an environment out, and list the problems that training on it would have. Status 1 if errors.",
         (
-            *(_ENV, _ENV_CONFIG, _WRAP, _EPISODES.but("number of episodes (default 3)"), _SEED_OF_PLAY),
+            _option("env", "PettingZoo module, package.module:function, or Gymnasium id", "ENV"),
+            *(_EPISODES.but("number of episodes (default 3)"), _SEED_OF_PLAY),
             _option("--max-steps", "steps after which an episode is stopped (default 1000)", "N", count),
             _option("--max-seconds", "seconds after which further checks are left out (default 60)", "N", count),
             _option("--call-timeout", "seconds after which a call counts as hanging (default 30)", "N", count),
-            _MASK,
             _flag("--no-conformance", "leave out PettingZoo's and Gymnasium's tests", "conformance", value=False),
             _JSON,
         ),
@@ -426,6 +290,7 @@ COMMANDS: Final = (
   marl-connectors check my_package.my_env:make --env-config size=5
   marl-connectors check mpe2.simple_spread_v3:env --episodes 10 --json
 """,
+        settings=_OF_ENV | {"action_mask_key"},
         only_given=True,
     ),
     Command(
@@ -469,10 +334,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # argparse has no public place for this before Python 3.14
-        if action.choices is not None and value not in action.choices:
-            hint = algorithm_instead(value) if action.dest == "algo" else ""
-            hint = hint or did_you_mean(value, action.choices)
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {hint}")
+        if action.choices is not None and value not in action.choices and not isinstance(action, _Give):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {did_you_mean(value, action.choices)}")
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."
@@ -506,14 +369,75 @@ def _add_command(subparsers: Any, each: Command) -> Parser:
         **({"argument_default": argparse.SUPPRESS} if each.only_given else {}),
     )
     for option in each.options:
-        if isinstance(option, tuple):
-            group = parser.add_mutually_exclusive_group()
-            for one in option:
-                group.add_argument(one.name, help=one.about, **one.more)
-        else:
-            parser.add_argument(option.name, help=option.about, **option.more)
+        parser.add_argument(option.name, help=option.about, **option.more)
+    _add_settings(parser, each.settings)
     parser.set_defaults(run=each.run)
     return parser
+
+
+class _Give(argparse.Action):
+    """Adds an option of a setting, and its value as it was written, to those that were given."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, flag: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, **more)
+        self._flag = flag
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if self.nargs == 0:
+            values = self.const if self.const is not None else not str(option_string).startswith("--no-")
+        namespace.given = [*getattr(namespace, "given", []), (self._flag, values)]
+
+
+def words_of(args: argparse.Namespace | Mapping[str, Any]) -> Words:
+    """Returns the options of settings among parsed ones."""
+    given = args if isinstance(args, Mapping) else vars(args)
+    return Words(given.get("given", []), given.get("config"))
+
+
+def _add_settings(parser: Parser, keys: Collection[str]) -> None:
+    """Adds the options of settings, in their groups."""
+    groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()} if keys else {}
+    for key, (place, option) in short_forms(AlgorithmConfig).items():
+        if key not in keys:
+            continue
+        schema: Any = places(AlgorithmConfig)[place].validator.schema or {}  # type: ignore[union-attr]
+        about = option.about
+        more: dict[str, Any]
+        if option.flag == "ENV":
+            groups[option.group].add_argument(key, action=_Give, flag="ENV", metavar="ENV", nargs="?", help=about)
+            continue
+        if not option.metavar:
+            more = {"nargs": 0}
+        elif "enum" in schema:
+            more = {"choices": tuple(schema["enum"])}
+        else:
+            more = {"metavar": option.metavar, **({"nargs": "+"} if place in PIECES else {})}
+        names = [option.flag] if option.metavar else [option.flag, f"--no-{option.flag[2:]}"]
+        about = f"{about}{_default(place)}".replace("%", "%%")
+        groups[option.group].add_argument(*names, action=_Give, dest=key, flag=option.flag, help=about, **more)
+        if key == "video":
+            more = {"nargs": 0, "const": "none", "help": "the same as --video none"}
+            groups[option.group].add_argument("--no-video", action=_Give, dest=key, flag=option.flag, **more)
+    if "algo" in keys:
+        parser.add_argument(
+            "--set",
+            action=_Give,
+            flag="--set",
+            metavar="KEY=VALUE",
+            help="any setting of the config, such as lr or training.lr; repeatable. Defaults are those of "
+            "docs/command_line.md, not all of them those of the config's class",
+        )
+
+
+def _default(place: str) -> str:
+    """Returns what ``--help`` says of a setting's default."""
+    value = defaults("ppo").get(place, places(AlgorithmConfig)[place].default)
+    if isinstance(value, (list, tuple)) and value:
+        value = ",".join(map(str, value))
+    is_shown = isinstance(value, (int, float, str)) and not isinstance(value, bool) and place not in DICTS
+    return (
+        f" (default {value:g})" if is_shown and isinstance(value, float) else f" (default {value})" if is_shown else ""
+    )
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

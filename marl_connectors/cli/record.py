@@ -13,11 +13,10 @@ from marl_connectors.algorithms.fitting.closing_evaluation import WITH_ENDED_EPI
 from marl_connectors.algorithms.fitting.figures import module_returns, spread, table
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
-from marl_connectors.cli.config_files import resolved
-from marl_connectors.cli.presets import new_settings
+from marl_connectors.cli.layers import PRESET, Words, resolved, user_tree
+from marl_connectors.cli.made_config import make_config
 from marl_connectors.cli.restored_runs import checkpoint_named, load_algorithm
-from marl_connectors.cli.run_settings import use_threads
-from marl_connectors.cli.training_run import BUILDING
+from marl_connectors.cli.training_run import BUILDING, use_threads
 from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.json_data import jsonable
 from marl_connectors.offline.episode_reader import EpisodeReader
@@ -26,7 +25,6 @@ from marl_connectors.offline.shard import SUFFIX
 from marl_connectors.programs import PROGRAM, command
 
 RANDOM = "random"
-_OF_ENV = ("env", "env_config", "wrappers", "num_envs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,13 +87,11 @@ def _check(given: dict[str, Any]) -> None:
         if given["explore"] is not None:
             raise ConfigError("record random: all actions are random, so leave --explore and --no-explore out")
         return
-    for name in _OF_ENV:
-        if name in given:
-            option = {"env_config": "--env-config", "wrappers": "--wrap", "num_envs": "--num-envs"}.get(name, "--env")
-            raise ConfigError(
-                f"record: {option} is for random play; {given['source']} has the environment that it was trained in. "
-                f"Leave the option out, or write: record random {option} ..."
-            )
+    for option in [*(["--env"] if "env" in given else []), *(option for option, _ in given.get("given", []))]:
+        raise ConfigError(
+            f"record: {option} is for random play; {given['source']} has the environment that it was trained in. "
+            f"Leave the option out, or write: record random {option} ..."
+        )
 
 
 def _algorithm(given: dict[str, Any]) -> Any:
@@ -103,8 +99,8 @@ def _algorithm(given: dict[str, Any]) -> Any:
     if given["source"] != RANDOM:
         checkpoint = checkpoint_named(given["source"], "record")
         return load_algorithm(checkpoint, trusted=given["trusted"], new_episodes=True, local=True)
-    settings = new_settings(resolved({**{name: given[name] for name in _OF_ENV if name in given}, "preset": False}))
-    return settings.make_config().build_algo()
+    words = Words([("ENV", given["env"]), *given.get("given", [])])
+    return make_config(resolved({**user_tree(words), PRESET: False})).build_algo()
 
 
 def _num_written(out: str) -> int:

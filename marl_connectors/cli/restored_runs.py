@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.metric_names import LOWEST
 from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
-from marl_connectors.cli.config_settings import (
-    WITH_OPTIONS,
-    absolute_spec,
-    check_changeable,
-    has_source,
-    in_this_process,
-    load_config,
-    module_name,
-    set_by_name,
-)
 from marl_connectors.cli.folders import SWEEP
-from marl_connectors.cli.known_algorithms import config_class
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
+from marl_connectors.cli.layers import ALGO, SETTINGS, SOURCE
+from marl_connectors.cli.made_config import configured, in_this_process, make_config
+from marl_connectors.cli.python_config import absolute_spec, has_source, load_config, module_name
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
+from marl_connectors.cli.tree import ENV, Tree, flat, option_of, place_of, read_setting
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
 
-_OF_OPTIONS = {
-    *("num_env_workers", "num_gpus_per_learner", "num_env_runners", "num_learners", "ray_address"),
-    "num_envs_per_env_runner",
-}
-"""The settings of the config that options change, and ``--set`` does not."""
 _WITHOUT_NAME = "not[ _]importable"
 """What a checkpoint has in place of an object without a name, such as a lambda."""
 
@@ -117,7 +104,7 @@ def load_algorithm(
     *,
     trusted: bool = True,
     new_episodes: bool = False,
-    chosen: Mapping[str, Any] | None = None,
+    chosen: Collection[str] | None = None,
     local: bool = False,
     source: str | None = None,
 ) -> Any:
@@ -125,10 +112,10 @@ def load_algorithm(
 
     Args:
         checkpoint: The folder of the checkpoint.
-        changed: New values for settings of its config.
+        changed: Settings of its config that have other values from now on, as a tree.
         trusted: As in ``Algorithm.from_checkpoint``.
         new_episodes: As in ``Algorithm.from_checkpoint``.
-        chosen: Settings that the user has chosen, and not the author of the checkpoint.
+        chosen: The places of settings that the user has chosen, and not the author of the checkpoint.
         local: Whether the algorithm only plays: everything is in this process, even if the run had remote env runners
             or learners, and replay buffers are not read.
         source: The Python file or module with the run's config, if the user names one.
@@ -148,22 +135,18 @@ def load_algorithm(
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": new_episodes, "with_replay_buffers": not local}
     if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
         return Algorithm.from_checkpoint(checkpoint, **options)
-    config = restored_config(state, None, own, Names(trusted))
-    check_changeable(config, changed.keys() - _OF_OPTIONS)
-    for name, value in changed.items():
-        if name in _OF_OPTIONS:
-            config.update_from_dict({name: value})
-        else:
-            set_by_name(config, {name: value})
+    config = configured(restored_config(state, None, own, Names(trusted)), changed)
     if local:
         config = in_this_process(config)
     elif not trusted:
         for name, value in ELSEWHERE.items():
-            if getattr(config, name) != value and name not in (chosen or {}):
+            place = place_of(name, type(config), checkpoint.name)
+            if getattr(config, name) != value and place not in (chosen or {}):
+                option = option_of(place, type(config))
                 raise CheckpointError(
                     f"{checkpoint}: its {name} is {brief(getattr(config, name))}, and --untrusted starts no processes "
                     f"and connects to no cluster that a checkpoint names. Choose yourself: "
-                    f"{WITH_OPTIONS.get(name, f'--set {name}=N')}."
+                    f"{option if ' ' not in option else f'{option}=N'}."
                 )
     return Algorithm.from_checkpoint(checkpoint, config=config, **options)
 
@@ -178,15 +161,14 @@ def check_of_run(checkpoint: Path) -> None:
     """
     from marl_connectors.algorithms.checkpoint_restore import algorithm_state
 
-    run, given = _command_of(checkpoint)
-    if not given or given.get("config") is not None:
+    run, tree = _tree_around(checkpoint)
+    if not tree or tree.get(SOURCE) is not None:
         return
-    settings = settings_from_json(given, str(run / run_files.CONFIG))
     found = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
     env = found["settings"].get("env")
-    own = {"environment": settings.env, "algorithm": qualified_name(config_class(settings.algo))}
+    own = {"environment": tree[ENV], "algorithm": qualified_name(config_class(tree[ALGO]))}
     other = {
-        "environment": env["name"] if isinstance(env, dict) and env.get("type") == "name" else settings.env,
+        "environment": env["name"] if isinstance(env, dict) and env.get("type") == "name" else tree[ENV],
         "algorithm": found["class"],
     }
     for what in own:
@@ -212,31 +194,30 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
     Raises:
         ConfigError: If there is no such file, or if it fails.
     """
-    run, given = _command_of(checkpoint)
-    former = given.get("config")
+    _, tree = _tree_around(checkpoint)
+    former = tree.get(SOURCE)
     if source is not None:
         source = absolute_spec(source)
     elif former is not None and has_source(former):
         source = str(former)
     else:
         return None
-    if not given:
+    if not tree:
         return load_config(source)
-    settings = settings_from_json(given, str(run / run_files.CONFIG))
-    config = with_config(settings, source).make_config()
+    config = make_config(with_source(tree, source))
     if former is not None and module_name(former) not in sys.modules:
         sys.modules[module_name(former)] = sys.modules[module_name(source)]  # the checkpoint has names in this module
     return config
 
 
-def with_config(settings: RunSettings, source: str) -> RunSettings:
-    """Returns the settings of a run whose Python file has another place, in which its objects may have other names.
+def with_source(tree: Mapping[str, Any], source: str) -> Tree:
+    """Returns the tree of a run whose Python file has another place, in which its objects may have other names.
 
     Args:
-        settings: The settings.
+        tree: The tree.
         source: The new place, as for ``load_config``.
     """
-    old, new = f"{module_name(settings.config or '')}:", f"{module_name(source)}:"
+    old, new = f"{module_name(tree.get(SOURCE) or '')}:", f"{module_name(source)}:"
 
     def renamed(value: Any) -> Any:
         if isinstance(value, list):
@@ -245,8 +226,7 @@ def with_config(settings: RunSettings, source: str) -> RunSettings:
             return {key: renamed(each) for key, each in value.items()}
         return new + value.removeprefix(old) if isinstance(value, str) and value.startswith(old) else value
 
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return RunSettings(**{**{name: renamed(value) for name, value in values.items()}, "config": source})
+    return {**{place: renamed(value) for place, value in tree.items()}, SOURCE: source}
 
 
 def check_python_config(source: str, trusted: bool) -> None:
@@ -268,13 +248,60 @@ def check_python_config(source: str, trusted: bool) -> None:
         )
 
 
-def _command_of(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the folder of a checkpoint's run, and the run's settings; ``{}`` if it belongs to no run."""
+def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) -> Tree:
+    """Returns the tree of settings of a run, which is empty for a run that was begun in Python.
+
+    Nothing that it names is imported.
+
+    Args:
+        path: The folder of the run.
+        data: The content of its ``config.json``.
+        source: The Python file or module that the user names in place of the one of the run.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    tree = flat(data.get(SETTINGS, {}), f"{path / run_files.CONFIG}: {SETTINGS}")
+    algo = tree.get(ALGO)
+    if tree and not (isinstance(tree.get(ENV, ""), str) and (algo in ALGORITHMS or isinstance(tree.get(SOURCE), str))):
+        raise CheckpointError(
+            f"{path / run_files.CONFIG}: expected its settings to have an environment and one of the algorithms "
+            f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
+        )
+    for place in (each for each in tree if each.startswith("run.")):
+        try:
+            tree |= (
+                read_setting(place, tree[place], config_class("ppo")(), f"{path / run_files.CONFIG}: {place}")
+                if place != ALGO
+                else {}
+            )
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from error
+    return tree if source is None else with_source(tree, source)
+
+
+def config_to_resume(
+    path: Path, data: Mapping[str, Any], checkpoint: Path | None, source: str | None, trusted: bool
+) -> Any:
+    """Returns a config of the class of a run's config, with which options are read."""
+    from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
+    from marl_connectors.names import Names
+
+    tree = tree_of_run(path, data, source)
+    if tree and tree.get(SOURCE) is None:
+        return config_class(tree[ALGO])()
+    if checkpoint is None or (trusted and tree and has_source(tree[SOURCE])):
+        return load_config(tree[SOURCE])
+    state = algorithm_state(checkpoint, with_replay_buffers=False)
+    return restored_config(state, None, {}, Names(trusted))
+
+
+def _tree_around(checkpoint: Path) -> tuple[Path, Tree]:
+    """Returns the folder of a checkpoint's run, and the run's tree; an empty one if it belongs to no run."""
     run = checkpoint.parent.parent
     if checkpoint.parent.name != run_files.CHECKPOINTS or not (run / run_files.CONFIG).is_file():
         return run, {}
-    given = run_files.read_config(run).get("command")
-    return run, given if isinstance(given, dict) else {}
+    return run, tree_of_run(run, run_files.read_config(run))
 
 
 @contextlib.contextmanager
@@ -292,8 +319,7 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
     try:
         yield
     except MarlConnectorsError as error:
-        _, given = _command_of(checkpoint)
-        source = given.get("config")
+        source = _tree_around(checkpoint)[1].get(SOURCE)
         if named is not None or not isinstance(source, str) or has_source(source):
             raise
         raise CheckpointError(

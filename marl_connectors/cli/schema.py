@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import json
 import re
 from typing import Any
 
 from marl_connectors.algorithms.config.sections import sections
-from marl_connectors.cli.config_files import OF_COMMAND, OWN_FIELDS, SAME, SCHEMA_KEY, SEARCH
+from marl_connectors.cli.command_settings import CommandSettings
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, known_sections
-from marl_connectors.cli.run_settings import RunSettings
+from marl_connectors.cli.layers import SEARCH, defaults
+from marl_connectors.cli.tree import DICTS, MAPPING, MODEL, MODULES, RUN, places, short_forms
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.validators import Setting, any_of, declared
+from marl_connectors.validators import Setting, any_of, settings_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_OF_COMMAND = {
-    "seeds": "The seeds, if the run is trained once with each of them.",
-    "parallel": "The number of runs that are trained at a time, with seeds or in a sweep.",
-    "out": "The folder of the run, of the runs with several seeds, or of the sweep.",
-}
 _RANGE = {
     "type": "object",
     "properties": {"low": {"type": "number"}, "high": {"type": "number"}, "log": {"type": "boolean"}},
@@ -44,74 +39,58 @@ def run(args: argparse.Namespace) -> int:
 def schema() -> dict[str, Any]:
     """Returns the JSON schema of a file for ``--config``.
 
-    It is made from the validators of the settings, so it accepts what they accept, except for the few rules that
-    JSON schema cannot say, such as increasing times in a schedule.
+    It is made from the settings, so it accepts what they accept in the form that ``to_file`` writes. It does not know
+    texts that stand for numbers, nor rules such as increasing times in a schedule.
     """
-    about, defaults = documented(RunSettings), RunSettings("")
-    fields: dict[str, Any] = {}
-    for name, validator in OWN_FIELDS.items():
-        own = _model() if name == "model" else validator.schema
-        default = {} if name in ("env", "preset", "config") else {"default": getattr(defaults, name)}
-        fields[name] = {**(own or {}), **_described(about.get(name, "")), **default}
-    for name, validator in OF_COMMAND.items():
-        fields[name] = {**(validator.schema or {}), **_described(_OF_COMMAND[name])}
-    fields["preset"]["description"] = "Whether the run begins with the zoo's settings for the environment."
-    parts = {name: _section(name) for name in known_sections()}
+    cls, own_defaults = config_class("ppo"), defaults("ppo")
+    short = {}
+    for key, (place, option) in short_forms(cls).items():
+        default = {"default": own_defaults[place]} if place in own_defaults and key not in ("preset", "algo") else {}
+        opposite = {"description": option.about} if option.is_opposite else {}
+        short[key] = {**_described(place, [places(cls)[place]]), **opposite, **default}
+    parts = {}
+    for section in known_sections():
+        declared: dict[str, list[Setting]] = {}
+        for each in map(config_class, ALGORITHMS):
+            for argument, own in sections(each).get(section, {}).items():
+                declared.setdefault(argument, []).append(own)
+        if section == RUN:
+            declared |= {name: [own] for name, own in settings_of(CommandSettings).items()}
+        parts[section] = {
+            "type": ["object", "null"],
+            "description": (getattr(cls, section).__doc__ or "").partition("\n")[0],
+            "properties": {name: _described(f"{section}.{name}", own) for name, own in declared.items()},
+            "additionalProperties": False,
+        }
+    config = {"type": ["string", "null"], "description": settings_of(CommandSettings)["config"].doc}
     return {
         "$schema": DIALECT,
         "title": "marl-connectors train --config",
         "type": "object",
-        "properties": {SCHEMA_KEY: {"type": "string"}, **fields, **parts, SEARCH: _SEARCH},
+        "properties": {"$schema": {"type": "string"}, "config": config, **short, **parts, SEARCH: _SEARCH},
         "additionalProperties": False,
     }
 
 
-def _section(name: str) -> dict[str, Any]:
-    """Returns the schema of a section of the configs."""
-    declared_by_any: dict[str, list[Setting]] = {}
-    for cls in _configs():
-        for argument, own in sections(cls).get(name, {}).items():
-            declared_by_any.setdefault(argument, []).append(own)
-    return {
-        "type": ["object", "null"],
-        **_described((getattr(_configs()[0], name).__doc__ or "").partition("\n")[0]),
-        "properties": {
-            argument: {**_setting(argument, each), **_described(each[0].doc.replace("``", ""))}
-            for argument, each in declared_by_any.items()
-        },
-        "additionalProperties": False,
-    }
+def _described(place: str, declarations: list[Setting]) -> dict[str, Any]:
+    """Returns the schema of a setting, which several configs may declare with other ranges."""
+    found: Any = any_of(*(_schema(place, own) for own in declarations))
+    text = declarations[0].doc.replace("``", "") or documented(DefaultModelConfig).get(place.rpartition(".")[2], "")
+    return {**dict(found), **({"description": text} if text else {})}
 
 
-def _setting(name: str, declarations: list[Setting]) -> dict[str, Any]:
-    """Returns the schema of a setting of the configs, which several of them may declare with other ranges."""
-    validators = [OWN_FIELDS[name] if name in SAME else own.validator for own in declarations]
-    schemas = [{} if each is None else dict(each.schema or {"not": {}}) for each in validators]
-    different = [schema for number, schema in enumerate(schemas) if schema not in schemas[:number]]
-    found = different[0] if len(different) == 1 else dict(any_of(*different) or {})
-    if name == "policies":
-        return dict(any_of(found, declared(_configs()[0])["policy_mapping_fn"].schema) or {})  # type: ignore[union-attr]
-    return {"anyOf": [_model(), {"type": "null"}]} if name == "model_config" else found
-
-
-def _configs() -> list[Any]:
-    return [config_class(algo) for algo in ALGORITHMS]
-
-
-def _model() -> dict[str, Any]:
-    """Returns the schema of the settings of modules. Those of a user's own modules may have other names."""
-    about = documented(DefaultModelConfig)
-    known = declared(DefaultModelConfig)
-    properties = {
-        field.name: {**((validator.schema if (validator := known[field.name]) else None) or {})}
-        | _described(about.get(field.name, ""))
-        for field in dataclasses.fields(DefaultModelConfig)
-    }
-    return {"type": "object", "properties": properties}
-
-
-def _described(text: str) -> dict[str, Any]:
-    return {"description": text} if text else {}
+def _schema(place: str, own: Setting) -> Any:
+    found = None if own.validator is None else own.validator.schema
+    if place in (MODEL, f"{MODEL}_dict"):
+        about = documented(DefaultModelConfig)
+        properties = {
+            name: {**((each.validator.schema if each.validator else None) or {}), "description": about.get(name, "")}
+            for name, each in settings_of(DefaultModelConfig).items()
+        }
+        return any_of({"type": "object", "properties": properties}, {"type": "null"})
+    if place == MODULES:
+        return any_of(found, places(config_class("ppo"))[MAPPING].validator.schema)  # type: ignore[union-attr]
+    return {"not": {}} if own.validator is not None and found is None and place not in DICTS else found or {}
 
 
 def documented(obj: Any) -> dict[str, str]:

@@ -17,6 +17,8 @@ from marl_connectors.algorithms.fitting.figures import agent_steps, module_retur
 from marl_connectors.algorithms.fitting.pictures import draw_curves
 from marl_connectors.algorithms.fitting.run_files import WAYS, read_metrics
 from marl_connectors.cli.folders import SEEDS
+from marl_connectors.cli.layers import ALGO, SETTINGS
+from marl_connectors.cli.tree import Tree, flat, nested
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
@@ -291,12 +293,12 @@ def about_intervals(results: Sequence[SeedResult]) -> str:
     return f"Intervals are for the mean over {num_seeds} seeds: Student's t{bootstrap}."
 
 
-def write_seeds(path: Path, command: Mapping[str, Any], results: Sequence[SeedResult]) -> None:
+def write_seeds(path: Path, tree: Tree, results: Sequence[SeedResult]) -> None:
     """Writes ``seeds.json`` in one step.
 
     Args:
         path: The folder of all seeds.
-        command: The options with which each seed is trained, as JSON data.
+        tree: The settings with which each seed is trained.
         results: What each seed has reached.
 
     Raises:
@@ -304,7 +306,7 @@ def write_seeds(path: Path, command: Mapping[str, Any], results: Sequence[SeedRe
     """
     data = {
         "format_version": 1,
-        "command": command,
+        SETTINGS: nested(tree),
         "seeds": [result.seed for result in results],
         "results": [{key: value for key, value in asdict(result).items() if key != "curve"} for result in results],
         "interval": "95 % confidence interval of the mean over seeds, by Student's t-distribution",
@@ -322,8 +324,8 @@ def is_seeds_folder(path: Path) -> bool:
         return False
 
 
-def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
-    """Reads the options and the seeds of ``seeds.json``.
+def read_seeds(path: Path) -> tuple[Tree, list[int]]:
+    """Reads the tree of settings and the seeds of ``seeds.json``.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
@@ -334,14 +336,13 @@ def read_seeds(path: Path) -> tuple[dict[str, Any], list[int]]:
         data = parsed_json(content)
     except ValueError as error:
         raise CheckpointError(f"{path / SEEDS} is damaged: it is not valid JSON ({error}).") from error
-    command = data.get("command") if isinstance(data, dict) else None
-    has_env = isinstance(command, dict) and any(isinstance(command.get(name), str) for name in ("env", "config"))
-    if not isinstance(command, dict) or not (has_env or isinstance(command.get("base"), dict)):
-        raise CheckpointError(f"{path / SEEDS} is damaged: expected options under 'command', with an 'env'.")
+    tree = flat(data.get(SETTINGS, {}) if isinstance(data, dict) else data, str(path / SEEDS))
+    if ALGO not in tree:
+        raise CheckpointError(f"{path / SEEDS} is damaged: expected settings under {SETTINGS!r}, with an algorithm.")
     seeds = data.get("seeds")
     if not isinstance(seeds, list) or not seeds or not all(map(is_whole, seeds)):
         raise CheckpointError(f"{path / SEEDS} is damaged: expected 'seeds' to be a list of seeds, got {brief(seeds)}.")
-    return command, list(dict.fromkeys(seeds))
+    return tree, list(dict.fromkeys(seeds))
 
 
 def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:

@@ -24,30 +24,36 @@ from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli import seed_summary, standard_streams, training_run
-from marl_connectors.cli.config_settings import absolute_spec
+from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.folders import SEEDS, check_can_be_made
-from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.restored_runs import check_python_config
+from marl_connectors.cli.known_algorithms import config_class
+from marl_connectors.cli.layers import ALGO, SOURCE, tree_of_options
+from marl_connectors.cli.made_config import new_config
+from marl_connectors.cli.parser import words_of
+from marl_connectors.cli.python_config import absolute_spec, load_config
+from marl_connectors.cli.restored_runs import check_python_config, with_source
 from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
+from marl_connectors.cli.training_run import OUT, PARALLEL
+from marl_connectors.cli.training_run import SEEDS as SEEDS_PLACE
+from marl_connectors.cli.tree import NUM_ENV_WORKERS, SEED, STEPS, Tree, above
 from marl_connectors.cli.values import require_extras, seeds_text
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
-from marl_connectors.json_data import jsonable
 from marl_connectors.programs import PROGRAM, command
-
-_OF_ALL_SEEDS = {"run", "resume", "seeds", "parallel", "out", "trusted", "new_episodes"}
-"""Options that are not passed on to the runs of the seeds, or not in the same form."""
 
 
 def is_for_seeds(given: Mapping[str, Any]) -> bool:
     """Whether the parsed options of ``train`` are for runs with several seeds."""
-    return bool({"seeds", "parallel"} & given.keys()) or ("resume" in given and is_seeds_folder(Path(given["resume"])))
+    if "resume" in given:
+        flags = {flag for flag, _ in given.get("given", [])}
+        return bool({"--seeds", "--parallel"} & flags) or is_seeds_folder(Path(given["resume"]))
+    return "tree" in given and bool({SEEDS_PLACE, PARALLEL} & given["tree"].keys())
 
 
 def run(given: Mapping[str, Any]) -> int:
     """Trains modules with several seeds as the options and the file of the command say. Returns the exit status."""
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    if "seed" in given:
+    if {"--seed", "--seeds"} <= {flag for flag, _ in given.get("given", [])}:
         raise ConfigError("train: --seed and --seeds were both given. Use one of them.")
     runs = _resumed(given) if "resume" in given else _new(given)
     try:
@@ -63,9 +69,9 @@ class _SeedRuns:
     Attributes:
         path: Their folder, which exists.
         seeds: The seeds.
-        options: The options of ``train`` for each new run, without its seed and its folder.
-        changes: The options of this command for runs that are resumed.
-        reading: ``trusted`` and ``new_episodes`` of this command, for runs that are resumed.
+        tree: The settings of each new run, without its seed and its folder.
+        changes: The settings that this command changes.
+        reading: ``trusted``, ``new_episodes`` and ``config`` of this command, for runs that are resumed.
         parallel: The number of runs at a time.
         is_new: Whether none of them was begun by an earlier command.
         errors: Seed to the error that has stopped its run.
@@ -74,8 +80,8 @@ class _SeedRuns:
 
     path: Path
     seeds: list[int]
-    options: dict[str, Any]
-    changes: dict[str, Any]
+    tree: Tree
+    changes: Tree
     reading: dict[str, Any]
     parallel: int
     is_new: bool
@@ -205,13 +211,13 @@ class _SeedRuns:
         """Returns the options of ``train`` for a seed: to begin its run, or to resume it."""
         path = self.path / seed_folder(seed)
         if (path / run_files.CONFIG).is_file():
-            return {"resume": str(path), **self.changes, **self.reading}
-        return {**_merged(self.options, self.changes), "seed": seed, "out": str(path)}
+            return {"resume": str(path), "changes": self.changes, **self.reading}
+        return {"tree": {**above(self.tree, self.changes), SEED: seed, OUT: str(path)}}
 
     # Results.
 
     def _results(self) -> list[SeedResult]:
-        steps, results = self.changes.get("steps"), []
+        steps, results = self.changes.get(STEPS), []
         for seed in self.seeds:
             error = self.errors.get(seed, "")
             try:
@@ -221,10 +227,7 @@ class _SeedRuns:
         return results
 
     def _write(self, results: list[SeedResult]) -> None:
-        lasting = {
-            name: value for name, value in self.changes.items() if name in (*training_run.SETTINGS_OF_CONFIG, "config")
-        }
-        seed_summary.write_seeds(self.path, jsonable(_merged(self.options, lasting)), results)
+        seed_summary.write_seeds(self.path, above(self.tree, self.changes), results)
 
     def _finish(self, results: list[SeedResult]) -> None:
         """Prints and draws what all seeds have reached."""
@@ -246,8 +249,8 @@ class _SeedRuns:
 
     def _resume_command(self) -> str:
         words = [PROGRAM, "train", "--resume", str(self.path)]
-        if "steps" in self.changes:
-            words += ["--steps", str(self.changes["steps"])]
+        if STEPS in self.changes:
+            words += ["--steps", str(self.changes[STEPS])]
         if self.parallel > 1:
             words += ["--parallel", str(self.parallel)]
         return command(*words, *(["--untrusted"] if "trusted" in self.reading else []))
@@ -258,55 +261,52 @@ class _SeedRuns:
 
 def _new(given: Mapping[str, Any]) -> _SeedRuns:
     """Makes the folder for new runs."""
-    if "seeds" not in given:
+    tree = given["tree"]
+    if tree.get(SEEDS_PLACE) is None:
         raise ConfigError("train: --parallel is for several seeds. Add --seeds, such as --seeds 0-4, or leave it out.")
-    training_run.check_options_of_new_run(given)
-    seeds, parallel = given["seeds"], given.get("parallel", 1)
-    options = {name: value for name, value in given.items() if name not in _OF_ALL_SEEDS}
+    seeds, parallel = seeds_of(tree[SEEDS_PLACE]), tree.get(PARALLEL, 1)
     if parallel > 1:
-        options.setdefault("num_env_workers", 0)  # the processes of the seeds use the cores
-    settings = new_settings({**options, "seed": seeds[0]})
-    training_run.check_extras(settings)
-    name = settings.default_folder_name()
-    numbered = "out" not in given
-    path = Path(given.get("out", f"runs/{name.removesuffix(f'-seed{seeds[0]}')}-seeds{seeds_text(seeds)}"))
+        tree = {NUM_ENV_WORKERS: 0, **tree}  # the processes of the seeds use the cores
+    config = new_config({**tree, SEED: seeds[0]})
+    training_run.check_extras(config)
+    name = training_run.folder_name(config).removesuffix(f"-seed{seeds[0]}")
+    numbered = OUT not in tree
+    path = Path(tree.get(OUT, f"runs/{name}-seeds{seeds_text(seeds)}"))
     check_can_be_made(path, numbered=numbered)
     path = make_folder(path, numbered=numbered)
-    return _SeedRuns(path, seeds, options, {}, {}, parallel, is_new=True)
+    return _SeedRuns(path, seeds, _of_one(tree), {}, {}, parallel, is_new=True)
 
 
 def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
-    """Reads the options of earlier runs. Options of this command that are the same are accepted."""
+    """Reads the settings of earlier runs. Options of this command that are the same are accepted."""
     path = Path(given["resume"])
     if not is_seeds_folder(path):
         raise ConfigError(
             f"train --resume: expected a folder with runs of several seeds, but {path} has no {SEEDS}. Leave out "
             f"--seeds and --parallel to resume a single run."
         )
-    if "config" in given:
-        check_python_config(given["config"], given.get("trusted", True))
-        given = {**given, "config": absolute_spec(given["config"])}
-    options, seeds = seed_summary.read_seeds(path)
-    changes = {
-        name: value
-        for name, value in given.items()
-        if name not in _OF_ALL_SEEDS and not (name in options and jsonable(value) == options[name])
-    }
-    if "out" in given and Path(given["out"]) != path:
-        changes["out"] = given["out"]
-    training_run.check_changeable_options(changes)
+    tree, seeds = seed_summary.read_seeds(path)
     reading = {name: given[name] for name in ("trusted", "new_episodes") if name in given}
-    seeds = list(dict.fromkeys([*seeds, *given.get("seeds", [])]))
-    return _SeedRuns(path, seeds, options, changes, reading, given.get("parallel", 1), is_new=False)
+    source = given.get("config")
+    if source is not None:
+        check_python_config(source, given.get("trusted", True))
+        reading["config"] = absolute_spec(source)
+        tree = with_source(tree, reading["config"])
+    config = load_config(tree[SOURCE]) if tree.get(SOURCE) is not None else config_class(tree[ALGO])()
+    words = tree_of_options(words_of(given)._replace(config=None), config)
+    more, parallel = seeds_of(words.pop(SEEDS_PLACE, seeds)), words.pop(PARALLEL, 1)
+    changes = {
+        place: value
+        for place, value in words.items()
+        if not (place in tree and tree[place] == value) and not (place == OUT and Path(value) == path)
+    }
+    training_run.check_changeable(changes, type(config))
+    return _SeedRuns(path, list(dict.fromkeys([*seeds, *more])), tree, changes, reading, parallel, is_new=False)
 
 
-def _merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with changes. Both may have settings of ``--set``."""
-    settings = [
-        *options.get("set", []),
-        *(pair for pair in changes.get("set", []) if pair not in options.get("set", [])),
-    ]
-    return {**options, **changes, **({"set": settings} if settings else {})}
+def _of_one(tree: Tree) -> Tree:
+    """Returns the settings of each of several runs."""
+    return {place: value for place, value in tree.items() if place not in (SEEDS_PLACE, PARALLEL, OUT, SEED)}
 
 
 def _log_name(seed: int) -> str:

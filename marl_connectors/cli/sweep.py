@@ -23,7 +23,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.algorithms.config.sections import sections
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import number, table
 from marl_connectors.algorithms.fitting.metric_names import AUTO_METRICS, LOWEST, check_metric, closest_metric
@@ -33,23 +33,25 @@ from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
 from marl_connectors.cli import training_run
-from marl_connectors.cli.config_files import (
-    OWN_FIELDS,
-    SEARCH,
-    check_section,
-    checked_field,
-    option_of,
-    read_layer,
-    resolved,
-)
-from marl_connectors.cli.config_settings import absolute_spec, closest
 from marl_connectors.cli.folders import SWEEP, check_can_be_made
-from marl_connectors.cli.known_algorithms import known_sections
-from marl_connectors.cli.presets import new_settings
-from marl_connectors.cli.restored_runs import check_python_config
+from marl_connectors.cli.layers import (
+    SEARCH,
+    SETTINGS,
+    SOURCE,
+    read_file,
+    resolved,
+    tree_of_options,
+    user_tree,
+)
+from marl_connectors.cli.made_config import make_config
+from marl_connectors.cli.parser import words_of
+from marl_connectors.cli.python_config import absolute_spec
+from marl_connectors.cli.restored_runs import check_python_config, with_source
 from marl_connectors.cli.run_processes import FAILED, POLL_S, EndedRun, LogNews, RunProcess
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.seed_summary import is_seeds_folder
+from marl_connectors.cli.training_run import OUT, PARALLEL, SEEDS
+from marl_connectors.cli.tree import NUM_ENV_WORKERS, SEED, STEPS, Tree, flat, nested, place_of, read_setting
 from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import jsonable, parsed_json
@@ -65,8 +67,6 @@ _ROWS = 15
 _FOLDER, _ERROR, _STEPS = "folder", "error", "agent_steps"
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 _STATES |= dict.fromkeys(("RUNNING", "WAITING"), "interrupted")
-_OF_SWEEPS = {"run", "resume", "out", "search", "trials", "parallel", "metric", "pruner", "seeds"}
-_ON_RESUME = {"run", "resume", "trials", "parallel", "pruner", "metric", "config"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,7 +140,7 @@ class _Sweep:
 
     Attributes:
         path: Its folder, which exists.
-        options: The options of ``train`` for all trials.
+        user: What the user has set for all trials, as ``user_tree`` returns it.
         search: The values that each searched setting may have.
         metric: The name of the metric to be maximised, or ``min:NAME``.
         trials: The number of trials.
@@ -150,7 +150,7 @@ class _Sweep:
     """
 
     path: Path
-    options: dict[str, Any]
+    user: Tree
     search: dict[str, Range | Choices]
     metric: str
     trials: int
@@ -198,7 +198,7 @@ class _Sweep:
             for trial in _latest(trials).values():
                 study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs[_FOLDER]})
         # Other numbers are drawn when the sweep continues.
-        study.sampler = optuna.samplers.TPESampler(seed=self.options.get("seed", 0) + len(study.get_trials()))
+        study.sampler = optuna.samplers.TPESampler(seed=resolved(self.user)[SEED] + len(study.get_trials()))
         return study
 
     def _take_up(self, study: Any) -> None:
@@ -268,11 +268,11 @@ class _Sweep:
         path = self.path / name
         if (path / run_files.CONFIG).is_file():
             options: dict[str, Any] = {"resume": str(path)}
-            if "config" in self.options:
-                options["config"] = self.options["config"]
+            if self.user.get(SOURCE) is not None:
+                options["config"] = self.user[SOURCE]
         else:
-            options = {**with_values(self.options, values), "out": str(path)}
-        total = new_settings(with_values(self.options, values)).steps
+            options = {"tree": {**self._tree(values), OUT: str(path)}}
+        total = self._tree(values)[STEPS]
         print(f"{name}: {_text(values)}", flush=True)
         if (path / run_files.FINAL).is_file():  # the sweep was stopped after the end of this run
             ended = _Running(trial, EndedRun(), path, total)
@@ -282,6 +282,10 @@ class _Sweep:
             self._news.watch(name, self.path / f"{name}.log")
             process = RunProcess(options, self.path / f"{name}.log")
             self._running[name] = _Running(trial, process, path, total)
+
+    def _tree(self, values: Mapping[str, Any]) -> Tree:
+        """Returns the settings of a trial."""
+        return resolved(self.user, searched_tree(values, self.config))
 
     def _ended(self, study: Any, ended: _Running) -> None:
         """Tells Optuna how a trial has ended. One that was interrupted is taken up when the sweep continues."""
@@ -312,7 +316,7 @@ class _Sweep:
     def _write(self, study: Any) -> None:
         data = {
             "format_version": 1,
-            "options": self.options,
+            SETTINGS: nested(self.user),
             "search": {name: space.to_json() for name, space in self.search.items()},
             "metric": self.metric,
             "trials": self.trials,
@@ -381,23 +385,20 @@ def _reading_study(path: Path) -> Iterator[None]:
         ) from error
 
 
-def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options of ``train`` with the values of searched settings.
+def searched_tree(values: Mapping[str, Any], config: Any) -> Tree:
+    """Returns the tree of searched settings.
 
     Args:
-        options: The options.
-        values: Values by the names of fields of RunSettings, ``model.NAME``, ``env_config.NAME``, or settings as for
-            ``--set``.
+        values: Their values by name: a place, the key of an option, ``model.NAME``, ``env_config.NAME``, or the name of
+            a setting.
+        config: A config of the class that has them.
+
+    Raises:
+        ConfigError: If one does not exist, or has a wrong value.
     """
-    found = dict(options)
+    found: Tree = {}
     for name, value in values.items():
-        head, _, rest = name.partition(".")
-        if head in ("model", "env_config") and rest:
-            found[head] = [*found.get(head, []), (rest, value)]
-        elif name in OWN_FIELDS:
-            found[name] = checked_field(name, value, "--search")
-        else:
-            found["set"] = [*found.get("set", []), (name, value)]
+        found |= read_setting(place_of(name, type(config), "--search"), value, config, f"--search {name}")
     return found
 
 
@@ -432,45 +433,47 @@ def _short(value: Any) -> str:
 
 def _new(given: Mapping[str, Any]) -> _Sweep:
     """Makes the folder of a new sweep, after the settings at the ends of all ranges were tried."""
-    if not {"env", "config"} & given.keys():
+    words = words_of(given)
+    if words.last("ENV") is None and words.config is None:
         raise ConfigError("sweep: expected an environment, --config FILE or --resume SWEEP.")
-    in_file = read_layer(given["config"]).get(SEARCH, {}) if "config" in given else {}
+    data, who, _ = ({}, "", None) if words.config is None else read_file(words.config)
+    in_file = search_space(data[SEARCH], f"{who}: {SEARCH}") if SEARCH in data else {}
     searched = given.get("search", [])
     search = {**in_file, **dict(searched)}
-    given = resolved(given)
+    user = user_tree(words)
     if not search:
         raise ConfigError(
             "sweep: expected settings to search. Add --search, such as --search lr=1e-4..1e-2:log, or the key 'search' "
             "to the file of --config."
         )
-    options = {name: value for name, value in given.items() if name not in _OF_SWEEPS}
-    for name, value in {"video": "none", "baseline_seconds": 2, "keep_checkpoints": 1}.items():
-        options.setdefault(name, value)
-    parallel = given.get("parallel", 1)
-    settings = new_settings(options)
-    config = settings.make_config()
+    out, parallel = user.pop(OUT, None), user.pop(PARALLEL, 1)
+    user.pop(SEEDS, None)
+    config = make_config(resolved(user))
+    options = tree_of_options(words, config)
+    quick = {"run.video": "none", "run.baseline_seconds": 2.0, "run.keep_checkpoints": 1}
+    user |= {place: value for place, value in quick.items() if place not in options}
     of_evaluations, of_training = AUTO_METRICS
     metric = given.get("metric", (of_evaluations if config.evaluation_interval else of_training)[-1])
     if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
-        options.setdefault("num_env_workers", 0)  # the trials use the cores, and success is measured in their processes
+        # the trials use the cores, and success is measured in their processes
+        user = {NUM_ENV_WORKERS: 0, **user}
     check_metric(metric, (), config, "--metric")
     _check_names([*(name for name in in_file if name not in dict(searched)), *(name for name, _ in searched)], config)
     too_short: dict[str, None] = {}
     for name, space in search.items():
         for value in space.ends():
-            tried = new_settings(with_values(options, {name: value}))
+            tried = make_config(resolved(user, searched_tree({name: value}, config)))
             training_run.check_extras(tried)
-            too_short |= dict.fromkeys(_without_learning(tried.steps, tried.make_config(), metric))
-    numbered = "out" not in given
-    default = settings.default_folder_name().removesuffix(f"-seed{settings.seed}")
-    path = Path(given.get("out", f"runs/{default}-sweep"))
-    check_can_be_made(path, numbered=numbered)
-    path = make_folder(path, numbered=numbered)
+            too_short |= dict.fromkeys(_without_learning(tried.steps, tried, metric))
+    name = training_run.folder_name(config).removesuffix(f"-seed{config.seed}")
+    path = Path(f"runs/{name}-sweep" if out is None else out)
+    check_can_be_made(path, numbered=out is None)
+    path = make_folder(path, numbered=out is None)
     trials = given.get("trials", NUM_TRIALS)
     for warning in too_short:
         print(f"marl-connectors: warning: {warning}", file=sys.stderr, flush=True)
     print(f"Searching {', '.join(search)} in {trials} trials, {parallel} at a time, in {path}", flush=True)
-    return _Sweep(path, options, search, metric, trials, parallel, given.get("pruner", "median"), config)
+    return _Sweep(path, user, search, metric, trials, parallel, given.get("pruner", "median"), config)
 
 
 def _check_names(names: Sequence[str], config: Any) -> None:
@@ -479,20 +482,11 @@ def _check_names(names: Sequence[str], config: Any) -> None:
     Raises:
         ConfigError: If not.
     """
-    known = dict.fromkeys(
-        name for part in (known_sections(), sections(type(config))) for own in part.values() for name in own
-    )
     seen: set[str] = set()
     for name in names:
-        section, _, setting = name.rpartition(".")
-        of_env_or_modules = section in ("env_config", "model")
-        if (own := name if of_env_or_modules else setting) in seen:
+        if (place := place_of(name, type(config), "--search")) in seen:
             raise ConfigError(f"--search: {name!r} is searched twice. Leave one out.")
-        seen.add(own)
-        if section and not of_env_or_modules:
-            check_section(section, setting, "--search")
-        elif not (of_env_or_modules or name in OWN_FIELDS or name in known):
-            raise ConfigError(f"--search: unknown setting {name!r}. {closest(name, [*OWN_FIELDS, *known], '--search')}")
+        seen.add(place)
 
 
 def _without_learning(steps: int, config: Any, metric: str) -> Iterator[str]:
@@ -509,11 +503,14 @@ def _without_learning(steps: int, config: Any, metric: str) -> Iterator[str]:
 
 def _resumed(given: Mapping[str, Any]) -> _Sweep:
     """Reads the options of a sweep."""
-    for option in sorted(given.keys() - _ON_RESUME):
-        raise ConfigError(
-            f"sweep --resume: {option_of(option)} cannot be changed. You can change: --trials, --parallel, --pruner, "
-            f"--metric and --config."
-        )
+    words = words_of(given)
+    for option in [*("--search" for _ in given.get("search", [])), *(flag for flag, _ in words.given)]:
+        if option != "--parallel":
+            raise ConfigError(
+                f"sweep --resume: {option} cannot be changed. You can change: --trials, --parallel, --pruner, "
+                f"--metric and --config."
+            )
+    parallel = tree_of_options(words, AlgorithmConfig()).get(PARALLEL, 1)
     path = Path(given["resume"])
     if not (path / SWEEP).is_file():
         if (path / run_files.CONFIG).is_file() or is_seeds_folder(path):
@@ -524,7 +521,7 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
         with run_files.reading(path / SWEEP):
             data = parsed_json((path / SWEEP).read_bytes())
         search = search_space(data["search"], str(path / SWEEP))
-        options, metric, trials = dict(data["options"]), str(data["metric"]), int(data["trials"])
+        user, metric, trials = flat(data[SETTINGS], str(path / SWEEP)), str(data["metric"]), int(data["trials"])
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path / SWEEP} is damaged: {type(error).__name__}: {error}. Correct it.") from error
     if not (path / STUDY).is_file():
@@ -539,8 +536,8 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
         )
     if "config" in given:
         check_python_config(given["config"], trusted=True)
-        options["config"] = absolute_spec(given["config"])
+        user = with_source(user, absolute_spec(given["config"]))
+    config = make_config(resolved(user))
     return _Sweep(
-        *(path, options, search, wanted, given.get("trials", trials), given.get("parallel", 1)),
-        *(given.get("pruner", "median"), new_settings(options).make_config()),
+        *(path, user, search, wanted, given.get("trials", trials), parallel, given.get("pruner", "median"), config)
     )

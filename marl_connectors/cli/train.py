@@ -6,14 +6,15 @@ import argparse
 import sys
 
 from marl_connectors.cli import seeds
-from marl_connectors.cli.config_files import resolved
-from marl_connectors.cli.training_run import prepared
+from marl_connectors.cli.training_run import new_tree, prepared
 from marl_connectors.cli.values import require_extras
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains modules as the parsed options say, with one seed or several. Returns the exit status."""
-    given = resolved(vars(args))
+    given = vars(args)
+    if "resume" not in given:
+        given = {**given, "tree": new_tree(given)}
     if seeds.is_for_seeds(given):
         return seeds.run(given)
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))

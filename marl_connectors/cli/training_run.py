@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
-from marl_connectors.algorithms.config import settings as of_configs
-from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.fitting.figures import success_measure
 from marl_connectors.algorithms.fitting.fit import fit
 from marl_connectors.algorithms.fitting.parts import Caller
@@ -30,52 +28,58 @@ from marl_connectors.algorithms.fitting.stop_signals import exit_status
 from marl_connectors.callbacks.trackers import TRACKERS
 from marl_connectors.checkpoints import LATEST, find_checkpoint
 from marl_connectors.cli import suggestions
-from marl_connectors.cli.config_files import check_video_every, option_of, resolved
-from marl_connectors.cli.config_settings import (
-    absolute_spec,
-    annealed,
-    batch_size_per_learner,
-    envs_per_env_runner,
-    has_lr_schedule,
-    learning_rates,
-    load_config,
-    settings_of,
-)
 from marl_connectors.cli.folders import check_can_be_made
-from marl_connectors.cli.presets import BATCH_SIZE, new_settings, preset_sentence
+from marl_connectors.cli.known_algorithms import algorithm_of
+from marl_connectors.cli.layers import SETTINGS, resolved, tree_of_data, tree_of_options, user_tree
+from marl_connectors.cli.made_config import annealed, configured, make_config, new_config
+from marl_connectors.cli.parser import words_of
+from marl_connectors.cli.presets import preset_sentence
+from marl_connectors.cli.python_config import absolute_spec
 from marl_connectors.cli.restored_runs import (
     check_is_run,
     check_python_config,
+    config_to_resume,
     load_algorithm,
     naming_a_lost_config,
-    with_config,
+    tree_of_run,
 )
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json, settings_to_json, use_threads
-from marl_connectors.cli.values import merged, require_extras
+from marl_connectors.cli.tree import (
+    ANNEAL,
+    BATCH_SIZE,
+    ENV,
+    NUM_LEARNERS,
+    RUN,
+    STEPS,
+    Tree,
+    above,
+    flat,
+    has_lr_schedule,
+    learning_rates,
+    nested,
+    option_of,
+    places,
+    share,
+    short_forms,
+)
+from marl_connectors.cli.values import require_extras
+from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import CheckpointError, ConfigError
-from marl_connectors.names import Names
+from marl_connectors.policy_mapping import IndependentPolicies, PatternPolicies, SharedPolicy
 from marl_connectors.programs import PROGRAM, command
-from marl_connectors.validators import declared
 from marl_connectors.zoo import find_task
 
 BUILDING = "building environments and modules, starting their processes, and trying the environment"
 """What a program does before a run, in words."""
-CHANGEABLE_ON_RESUME = (
-    *("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video", "video_every", "track"),
-    *("keep_best", "keep_checkpoints", "config"),
-)
-SETTINGS_OF_CONFIG = {
-    "set": "",
-    "env_check": "disable_env_checking",
-    "num_env_workers": "num_env_workers",
-    "num_gpus_per_learner": "num_gpus_per_learner",
-    "num_env_runners": "num_env_runners",
-    "num_learners": "num_learners",
-    "ray_address": "ray_address",
-}
-"""Options that a resumed run accepts, with the settings of the algorithm's config that they change."""
 CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
+OUT, SEEDS, PARALLEL = "run.out", "run.seeds", "run.parallel"
+
+
+def use_threads(number: int) -> None:
+    """Sets the number of threads with which torch computes."""
+    import torch
+
+    torch.set_num_threads(number)
 
 
 class CommandLine(Caller):
@@ -88,18 +92,16 @@ class CommandLine(Caller):
     who = "train"
     keeps_results = False
 
-    def __init__(self, settings: RunSettings, facts: Mapping[str, Any], steps: int | None, trusted: bool = True):
+    def __init__(self, facts: Mapping[str, Any], trusted: bool = True):
         """Takes what messages need.
 
         Args:
-            settings: The settings of the run.
             facts: As in the base class.
-            steps: The number of agent steps, if the folder has another one.
             trusted: Whether checkpoints are read with ``--untrusted`` left out.
         """
         self.facts = facts
         self.signal: int | None = None
-        self._settings, self._steps, self._trusted = settings, steps, trusted
+        self._trusted = trusted
 
     def name(self, argument: str) -> str:
         return "--out" if argument == "folder" else f"--{argument.replace('_', '-')}"
@@ -108,14 +110,15 @@ class CommandLine(Caller):
         return f"{self.name(name)} {value}"
 
     def resume(self, path: Path) -> str:
-        return suggestions.resume(path, self._steps, trusted=self._trusted)
+        return suggestions.resume(path, trusted=self._trusted)
 
     def stopped(self, number: int) -> None:
         self.signal = number
 
     def why_no_success(self, algo: Any) -> str:
-        task, measure = find_task(self._settings.env), success_measure(algo.config)
-        if task is not None and "eval_opponent" in task.settings and self._settings.eval_opponent is None:
+        task, measure = find_task(env_name(algo.config.env)), success_measure(algo.config)
+        has_opponent = "eval_opponent" in self.facts[SETTINGS].get("run", {})
+        if task is not None and "eval_opponent" in task.settings and not has_opponent:
             name = "" if measure is None else measure.name
             return f"Success ({name}) is only measured against an opponent: --eval-opponent random."
         return super().why_no_success(algo)
@@ -125,92 +128,19 @@ def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
     """Builds or restores everything that a run needs.
 
     Args:
-        given: The parsed options.
+        given: The parsed options; or the complete tree of a new run under ``"tree"``.
         suggests: Whether the run prints at its end which commands to try next.
     """
     with announced(BUILDING):
-        given = resolved(given)
-        training = _resumed(given) if "resume" in given else _new(given)
+        training = _resumed(given) if "resume" in given else _new(given.get("tree") or new_tree(given))
     training.suggests = suggests
     return training
 
 
-@dataclasses.dataclass(slots=True)
-class _Training:
-    """A run that is ready to start.
-
-    Attributes:
-        settings: The settings of the run.
-        algo: The ``Algorithm``, built or restored.
-        out: The path of the folder.
-        facts: What ``config.json`` gets besides what ``fit`` writes.
-        numbered: Whether the folder gets a numbered name if ``out`` exists.
-        steps: The number of agent steps, if the folder has another one.
-        trusted: As in ``Algorithm.from_checkpoint``.
-        suggests: Whether commands to try next are printed at the end.
-    """
-
-    settings: RunSettings
-    algo: Any
-    out: Path
-    facts: Mapping[str, Any]
-    numbered: bool = False
-    steps: int | None = None
-    trusted: bool = True
-    suggests: bool = True
-
-    def run(self) -> int:
-        """Trains until the run has its steps. Returns the exit status."""
-        settings, algo = self.settings, self.algo
-        caller = CommandLine(settings, self.facts, self.steps, self.trusted)
-        of_run = {name: getattr(settings, name) for name in declared(of_configs.RunSettings)}
-        try:
-            if str(algo.masking):
-                print(f"Action masks: {algo.masking}", flush=True)
-            with made_folder(self.out, numbered=self.numbered) as path:
-                fit(algo, {}, settings=of_run, folder=path, caller=caller)
-        except KeyboardInterrupt as stop:
-            return exit_status(stop)
-        finally:
-            algo.stop()
-        if caller.signal is not None:
-            return exit_status(caller.signal)
-        if self.suggests:
-            steps = suggestions.more_steps(settings.steps, max(algo.num_agent_steps, settings.steps))
-            events = path / EVENTS if "tensorboard" in settings.track else None
-            commands = suggestions.after_a_run(path, steps, events=events, trusted=self.trusted)
-            print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
-        return 0
-
-
-def check_extras(settings: RunSettings) -> None:
-    """Checks that the packages are installed that trackers and videos of a run need.
-
-    Raises:
-        MissingDependencyError: If one is missing.
-    """
-    video = ["imageio_ffmpeg"] if settings.video == "mp4" else []
-    require_extras(*(TRACKERS[name].package for name in settings.track), *video)
-
-
-def _new(given: Mapping[str, Any]) -> _Training:
-    """Builds everything for a new run, and writes nothing."""
-    check_options_of_new_run(given)
-    settings = new_settings(given)
-    envs_per_env_runner(settings.num_envs, settings.num_env_runners)
-    numbered = "out" not in given
-    out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
-    check_can_be_made(out, numbered=numbered)
-    check_extras(settings)
-    algo = settings.build_algorithm()
-    if sentence := preset_sentence(settings):
-        print(sentence, flush=True)
-    return _Training(settings, algo, out, {"command": settings_to_json(settings)}, numbered)
-
-
-def check_options_of_new_run(given: Mapping[str, Any]) -> None:
-    """Refuses options that only a resumed run accepts."""
-    if not {"env", "base", "config"} & given.keys():
+def new_tree(given: Mapping[str, Any]) -> Tree:
+    """Returns all settings of the run that the parsed options begin."""
+    words = words_of(given)
+    if words.last("ENV") is None and words.config is None:
         raise ConfigError(
             f"train: expected an environment, --config FILE or --resume RUN. Try: {suggestions.first_run()}"
         )
@@ -218,93 +148,154 @@ def check_options_of_new_run(given: Mapping[str, Any]) -> None:
         raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
+    return resolved(user_tree(words))
+
+
+def folder_name(config: Any) -> str:
+    """Returns ``<env>-<policies>-seed<seed>``, with the algorithm's name after ``<env>`` if it is not PPO."""
+    match config.policy_mapping_fn:
+        case PatternPolicies() as mapping:
+            policies = "-".join(dict.fromkeys(module_id for _, module_id in mapping.patterns))
+        case SharedPolicy():
+            policies = "shared"
+        case IndependentPolicies():
+            policies = "independent"
+        case mapping:
+            policies = getattr(mapping, "__qualname__", type(mapping).__qualname__)
+    algo = algorithm_of(config)
+    parts = [env_name(config.env), *([] if algo == "ppo" else [algo]), re.sub(r"[^\w.-]+", "_", policies)]
+    return "-".join([*parts, f"seed{config.seed}"])
+
+
+@dataclasses.dataclass(slots=True)
+class _Training:
+    """A run that is ready to start.
+
+    Attributes:
+        algo: The ``Algorithm``, built or restored.
+        out: The path of the folder.
+        facts: What ``config.json`` gets besides what ``fit`` writes.
+        numbered: Whether the folder gets a numbered name if ``out`` exists.
+        trusted: As in ``Algorithm.from_checkpoint``.
+        suggests: Whether commands to try next are printed at the end.
+    """
+
+    algo: Any
+    out: Path
+    facts: Mapping[str, Any]
+    numbered: bool = False
+    trusted: bool = True
+    suggests: bool = True
+
+    def run(self) -> int:
+        """Trains until the run has its steps. Returns the exit status."""
+        algo, config = self.algo, self.algo.config
+        caller = CommandLine(self.facts, self.trusted)
+        try:
+            if str(algo.masking):
+                print(f"Action masks: {algo.masking}", flush=True)
+            with made_folder(self.out, numbered=self.numbered) as path:
+                fit(algo, {}, settings={}, folder=path, caller=caller)
+        except KeyboardInterrupt as stop:
+            return exit_status(stop)
+        finally:
+            algo.stop()
+        if caller.signal is not None:
+            return exit_status(caller.signal)
+        if self.suggests:
+            steps = suggestions.more_steps(config.steps, max(algo.num_agent_steps, config.steps))
+            events = path / EVENTS if "tensorboard" in config.track else None
+            commands = suggestions.after_a_run(path, steps, events=events, trusted=self.trusted)
+            print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
+        return 0
+
+
+def check_extras(config: Any) -> None:
+    """Checks that the packages are installed that trackers and videos of a run need.
+
+    Raises:
+        MissingDependencyError: If one is missing.
+    """
+    video = ["imageio_ffmpeg"] if config.video == "mp4" else []
+    require_extras(*(TRACKERS[name].package for name in config.track), *video)
+
+
+def _new(tree: Tree) -> _Training:
+    """Builds everything for a new run, and writes nothing."""
+    config, numbered = make_config(tree), OUT not in tree
+    out = Path("runs") / folder_name(config) if numbered else Path(tree[OUT])
+    check_can_be_made(out, numbered=numbered)
+    check_extras(config)
+    algo = built(config, tree)
+    if sentence := preset_sentence(tree):
+        print(sentence, flush=True)
+    return _Training(algo, out, facts_of(tree), numbered)
+
+
+def built(config: Any, tree: Mapping[str, Any]) -> Any:
+    """Builds the ``Algorithm`` of a new run."""
+    use_threads(tree["run.threads"])
+    return config.build_algo()
+
+
+def facts_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what ``config.json`` gets: the tree of settings, without those of several runs and of the folder."""
+    return {SETTINGS: nested({place: own for place, own in tree.items() if place not in (OUT, SEEDS, PARALLEL)})}
 
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """Restores a run from its latest checkpoint."""
-    check_changeable_options(given)
-    if "config" in given:
-        check_python_config(given["config"], given.get("trusted", True))
-        given = {**given, "config": absolute_spec(given["config"])}
-    path = Path(given["resume"])
+    path, trusted, source = Path(given["resume"]), given.get("trusted", True), given.get("config")
+    if source is not None:
+        check_python_config(source, trusted)
+        source = absolute_spec(source)
     check_is_run(path, "train --resume")
-    config, checkpoint = read_config(path), checkpoint_to_resume(path)
-    settings = _settings_of(path, config, checkpoint, given)
-    if "config" in given:
-        settings = with_config(settings, given["config"])
-    changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
-    now = _changes(settings, given)
-    batch_size = {BATCH_SIZE: now[BATCH_SIZE]} if BATCH_SIZE in now else {}
-    training = {**settings.training, **batch_size, **merged(given.get("set", []))}
-    before, settings = settings, dataclasses.replace(settings, **changes, training=training)
-    if settings.video == "none":
-        check_video_every(given)
-        settings = dataclasses.replace(settings, video_every=0)
-    now |= _annealed_again(before, settings, given)
-    check_extras(settings)
-    other_steps = None if settings.steps == before.steps else settings.steps
+    data, checkpoint = read_config(path), checkpoint_to_resume(path)
+    if checkpoint is None and SETTINGS not in data:
+        raise CheckpointError(
+            f"train --resume: {path} was begun in Python, and has no checkpoint yet. Run the program again."
+        )
+    with naming_a_lost_config(checkpoint or path, "train --resume", source):
+        probe = config_to_resume(path, data, checkpoint, source, trusted)
+        tree = tree_of_run(path, data, source)
+    now = given["changes"] if "changes" in given else tree_of_options(words_of(given), probe)
+    check_changeable(now, type(probe))
     if checkpoint is None:
+        tree = above(tree, now)
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
-        return _Training(settings, settings.build_algorithm(), path, {"command": settings_to_json(settings)})
-    use_threads(settings.threads)
-    changed = {**_earlier_changes(path, config), **now}
-    trusted = given.get("trusted", True)
+        return _Training(built(make_config(tree), tree), path, facts_of(tree))
+    if NUM_LEARNERS in now and BATCH_SIZE in tree and BATCH_SIZE not in now:  # they share the same train batch
+        now[BATCH_SIZE] = share(tree[BATCH_SIZE] * max(1, tree.get(NUM_LEARNERS, 0)), now[NUM_LEARNERS])
+    changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now)})
+    if SETTINGS not in data and STEPS not in changed and probe.steps is None:
+        raise ConfigError(
+            f"train --resume: {path} was begun in Python without a number of agent steps. Say when it ends: --steps N"
+        )
+    use_threads({**tree, **changed}.get("run.threads", 1))
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": given.get("new_episodes", False), "chosen": now}
-    with naming_a_lost_config(checkpoint, "train --resume", given.get("config")):
-        algo = load_algorithm(checkpoint, changed, source=given.get("config"), **options)
+    with naming_a_lost_config(checkpoint, "train --resume", source):
+        algo = load_algorithm(checkpoint, changed, source=source, **options)
     try:
-        _check_same_env(algo, settings, checkpoint)
-        if algo.num_agent_steps >= settings.steps and (path / FINAL).exists():
+        check_extras(algo.config)
+        _check_same_env(algo, tree, checkpoint)
+        if algo.num_agent_steps >= algo.config.steps and (path / FINAL).exists():
             raise ConfigError(
-                f"train --resume: the run {path} has its {algo.num_agent_steps:,} agent steps of {settings.steps:,} "
-                f"done. To train it further, use more steps: "
-                f"--steps {suggestions.more_steps(settings.steps, algo.num_agent_steps)}"
+                f"train --resume: the run {path} has its {algo.num_agent_steps:,} agent steps of "
+                f"{algo.config.steps:,} done. To train it further, use more steps: "
+                f"--steps {suggestions.more_steps(algo.config.steps, algo.num_agent_steps)}"
             )
     except BaseException:
         algo.stop()
         raise
     print(f"Continuing from iteration {int(checkpoint.name)} at {algo.num_agent_steps:,} agent steps.", flush=True)
-    for name, value in changed.items():
-        print(f"  {name} is {value!r} from now on.", flush=True)
-    facts = _lasting(config, before, settings, changed)
-    return _Training(settings, algo, path, facts, steps=other_steps, trusted=trusted)
-
-
-def _settings_of(path: Path, config: Mapping[str, Any], checkpoint: Path | None, given: Mapping[str, Any]) -> Any:
-    """Returns the settings of a run: the command's, or those of a run in Python from its checkpoint."""
-    source = str(path / CONFIG)
-    if "command" in config or "algorithm" not in config:
-        return settings_from_json(config.get("command"), source)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"train --resume: {path} was begun in Python, and has no checkpoint yet. Run the program again."
-        )
-    state = algorithm_state(checkpoint, with_replay_buffers=False)
-    of_run = declared(of_configs.RunSettings)
-    if "config" in given:
-        made, saved = load_config(given["config"]), state["config"]["settings"]
-        made.update_from_dict({name: from_state(saved[name], name) for name in of_run if name in saved})
-    else:
-        made = restored_config(state, None, {}, Names(given.get("trusted", True)))
-    own = {name: getattr(made, name) for name in of_run}
-    if own["steps"] is None and "steps" not in given:
-        raise ConfigError(
-            f"train --resume: {path} was begun in Python without a number of agent steps. Say when it ends: --steps N"
-        )
-    return RunSettings(**{**settings_of(made), **own})
-
-
-def _lasting(
-    config: Mapping[str, Any], before: RunSettings, settings: RunSettings, changed: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns what ``config.json`` gets that holds from now on. Options such as ``--steps`` are for one command."""
-    facts = {CHANGED: changed} if changed else {}
-    if "command" not in config:
-        return facts
-    lasting = {"training", "config", *SETTINGS_OF_CONFIG}
-    now = {name: value for name, value in settings_to_json(settings).items() if name in lasting}
-    moved = settings_to_json(before) if settings.config is not None else {}  # names in a file that has another place
-    return {"command": {**config["command"], **moved, **now}, **facts}
+    for place, value in changed.items():
+        if not place.startswith(f"{RUN}."):
+            print(f"  {place.partition('.')[2]} is {value!r} from now on.", flush=True)
+    facts = {
+        **({} if SETTINGS not in data else facts_of(above(tree, now))),
+        **({CHANGED: nested(changed)} if changed else {}),
+    }
+    return _Training(algo, path, facts, trusted=trusted)
 
 
 def checkpoint_to_resume(path: Path) -> Path | None:
@@ -330,62 +321,54 @@ def checkpoint_to_resume(path: Path) -> Path | None:
     return None
 
 
-def check_changeable_options(given: Mapping[str, Any]) -> None:
-    """Refuses options that would make it another run: the environment, its number, the modules and the seed."""
-    known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
-    if "out" in given:
+def check_changeable(changes: Mapping[str, Any], cls: type) -> None:
+    """Checks that settings can change when a run is resumed: those that neither modules nor episodes depend on.
+
+    Raises:
+        ConfigError: For the first setting that cannot. Names the options of those that can.
+    """
+    if OUT in changes:
         raise ConfigError(
             "train --resume: --out cannot be given, because the run goes on in its own folder. Leave it out, or copy "
             "the folder and resume the copy."
         )
-    for option in sorted(set(given) - known):
-        raise ConfigError(
-            f"train --resume: {option_of(option)} cannot be changed, because the checkpoint's modules and episodes "
-            f"depend on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
-            f"--num-env-runners, --num-learners, --ray-address, --num-gpus-per-learner, --checkpoint-every, "
-            f"--eval-episodes, --baseline-seconds, --video, --video-every, --track, --keep-best, --keep-checkpoints "
-            f"and --config."
-        )
+    for place in changes:
+        own = places(cls).get(place)
+        if (
+            own is None
+            or own.fixed
+            or not (place.startswith("training.") if own.changeable is None else own.changeable)
+        ):
+            known = [option for other, option in short_forms(cls).values() if places(cls)[other].changeable]
+            raise ConfigError(
+                f"train --resume: {option_of(place, cls)} cannot be changed, because the checkpoint's modules, "
+                f"pipelines or episodes depend on it. Start a new run with it. You can change: --set, --config, "
+                f"{', '.join(option.flag for option in known)}."
+            )
 
 
-def _earlier_changes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier_changes(path: Path, data: Mapping[str, Any], probe: Any) -> Tree:
     """Returns the settings that were changed when the run was resumed earlier."""
-    changed = config.get(CHANGED, {})
-    if not isinstance(changed, dict):
-        raise CheckpointError(
-            f"{path / CONFIG}: expected {CHANGED!r} to be a JSON object, but got {changed!r}. Correct it."
-        )
+    who = f"{path / CONFIG}: {CHANGED}"
+    try:
+        changed = tree_of_data(nested(flat(data.get(CHANGED, {}), who)), who, probe)
+        check_changeable(changed, type(probe))
+    except ConfigError as error:
+        raise CheckpointError(f"{error} Correct it.") from error
     return changed
 
 
-def _changes(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the config that this command changes.
-
-    The number of all sub-environments and, unless ``--set`` says otherwise, the size of train batches stay the same.
-    """
-    by_set = merged(given.get("set", []))
-    now = {name: given[option] for option, name in SETTINGS_OF_CONFIG.items() if name and option in given}
-    if "disable_env_checking" in now:
-        now["disable_env_checking"] = not now["disable_env_checking"]
-    if "num_env_runners" in now:
-        now["num_envs_per_env_runner"] = envs_per_env_runner(settings.num_envs, now["num_env_runners"])
-    if "num_learners" in now and BATCH_SIZE in settings.training:
-        total = settings.training[BATCH_SIZE] * max(1, settings.num_learners)
-        now[BATCH_SIZE] = batch_size_per_learner(total, now["num_learners"])
-    return {**now, **by_set}
+def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any]) -> Tree:
+    """Returns the learning rates of a resumed run that fall to 0, if the command changes its steps or these rates."""
+    if not tree.get(ANNEAL) or not (STEPS in now or learning_rates(now)) or has_lr_schedule(now):
+        return {}
+    return annealed(configured(new_config({**tree, ANNEAL: False}), learning_rates(now)), {**tree, **now}[STEPS])
 
 
-def _annealed_again(before: RunSettings, settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns schedules of a resumed run whose steps or learning rates the command changes."""
-    is_changed = settings.steps != before.steps or bool(learning_rates(merged(given.get("set", []))))
-    is_meant = settings.anneal_lr and is_changed and not has_lr_schedule(settings.training)
-    return annealed(settings.training, settings.steps) if is_meant else {}
-
-
-def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:
+def _check_same_env(algo: Any, tree: Mapping[str, Any], checkpoint: Path) -> None:
     env = algo.config.to_dict().get("env")
-    if isinstance(env, str) and env != settings.env:
+    if isinstance(env, str) and env != tree.get(ENV, env):
         raise CheckpointError(
-            f"{checkpoint} is a checkpoint from the environment {env!r}, but this run is on {settings.env!r}. "
+            f"{checkpoint} is a checkpoint from the environment {env!r}, but this run is on {tree[ENV]!r}. "
             f"Use a checkpoint of this run."
         )

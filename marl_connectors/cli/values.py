@@ -7,18 +7,11 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.errors import did_you_mean
 from marl_connectors.packages import require_packages
 
-ACTIVATIONS = ("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")
-"""The activations of the default modules' hidden layers."""
-TRACKER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
-"""The names of the trackers in ``marl_connectors.callbacks``."""
-VIDEO_FORMATS = ("gif", "mp4", "none")
-"""The formats of videos."""
 _EXPONENTS = {"k": 3, "m": 6, "g": 9, "b": 9}
 """The powers of ten that units of numbers stand for."""
 _MOST_SEEDS = 1000
@@ -90,24 +83,6 @@ def literal_text(value: Any) -> str:
     return repr(value)
 
 
-def mask_key(text: str) -> str | None:
-    """Reads the key of action masks; ``none`` stands for no masks.
-
-    >>> mask_key("legal"), mask_key("none")
-    ('legal', None)
-    """
-    return None if text.lower() in ("none", "null", "false", "off") else text
-
-
-def ray_address(text: str) -> str | None:
-    """Reads the address of a Ray cluster; ``none`` stands for a cluster of this run alone.
-
-    >>> ray_address("10.0.0.5:6379"), ray_address("none")
-    ('10.0.0.5:6379', None)
-    """
-    return None if text.lower() in ("none", "null") else text
-
-
 def opponent(text: str) -> str | None:
     """Reads who plays against an agent or a team in evaluations; ``none`` stands for the policies of training.
 
@@ -130,7 +105,7 @@ def whole_number(text: str, at_least: int = 0) -> int:
         number = math.nan
     if not (number >= at_least and number.is_integer()):
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {at_least}, but got {text!r}{_without_unit(text)}"
+            f"expected a whole number of at least {at_least}, but got {text!r}.{without_unit(text)}"
         )
     found = int(text) if text.replace("_", "").isdigit() else int(number)
     if found >= 2**63:
@@ -138,14 +113,14 @@ def whole_number(text: str, at_least: int = 0) -> int:
     return found
 
 
-def _without_unit(text: str) -> str:
-    """Returns a question with the number that was meant by a unit.
+def without_unit(value: Any) -> str:
+    """Returns a question with the number that was meant by a unit; ``""`` for other values.
 
-    >>> _without_unit("1.5M"), _without_unit("many")
-    (". Did you mean '1.5e6'?", '')
+    >>> without_unit("1.5M"), without_unit("many")
+    (" Did you mean '1.5e6'?", '')
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGbB])", text)
-    return f". Did you mean '{found[1]}e{_EXPONENTS[found[2].lower()]}'?" if found else ""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGbB])", value) if isinstance(value, str) else None
+    return f" Did you mean '{found[1]}e{_EXPONENTS[found[2].lower()]}'?" if found else ""
 
 
 def count(text: str) -> int:
@@ -182,65 +157,3 @@ def seeds_text(seeds: Sequence[int]) -> str:
     if len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ",".join(map(str, seeds))
-
-
-def number_or_auto(text: str) -> int | str:
-    """Reads a non-negative whole number, or ``auto``."""
-    return text if text == "auto" else whole_number(text)
-
-
-def names(text: str) -> list[str]:
-    """Reads ``a,b`` as a list of names."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected names with commas between them, such as a,b, but got {text!r}")
-    return found
-
-
-def tracker_names(text: str) -> list[str]:
-    """Reads names of trackers with commas between; ``none`` stands for no tracker.
-
-    >>> tracker_names("tensorboard,wandb"), tracker_names("none")
-    (['tensorboard', 'wandb'], [])
-    """
-    found = [] if text.lower() == "none" else names(text)
-    for name in found:
-        if name not in TRACKER_NAMES:
-            hint = did_you_mean(name, TRACKER_NAMES)
-            raise argparse.ArgumentTypeError(f"expected names of trackers, or none, but got {name!r}. {hint}")
-    return list(dict.fromkeys(found))
-
-
-def metric_name(text: str) -> str | None:
-    """Reads the name of a metric; ``none`` stands for no metric.
-
-    >>> metric_name("env_runners/episode_return_mean"), metric_name("none")
-    ('env_runners/episode_return_mean', None)
-    """
-    return None if text.lower() == "none" else text
-
-
-def piece_names(texts: Iterable[str]) -> list[str]:
-    """Returns the names of connector pieces without ``none``, which stands for no pieces.
-
-    >>> piece_names(["MeanStdFilter", "AgentIdEncoding"]), piece_names(["none"])
-    (['MeanStdFilter', 'AgentIdEncoding'], [])
-    """
-    return [text for text in texts if text.lower() != "none"]
-
-
-def layer_sizes(text: str) -> list[int]:
-    """Reads widths of hidden layers with commas between.
-
-    >>> layer_sizes("64,64")
-    [64, 64]
-    """
-    try:
-        return [count(part.strip()) for part in text.split(",")]
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}. Write widths with commas between, such as 64,64") from error
-
-
-def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Merges repeated ``KEY=VALUE`` options to one dict; the last value of a key is used."""
-    return dict(pairs)

@@ -10,7 +10,8 @@ from typing import Any
 
 from marl_connectors.algorithms.fitting.figures import percent, table
 from marl_connectors.cli.known_algorithms import known_sections
-from marl_connectors.cli.presets import decimals, duration, expected_return, manner, settings_of_task
+from marl_connectors.cli.presets import decimals, duration, expected_return, manner, tree_of_task
+from marl_connectors.cli.tree import MAPPING, STEPS, nested
 from marl_connectors.cli.values import literal_text
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.packages import install_command
@@ -47,15 +48,14 @@ def _list() -> str:
     header = ["task", "algorithm", "policies", "steps", "time", "return", "success", "random play", "best published"]
     rows = []
     for task in tasks():
-        settings, expected = settings_of_task(task), task.expected
-        policies = settings.policies if settings.mapping is None else settings.mapping
+        tree, expected = tree_of_task(task), task.expected
         rows.append(
             [
                 *(
                     task.name,
-                    settings.algo,
-                    policies,
-                    f"{settings.steps:,}",
+                    task.algo,
+                    tree[MAPPING],
+                    f"{tree[STEPS]:,}",
                     duration(expected.minutes),
                 ),
                 *(expected_return(task), _percent(expected.success)),
@@ -79,7 +79,7 @@ def _page(task: ZooTask) -> str:
         ("best published", _number(task, expected.published) + (f" ({expected.source})" if expected.source else "")),
         ("time", f"about {duration(expected.minutes)} on two CPU cores"),
     ]
-    training = settings_of_task(task).training  # also what are the command line's defaults
+    training = _training(task)  # also what are the command line's defaults
     settings = [(name, _text(value)) for name, value in {**_own_settings(task), **training}.items()]
     lines = [f"{task.name}: {task.summary}", "", *_columns(rows), "", "Settings:", *_columns(settings), ""]
     return "\n".join([*lines, f"Train it with: {train_command(task)}"])
@@ -101,6 +101,11 @@ def _own_settings(task: ZooTask) -> dict[str, Any]:
     return {name: value for name, value in task.settings.items() if name != "env" and name not in known_sections()}
 
 
+def _training(task: ZooTask) -> dict[str, Any]:
+    """Returns the settings of the section ``training``, which include the command line's defaults."""
+    return nested(tree_of_task(task))["training"]
+
+
 def _described(task: ZooTask) -> dict[str, Any]:
     """Returns the task as JSON data."""
     return {
@@ -108,7 +113,7 @@ def _described(task: ZooTask) -> dict[str, Any]:
         "env": task.env,
         "summary": task.summary,
         "needs": task.needs,
-        "settings": {**_own_settings(task), "training": settings_of_task(task).training},
+        "settings": {**_own_settings(task), "training": _training(task)},
         "success": None if task.success is None else task.success.name,
         "expected": dataclasses.asdict(task.expected),
         "command": train_command(task),

@@ -50,7 +50,7 @@ def _pair(sizes: Any) -> tuple[int, int]:
 
 
 _SIZE = integer(min=1)
-SIZES = list_of(_SIZE, "a list of whole numbers from 1")
+SIZES = list_of(_SIZE, "a list of whole numbers from 1, such as [64, 64]")
 _PAIR = {"type": "array", "items": _SIZE.schema, "minItems": 2, "maxItems": 2}
 _SIZE_OR_PAIR = either(_SIZE, Validator("a pair of them", _pair, _PAIR))
 _FILTER = {"type": "array", "items": _SIZE_OR_PAIR.schema, "minItems": 3, "maxItems": 3}

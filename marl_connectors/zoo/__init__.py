@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 from typing import Final
 
-from marl_connectors.environments.making.registry import importable_name
 from marl_connectors.yaml_data import parsed_yaml
 from marl_connectors.zoo.zoo_task import Expected, ZooTask
 
@@ -29,6 +28,8 @@ def find_task(env: str, algo: str | None = None) -> ZooTask | None:
             (``"simple_spread_v3:env"``) is another environment.
         algo: The algorithm of the task's settings; None for the one that comes without its name.
     """
+    from marl_connectors.environments.making.registry import importable_name  # which needs Gymnasium
+
     name = importable_name(env.strip()).removesuffix(":parallel_env")
     own = [task for task in tasks() if task.env == name]
     return next((task for task in own if (not task.is_variant if algo is None else task.algo == algo)), None)

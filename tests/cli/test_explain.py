@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from marl_connectors import PPOConfig
-from marl_connectors.cli.config_settings import configured, load_config
+from marl_connectors.cli.made_config import configured
 from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import build_parser
+from marl_connectors.cli.python_config import load_config
 from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
@@ -157,16 +158,16 @@ def test_options_come_before_the_config(explain, source):
 
 def test_options_that_no_table_shows(source):
     old = load_config(f"{source}:make").rl_module(model_config=DefaultModelConfig(vf_share_layers=False))
-    new = configured(
-        old.copy(), {"hidden": [3], "seed": 5, "env_check": False, "wrappers": ["m.f:1"], "modules": ["a"]}
-    )
+    hidden = {"rl_module.model_config.fcnet_hiddens": [3]}
+    tree = {"debugging.seed": 5, "environment.disable_env_checking": True, "environment.wrappers": ["m.f:1"]}
+    new = configured(old.copy(), {**hidden, **tree, "multi_agent.policies": ["a"]})
     assert (new.model_config.fcnet_hiddens, new.model_config.vf_share_layers) == ([3], False)
     assert (new.seed, new.disable_env_checking, list(new.policies)) == (5, True, ["a"])
     assert len(new.wrappers) == 1
-    plain = configured(load_config(str(source)), {"share_value_layers": True})
+    plain = configured(load_config(str(source)), {"rl_module.model_config.vf_share_layers": True})
     assert plain.model_config == {"fcnet_hiddens": [4], "vf_share_layers": True}
-    assert configured(old.copy(), {"env": "marl_envs.null_v0"}).env_config == {"n_agents": 3}
-    assert configured(old.copy(), {"env": "CartPole-v1"}).env_config == {}
+    assert configured(old.copy(), {"environment.env": "marl_envs.null_v0"}).env_config == {"n_agents": 3}
+    assert configured(old.copy(), {"environment.env": "CartPole-v1"}).env_config == {}
 
 
 def test_another_environment_goes_with_the_pieces(explain, source):
@@ -214,7 +215,7 @@ def test_layers_of_the_default_modules_are_not_those_of_a_model_config_of_anothe
 
     config = PPOConfig().environment("CartPole-v1").rl_module(model_config=Mine())
     with pytest.raises(ConfigError, match=r"they are settings of the default modules, .* model_config is a Mine"):
-        configured(config, {"hidden": [3]})
+        configured(config, {"rl_module.model_config.fcnet_hiddens": [3]})
 
 
 # Action masks.
@@ -237,5 +238,5 @@ def test_an_option_comes_before_the_configs_own_masks(tmp_path):
     path.write_text("from marl_connectors import PPOConfig\nconfig = PPOConfig().environment('marl_envs.masked_v0')\n")
     config = load_config(str(path))
     assert config.action_mask_key == "auto"
-    assert configured(config, {"action_mask_key": None}).action_mask_key is None
+    assert configured(config, {"environment.action_mask_key": None}).action_mask_key is None
     sys.modules.pop("masked_settings", None)

@@ -194,7 +194,7 @@ def test_closed_streams_and_a_deleted_folder_cause_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "CartPole-v1", "--hidden", "64x64"], ["64x64", "64,64"]),
+        (["train", "CartPole-v1", "--hidden", "64x64"], ["64x64", "[64, 64]"]),
         (["train", "CartPole-v1", "--algo", "bc"], ["BCConfig", "--set input_=FOLDER"]),
         (["train", "CartPole-v1", "--env-to-module", "NoPiece"], ["no piece 'NoPiece'", "The closest of"]),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,14 @@ import marl_connectors.zoo
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import AgentIdEncoding, MeanStdFilter, NormalizeRewards
 from marl_connectors.callbacks import Success
-from marl_connectors.cli import presets
-from marl_connectors.cli.known_algorithms import ALGORITHMS, TRAINING_DEFAULTS
+from marl_connectors.cli import layers, presets
+from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.layers import defaults, resolved, user_tree
+from marl_connectors.cli.made_config import make_config, new_config
 from marl_connectors.cli.main import main
-from marl_connectors.cli.parser import parse
-from marl_connectors.cli.presets import new_settings, preset_sentence
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json, settings_to_json
+from marl_connectors.cli.parser import parse, words_of
+from marl_connectors.cli.presets import preset_sentence
+from marl_connectors.cli.tree import flat
 from marl_connectors.errors import ConfigError
 from marl_connectors.zoo import Expected, ZooTask
 
@@ -44,12 +45,39 @@ TASK = ZooTask(
 )
 
 
-SHARED_ELU = {"share_value_layers": True, "activation": "elu"}
+MODEL = "rl_module.model_config"
+SHARED_ELU = {f"{MODEL}.vf_share_layers": True, f"{MODEL}.fcnet_activation": "elu"}
+PIECES = "env_runners.env_to_module_connector"
+OWN = {
+    "environment.env": "CartPole-v1",
+    "environment.env_config.a": 1,
+    "environment.env_config.b": 2,
+    "run.steps": 3000,
+    "run.num_envs": 4,
+    "run.algo": "mappo",
+    "run.anneal_lr": True,
+    "run.preset": "CartPole-v1",
+    "multi_agent.policy_mapping_fn": "independent",
+    f"{MODEL}.fcnet_hiddens": [8],
+    f"{MODEL}.fcnet_activation": "relu",
+    f"{MODEL}.use_lstm": True,
+    f"{MODEL}.lstm_cell_size": 8,
+    "learners.learner_connector": ["ScaleRewards:scale=0.5"],
+    "training.lr": 0.01,
+    "training.train_batch_size_per_learner": 900,
+    "training.gamma": 0.9,
+}
+"""What ``TASK`` sets."""
+
+
+def no_policy(agent_id, episode, **kwargs):
+    return "a"
 
 
 def set_tasks(monkeypatch, *found):
     """Replaces the tasks of the zoo."""
     monkeypatch.setattr(presets, "tasks", lambda: found)
+    monkeypatch.setattr(layers, "tasks", lambda: found)
     monkeypatch.setattr(marl_connectors.zoo, "tasks", lambda: found)
 
 
@@ -60,20 +88,20 @@ def task(monkeypatch):
 
 
 def settings(*words):
-    return new_settings(vars(parse(["train", *words])))
+    return resolved(user_tree(words_of(parse(["train", *words]))))
 
 
 @pytest.mark.usefixtures("task")
 def test_a_known_environment_gets_the_settings_of_the_zoo():
-    own: dict[str, Any] = {**TASK.settings, "training": {**TRAINING_DEFAULTS, **TASK.settings["training"]}}
-    assert settings("CartPole-v1") == RunSettings(**own, preset="CartPole-v1")
+    assert settings("CartPole-v1") == {**defaults("mappo"), **OWN}
 
 
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize("words", [["CartPole-v1", "--no-preset"], ["Acrobot-v1"]])
 def test_without_a_preset_there_are_the_defaults(words):
     found = settings(*words)
-    assert found == RunSettings(words[0], training=TRAINING_DEFAULTS)
+    assert found == {**defaults("ppo"), "environment.env": words[0]}
+    assert {name: found[f"training.{name}"] for name in TRAINING_DEFAULTS} == TRAINING_DEFAULTS
     assert preset_sentence(found) == ""
 
 
@@ -81,51 +109,57 @@ def test_without_a_preset_there_are_the_defaults(words):
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
-        (["--steps", "7"], {"steps": 7}),
-        (["--algo", "ppo"], {"algo": "ppo"}),
-        (["--policies", "shared"], {"policies": "shared"}),
-        (["--mapping", "m:fn"], {"mapping": "m:fn", "policies": "shared"}),
-        (["--env-config", "b=3", "--env-config", "c=4"], {"env_config": {"a": 1, "b": 3, "c": 4}}),
-        (["--hidden", "64,64"], {"hidden": [64, 64]}),
-        (["--activation", "tanh"], {"activation": "tanh"}),
-        (["--model", "lstm_cell_size=16"], {"model": {"use_lstm": True, "lstm_cell_size": 16}}),
-        (["--model", "fcnet_hiddens=[16]"], {"hidden": [16]}),
+        (["--steps", "7"], {"run.steps": 7}),
+        (["--algo", "ppo"], {"run.algo": "ppo"}),
+        (["--policies", "shared"], {"multi_agent.policy_mapping_fn": "shared"}),
+        (["--mapping", f"{__name__}:no_policy"], {"multi_agent.policy_mapping_fn": f"{__name__}:no_policy"}),
+        (
+            ["--env-config", "b=3", "--env-config", "c=4"],
+            {"environment.env_config.b": 3, "environment.env_config.c": 4},
+        ),
+        (["--hidden", "64,64"], {f"{MODEL}.fcnet_hiddens": [64, 64]}),
+        (["--activation", "tanh"], {f"{MODEL}.fcnet_activation": "tanh"}),
+        (["--model", "lstm_cell_size=16"], {f"{MODEL}.lstm_cell_size": 16}),
+        (["--model", "fcnet_hiddens=[16]"], {f"{MODEL}.fcnet_hiddens": [16]}),
         (["--model", "vf_share_layers=true", "--model", "fcnet_activation=elu"], SHARED_ELU),
-        (["--eval-opponent", "random"], {"eval_opponent": "random"}),
-        (["--env-to-module", "A", "B:x=1"], {"env_to_module": ["A", "B:x=1"]}),
-        (["--env-to-module", "A", "--env-to-module", "B"], {"env_to_module": ["A", "B"]}),
-        (["--learner-connector", "none"], {"learner_connector": []}),
-        (["--no-anneal-lr"], {"anneal_lr": False}),
-        (["--wrap", "w:1"], {"wrappers": ["w:1"]}),
-        (["--seed", "3", "--num-envs", "8"], {"seed": 3, "num_envs": 8}),
-        (["--set", "action_mask_key=legal"], {"action_mask_key": "legal"}),
+        (["--eval-opponent", "random"], {"run.eval_opponent": "random"}),
+        (["--env-to-module", "MeanStdFilter", "AgentIdEncoding"], {PIECES: ["MeanStdFilter", "AgentIdEncoding"]}),
+        (
+            ["--env-to-module", "MeanStdFilter", "--env-to-module", "AgentIdEncoding"],
+            {PIECES: ["MeanStdFilter", "AgentIdEncoding"]},
+        ),
+        (["--learner-connector", "none"], {"learners.learner_connector": []}),
+        (["--no-anneal-lr"], {"run.anneal_lr": False}),
+        (["--wrap", "frame_skip_v0:4"], {"environment.wrappers": ["frame_skip_v0:4"]}),
+        (["--seed", "3", "--num-envs", "8"], {"debugging.seed": 3, "run.num_envs": 8}),
+        (["--set", "action_mask_key=legal"], {"environment.action_mask_key": "legal"}),
     ],
     ids=str,
 )
 def test_an_option_replaces_its_value_alone(words, changed):
-    assert settings("CartPole-v1", *words) == dataclasses.replace(settings("CartPole-v1"), **changed)
+    assert settings("CartPole-v1", *words) == {**settings("CartPole-v1"), **changed}
 
 
 @pytest.mark.usefixtures("task")
 def test_set_replaces_single_training_settings():
     found, preset = settings("CartPole-v1", "--set", "gamma=0.5", "--set", "clip_param=0.1"), settings("CartPole-v1")
-    assert found == dataclasses.replace(preset, training={**preset.training, "gamma": 0.5, "clip_param": 0.1})
+    assert found == {**preset, "training.gamma": 0.5, "training.clip_param": 0.1}
 
 
 @pytest.mark.usefixtures("task")
 def test_learners_share_the_batch_of_the_preset():
-    assert settings("CartPole-v1", "--num-learners", "2").training["train_batch_size_per_learner"] == 450
+    assert settings("CartPole-v1", "--num-learners", "2")["training.train_batch_size_per_learner"] == 450
     words = ["--num-learners", "2", "--set", "train_batch_size_per_learner=700"]
-    assert settings("CartPole-v1", *words).training["train_batch_size_per_learner"] == 700
+    assert settings("CartPole-v1", *words)["training.train_batch_size_per_learner"] == 700
 
 
 @pytest.mark.usefixtures("task")
 def test_a_schedule_of_the_user_replaces_annealing():
     schedule = [[0, 0.1], [50, 0.2]]
     found = settings("CartPole-v1", "--set", f"lr={schedule}")
-    assert found.training["lr"] == schedule and not found.anneal_lr
+    assert found["training.lr"] == schedule and "run.anneal_lr" not in found
     with pytest.raises(ConfigError, match=r"--anneal-lr: expected lr to be the learning rate .*\(--no-anneal-lr\)"):
-        dataclasses.replace(found, anneal_lr=True, env_config={}).build_algorithm()
+        new_config({**found, "run.anneal_lr": True})
 
 
 @pytest.mark.usefixtures("task")
@@ -152,26 +186,27 @@ def test_a_line_says_which_options_change_the_preset():
     ]
     said = preset_sentence(settings("CartPole-v1", *words))
     assert said.endswith(
-        "Changed by --policies, --steps, --env-config, --learner-connector, --set, so another return is to be expected."
+        "Changed by --steps, --policies, --set, --env-config, --learner-connector, so another return is to be expected."
     )
 
 
 def test_train_says_and_keeps_its_preset_and_resume_does_not_look_at_the_zoo(command, monkeypatch):
     assert command("train", "CartPole-v1", "--steps", "200", "--out", "run", "--num-envs", "2") == 0
     assert command.out.startswith("Preset of the zoo: CartPole-v1, expected return 500.0 ± 0.0")
-    assert command.settings.num_envs == 2 and command.settings.training["lr"] == 1e-3
-    kept = settings_from_json(json.loads(Path("run/config.json").read_text())["command"])
-    assert kept == command.settings and kept.preset == "CartPole-v1"
+    assert command.tree["run.num_envs"] == 2 and command.tree["training.lr"] == 1e-3
+    kept = flat(json.loads(Path("run/config.json").read_text())["settings"], "run")
+    assert {**kept, "run.out": "run"} == command.tree and kept["run.preset"] == "CartPole-v1"
     changed = dataclasses.replace(TASK, settings={"env": "CartPole-v1", "num_envs": 64})
-    monkeypatch.setattr(presets, "find_task", lambda env, algo=None: changed)
+    monkeypatch.setattr(layers, "find_task", lambda env, algo=None: changed)
     assert command("train", "--resume", "run", "--steps", "400") == 0
     assert "Preset" not in command.out
-    assert settings_from_json(json.loads(Path("run/config.json").read_text())["command"]) == kept
+    again = flat(json.loads(Path("run/config.json").read_text())["settings"], "run")
+    assert again == {**kept, "run.steps": 400}
 
 
 def test_train_without_a_preset_says_nothing_of_one(command):
     assert command("train", "CartPole-v1", "--no-preset", "--steps", "200", "--set", "num_epochs=2") == 0
-    assert "Preset" not in command.out and command.settings.preset is None
+    assert "Preset" not in command.out and command.tree["run.preset"] == ""
 
 
 TINY = ["--num-envs", "2", "--num-env-workers", "0", "--hidden", "4", "--eval-episodes", "2", "--no-video"]
@@ -203,7 +238,7 @@ def test_pieces_and_success_work_with_remote_env_runners(monkeypatch):
     use_fake_ray(monkeypatch)
     words = ["simple_spread_v3", "--num-env-runners", "2", "--env-to-module", "MeanStdFilter", "AgentIdEncoding"]
     words += ["--learner-connector", "NormalizeRewards", "--set", "gamma=0.9", *TINY]
-    algo = settings(*words, "--set", "train_batch_size_per_learner=150").build_algorithm()
+    algo = make_config(settings(*words, "--set", "train_batch_size_per_learner=150")).build_algo()
     result = algo.train()
     pieces = algo.env_runner_group.foreach_env_runner(lambda runner: [type(each) for each in runner.env_to_module])
     algo.stop()
@@ -218,8 +253,8 @@ def test_pieces_and_success_work_with_remote_env_runners(monkeypatch):
     [
         (["--env-to-module", "MeanStdFiltr"], "error: --env-to-module: there is no piece 'MeanStdFiltr'. Did you mean"),
         (["--learner-connector", "ScaleRewards:scale=x"], "error: --learner-connector: 'ScaleRewards:scale=x'"),
-        (["--activation", "tanhh"], "argument --activation: invalid choice: 'tanhh'"),
-        (["--algo", "iql"], "invalid choice: 'iql'. Independent Q-learning is --algo dqn --policies independent."),
+        (["--activation", "tanhh"], "error: --activation: expected 'tanh'"),
+        (["--algo", "iql"], "got 'iql'. Independent Q-learning is --algo dqn --policies independent."),
         (["--algo", "dqn", "--set", "adam_epsilon=1e-5"], "'adam_epsilon'. Adam's epsilon is 1e-8. A Learner"),
     ],
 )
@@ -265,11 +300,12 @@ VARIANT = dataclasses.replace(
 def test_another_algorithm_has_settings_of_its_own(monkeypatch):
     set_tasks(monkeypatch, TASK, VARIANT)
     found = settings("CartPole-v1", "--algo", "dqn", "--set", "n_step=4")
-    assert (found.preset, found.algo, found.steps) == ("CartPole-v1/dqn", "dqn", 50)
-    assert found.training == {**ALGORITHMS["dqn"].training, "lr": 0.02, "n_step": 4}
+    assert (found["run.preset"], found["run.algo"], found["run.steps"]) == ("CartPole-v1/dqn", "dqn", 50)
+    own = {**defaults("dqn"), "environment.env": "CartPole-v1", "run.steps": 50, "run.preset": "CartPole-v1/dqn"}
+    assert found == {**own, "training.lr": 0.02, "training.n_step": 4}
     assert preset_sentence(found).startswith("Preset of the zoo: CartPole-v1/dqn, expected return -9.1")
     assert preset_sentence(found).endswith("Changed by --set, so another return is to be expected.")
-    assert "num_epochs" not in found.training and "num_epochs" in settings("CartPole-v1").training
+    assert "training.num_epochs" not in found and "training.num_epochs" in settings("CartPole-v1")
 
 
 def test_the_name_of_a_task_for_another_algorithm_stands_for_both(monkeypatch):
@@ -280,16 +316,10 @@ def test_the_name_of_a_task_for_another_algorithm_stands_for_both(monkeypatch):
 def test_an_algorithm_without_settings_in_the_zoo_has_its_defaults(monkeypatch):
     set_tasks(monkeypatch, TASK)
     found = settings("CartPole-v1", "--algo", "dqn", "--steps", "60")
-    assert found == RunSettings("CartPole-v1", algo="dqn", steps=60, training=dict(ALGORITHMS["dqn"].training))
+    assert found == {**defaults("dqn"), "environment.env": "CartPole-v1", "run.steps": 60}
 
 
 def test_ppo_has_the_settings_that_were_tuned_for_mappo(monkeypatch):
     set_tasks(monkeypatch, TASK, VARIANT)
     found = settings("CartPole-v1", "--algo", "ppo")
-    assert found == dataclasses.replace(settings("CartPole-v1"), algo="ppo")
-
-
-def test_the_settings_of_a_run_with_another_algorithm_are_left_out(monkeypatch):
-    set_tasks(monkeypatch, TASK, VARIANT)
-    run = settings_to_json(settings("CartPole-v1"))
-    assert new_settings({"base": run, "algo": "dqn"}).training == ALGORITHMS["dqn"].training
+    assert found == {**settings("CartPole-v1"), "run.algo": "ppo"}

@@ -119,22 +119,22 @@ def test_many_seeds_have_more_rows():
 
 
 def test_seeds_are_written_as_strict_json(tmp_path):
-    write_seeds(tmp_path, {"env": "x"}, [finished(0, 3.0), finished(4, math.nan)])
+    write_seeds(tmp_path, {"run.algo": "ppo"}, [finished(0, 3.0), finished(4, math.nan)])
     data = json.loads((tmp_path / "seeds.json").read_text(), parse_constant=pytest.fail)
     assert data["results"][1]["returns"] == {"red": None, "green": None}
     assert data["summary"]["return/red"]["num_seeds"] == 1
     assert "curve" not in data["results"][0]
-    assert read_seeds(tmp_path) == ({"env": "x"}, [0, 4])
+    assert read_seeds(tmp_path) == ({"run.algo": "ppo"}, [0, 4])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", "it is not valid JSON"),
-        ("[]", "expected options under 'command'"),
-        ('{"command": {}}', "expected options under 'command'"),
-        ('{"command": {"env": "x"}, "seeds": [-1]}', "expected 'seeds' to be a list of seeds"),
-        ('{"command": {"env": "x"}, "seeds": []}', "expected 'seeds' to be a list of seeds"),
+        ("[]", "expected settings by section"),
+        ('{"settings": {}}', "expected settings under 'settings'"),
+        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": [-1]}', "expected 'seeds' to be a list of seeds"),
+        ('{"settings": {"run": {"algo": "ppo"}}, "seeds": []}', "expected 'seeds' to be a list of seeds"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):

@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
+from marl_connectors.algorithms.config.settings import RunSettings
 from marl_connectors.cli import run_processes, seeds
 from marl_connectors.errors import ConfigError
+from marl_connectors.validators import settings_of
 
 FOLDER = Path("runs/fake_env-shared-seeds0-2")
 START = ["train", "fake_env", "--steps", "300", "--no-video", "--seeds", "0-2"]
@@ -27,11 +29,12 @@ def behaviour(command):
     """``{seed: arguments of FakeAlgorithm}``. Returns are 10 higher for each next seed."""
     behaviour = {}
 
-    def build(settings):
-        command.built.append(settings)
-        algo = FakeAlgorithm(settings.env, **behaviour.get(settings.seed, {}))
+    def build(config, tree):
+        command.built.append(config)
+        algo = FakeAlgorithm(config.env, **behaviour.get(config.seed, {}))
+        vars(algo.config).update({name: getattr(config, name) for name in settings_of(RunSettings)})
         results = algo.results
-        algo.results = lambda mean: results(mean + 10 * settings.seed)
+        algo.results = lambda mean: results(mean + 10 * config.seed)
         return algo
 
     command.built = []
@@ -54,7 +57,7 @@ def test_each_seed_has_a_run_folder_and_all_have_a_summary(command, behaviour):
     assert command(*START) == 0
     names = ["learning_curves.png", "seed0", "seed1", "seed2", "seeds.json"]
     assert sorted(path.name for path in FOLDER.iterdir()) == names
-    assert [(settings.seed, settings.steps) for settings in command.built] == [(0, 300), (1, 300), (2, 300)]
+    assert [(config.seed, config.steps) for config in command.built] == [(0, 300), (1, 300), (2, 300)]
     assert all((FOLDER / f"seed{seed}" / "final.json").exists() for seed in range(3))
     red = data()["summary"]["return/red"]
     assert (red["mean"], red["std"], red["num_seeds"]) == (13.0, 10.0, 3)  # of 3, 13 and 23
@@ -117,7 +120,7 @@ def test_ctrl_c_stops_all_seeds_and_resume_continues_with_what_is_missing(comman
     behaviour.clear(), command.built.clear()
     assert command(*START, "--resume", str(FOLDER)) == 0  # the same command
     assert "Continuing from iteration 2 at 200 agent steps." in command.out
-    assert [(settings.seed, settings.steps) for settings in command.built] == [(2, 300)]
+    assert [(config.seed, config.steps) for config in command.built] == [(2, 300)]
     assert set(statuses().values()) == {"finished"}
 
 
@@ -147,7 +150,7 @@ def test_changed_settings_hold_for_seeds_that_are_begun_later(command, behaviour
     behaviour[0] = {"interrupt_at": 2}
     command(*START, "--set", "lr=0.5", "--set", "gamma=0.9")
     assert command("train", "--resume", str(FOLDER), "--set", "lr=0.25") == 0
-    assert command.changed == {"lr": 0.25}
+    assert command.changed == {"training.lr": 0.25}
     assert [(each.training["lr"], each.training["gamma"]) for each in command.built[1:]] == [(0.25, 0.9)] * 2
     assert command("train", "--resume", str(FOLDER), "--seeds", "0-3") == 0
     assert (command.built[-1].seed, command.built[-1].training["lr"]) == (3, 0.25)
@@ -160,7 +163,7 @@ def test_changed_settings_hold_for_seeds_that_are_begun_later(command, behaviour
         (["train", "fake_env", "--parallel", "2"], "--parallel is for several seeds. Add --seeds"),
         (
             ["train", "fake_env", "--seeds", "3-1"],
-            "argument --seeds: expected seeds such as 0-4 or 0,3,7, but got '3-1'",
+            "--seeds: expected seeds such as 0-4 or 0,3,7, but got '3-1'",
         ),
         (["train", "fake_env", "--seeds", "1,x"], "expected seeds such as"),
         (["train", "fake_env", "--seeds", "1,0-2"], "expected each seed once, but got '1,0-2'"),
@@ -195,7 +198,7 @@ def test_seeds_that_all_fail_at_once_leave_no_folder(command, behaviour):
 
 
 def test_settings_that_cannot_be_built_are_said_once(command, behaviour):
-    def refuse(settings):
+    def refuse(config, tree):
         raise ConfigError("lr: expected a number.")
 
     command.build = refuse
@@ -239,7 +242,7 @@ def test_seeds_can_be_trained_at_the_same_time(command, forked, parallel):
     assert data()["summary"]["return/red"]["mean"] == 13.0
     assert [f"Seed {seed} is finished." in command.out for seed in range(3)] == [True] * 3
     assert {path.name for path in FOLDER.iterdir()} >= {"seed0.log", "seed1.log", "seed2.log"}
-    assert data()["command"]["num_env_workers"] == 0
+    assert data()["settings"]["env_runners"]["num_env_workers"] == 0
 
 
 @pytest.mark.slow
@@ -260,8 +263,8 @@ def test_an_error_in_a_process_names_its_seed(command, behaviour, forked):
 def test_a_process_that_dies_is_named_with_its_log(command, behaviour, forked):
     former = command.build
 
-    def die(settings):
-        return os._exit(9) if settings.seed == 2 else former(settings)
+    def die(config, tree):
+        return os._exit(9) if config.seed == 2 else former(config, tree)
 
     command.build = die
     assert command(*START, "--parallel", "3") == 2

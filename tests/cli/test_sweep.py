@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
+from marl_connectors import PPOConfig
+from marl_connectors.algorithms.config.settings import RunSettings
 from marl_connectors.cli import run_processes, sweep
-from marl_connectors.cli.sweep import with_values
+from marl_connectors.cli.sweep import searched_tree
+from marl_connectors.validators import settings_of
 
 SWEEP = Path("s")
 START = ["sweep", "fake_env", "--steps", "2000", "--set", "train_batch_size_per_learner=100", "--no-video"]
@@ -27,10 +30,12 @@ def behaviour(command, monkeypatch):
     behaviour = {}
     lr = 0.0
 
-    def build(settings):
+    def build(config, tree):
         nonlocal lr
-        lr = settings.training["lr"]
-        return made(FakeAlgorithm(settings.env, **behaviour))
+        lr = config.lr
+        algo = FakeAlgorithm(config.env, **behaviour)
+        vars(algo.config).update({name: getattr(config, name) for name in settings_of(RunSettings)})
+        return made(algo)
 
     def made(algo):
         results = algo.results
@@ -61,7 +66,7 @@ def test_every_trial_is_a_run_and_the_best_is_first(command, behaviour):
     ]
     for result in results:
         run = SWEEP / result["folder"]
-        config = json.loads((run / "config.json").read_text())["command"]
+        config = json.loads((run / "config.json").read_text())["settings"]
         assert config["training"]["lr"] == result["params"]["lr"] and (run / "final.json").exists()
         assert result["value"] == pytest.approx(4 + 100 * result["params"]["lr"])
     best = max(results, key=lambda result: result["value"])["folder"]
@@ -237,11 +242,7 @@ def test_a_file_has_a_search_space_that_train_leaves_alone(command, behaviour):
     assert command("train", "--config", "c.yaml", "--out", "run") == 0
 
 
-def test_values_are_options_settings_of_modules_or_of_the_config():
+def test_searched_values_are_of_options_modules_environments_or_of_the_config():
     values = {"hidden": [8], "model.use_lstm": True, "env_config.N": 3, "training.lr": 0.1}
-    assert with_values({"set": [("gamma", 0.9)]}, values) == {
-        "hidden": [8],
-        "model": [("use_lstm", True)],
-        "env_config": [("N", 3)],
-        "set": [("gamma", 0.9), ("training.lr", 0.1)],
-    }
+    model = {"rl_module.model_config.fcnet_hiddens": [8], "rl_module.model_config.use_lstm": True}
+    assert searched_tree(values, PPOConfig()) == {**model, "environment.env_config.N": 3, "training.lr": 0.1}

@@ -62,9 +62,10 @@ def test_the_config_says_all_that_defines_the_run(command):
     words = ["--env-config", "N=2", "--env-config", "flag=True", "--set", "lr=1e-4", "--hidden", "32,16", "--seed", "3"]
     command("train", "fake_env", "--steps", "100", "--policies", "independent", "--share-value-layers", *words)
     config = json.loads(Path("runs/fake_env-independent-seed3/config.json").read_text())
-    assert config["command"]["env_config"] == {"N": 2, "flag": True}
-    assert config["command"]["training"] == {**TRAINING_DEFAULTS, "lr": 1e-4}
-    assert (config["command"]["hidden"], config["command"]["share_value_layers"]) == ([32, 16], True)
+    settings, model = config["settings"], config["settings"]["rl_module"]["model_config"]
+    assert settings["environment"]["env_config"] == {"N": 2, "flag": True}
+    assert settings["training"] == {**TRAINING_DEFAULTS, "lr": 1e-4}
+    assert (model["fcnet_hiddens"], model["vf_share_layers"]) == ([32, 16], True)
     assert config["algorithm"]["policy_mapping_fn"]["type"] == "not_importable"
     assert set(config["versions"]) == {"marl-connectors", "python", "torch", "numpy", "gymnasium", "pettingzoo"}
 

@@ -15,8 +15,9 @@ import pytest
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli.config_settings import batch_size_per_learner, envs_per_env_runner, in_this_process
+from marl_connectors.cli.made_config import envs_per_env_runner, in_this_process
 from marl_connectors.cli.main import main
+from marl_connectors.cli.tree import share
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.errors import CheckpointError, ConfigError
 
@@ -105,7 +106,7 @@ def test_a_run_that_loses_env_runners_says_so_and_goes_on(fake, capsys):
             "the 4 sub-environments (--num-envs) evenly, got 3. Use one of 1, 2, 4, or",
         ),
         (["--num-env-runners", "8"], "the 4 sub-environments (--num-envs) evenly, got 8"),
-        (["--num-env-runners", "-1"], "expected a whole number of at least 0, but got '-1'"),
+        (["--num-env-runners", "-1"], "expected a whole number from 0, got '-1'"),
         (["--ray-address", "auto"], "--ray-address: nothing of this run would be on the cluster"),
         (["--set", "num_env_runners=3"], "the 4 sub-environments (--num-envs) evenly, got 3. Use one of 1, 2, 4, or"),
         (["--set", "resources.ray_address=auto"], "--ray-address: nothing of this run would be on the cluster"),
@@ -142,10 +143,10 @@ def test_a_resumed_run_keeps_its_sub_environments(capsys):
 
 
 @pytest.mark.parametrize(
-    ("total", "number", "share"), [(4096, 0, 4096), (4096, 1, 4096), (4096, 2, 2048), (4096, 3, 1366)]
+    ("total", "number", "expected"), [(4096, 0, 4096), (4096, 1, 4096), (4096, 2, 2048), (4096, 3, 1366)]
 )
-def test_the_default_batch_is_divided_among_learners(total, number, share):
-    assert batch_size_per_learner(total, number) == share
+def test_the_default_batch_is_divided_among_learners(total, number, expected):
+    assert share(total, number) == expected
 
 
 @pytest.mark.few(1)
@@ -154,23 +155,25 @@ def test_the_default_batch_is_divided_among_learners(total, number, share):
 )
 def test_learners_share_the_default_batch_unless_it_is_set(command, words, size):
     command("train", "fake_env", "--steps", "100", "--num-learners", "2", *words)
-    assert command.settings.num_learners == 2
-    assert command.settings.training["train_batch_size_per_learner"] == size
+    assert command.tree["learners.num_learners"] == 2
+    assert command.tree["training.train_batch_size_per_learner"] == size
 
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_batch_with_other_learners(command):
     command("train", "fake_env", "--steps", "100", "--num-learners", "2", "--out", "run")
     command("train", "--resume", "run", "--steps", "200", "--num-learners", "4")
-    assert command.changed == {"num_learners": 4, "train_batch_size_per_learner": 1024}
+    size = "training.train_batch_size_per_learner"
+    assert command.changed == {"run.steps": 200, "learners.num_learners": 4, size: 1024}
     command("train", "--resume", "run", "--steps", "300", "--num-learners", "0", "--ray-address", "none")
-    assert command.changed == {"num_learners": 0, "train_batch_size_per_learner": 4096, "ray_address": None}
+    local = {"learners.num_learners": 0, "resources.ray_address": None}
+    assert command.changed == {"run.steps": 300, **local, size: 4096}
     command(
         "train", "--resume", "run", "--steps", "400", "--num-learners", "2", "--set", "train_batch_size_per_learner=7"
     )
-    assert command.changed["train_batch_size_per_learner"] == 7
-    kept = json.loads((RUN / "config.json").read_text())["command"]
-    assert (kept["num_learners"], kept["training"]["train_batch_size_per_learner"]) == (2, 7)
+    assert command.changed[size] == 7
+    kept = json.loads((RUN / "config.json").read_text())["settings"]
+    assert (kept["learners"]["num_learners"], kept["training"]["train_batch_size_per_learner"]) == (2, 7)
 
 
 # Commands that stay in this process.

@@ -13,11 +13,11 @@ import pytest
 
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli.config_settings import set_by_name
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
 from marl_connectors.cli.main import _formatted, main
 from marl_connectors.cli.training_run import CHANGED, load_algorithm
-from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsWarning
+from marl_connectors.cli.tree import place_of
+from marl_connectors.errors import EnvWarning, MarlConnectorsWarning
 
 RUN = Path("run")
 ENV = '''
@@ -202,8 +202,10 @@ def test_settings_given_on_resume_hold_from_then_on(troubled):
     after = state["learner"]["module"]["default_policy"]
     assert all(np.array_equal(before[name], after[name]) for name in before)
     config = json.loads((RUN / "config.json").read_text())
-    assert config[CHANGED] == {"disable_env_checking": True, "lr": 0, "sample_timeout_s": 7}
-    assert config["command"]["training"]["lr"] == 0 and config["command"]["env_check"] is False
+    changed = {"env_runners": {"sample_timeout_s": 7}, "environment": {"disable_env_checking": True}}
+    assert config[CHANGED] == {**changed, "run": {"steps": 700}, "training": {"lr": 0}}
+    settings = config["settings"]
+    assert settings["training"]["lr"] == 0 and settings["environment"]["disable_env_checking"] is True
     assert config["algorithm"]["lr"] == 0 and config["algorithm"]["sample_timeout_s"] == 7
     assert main(["train", "--resume", "run", "--steps", "800"]) == 0
     assert load_state(RUN / "checkpoints/000008")["config"]["settings"]["lr"] == 0
@@ -245,7 +247,7 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
     }
     assert set(TRAINING_DEFAULTS) <= set(values)
     for name, value in values.items():
-        algo = load_algorithm(RUN / "checkpoints/000001", {name: value})
+        algo = load_algorithm(RUN / "checkpoints/000001", {place_of(name, PPOConfig, "x"): value})
         try:
             assert getattr(algo.config, name) == value, name
             result = algo.train()
@@ -259,11 +261,14 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
     ("words", "message"),
     [
         (["--set", "lrr=1"], "unknown setting 'lrr'. Did you mean 'lr'?"),
-        (["--set", "num_envs_per_env_runner=3"], "--set num_envs_per_env_runner cannot be changed"),
+        (["--set", "num_envs_per_env_runner=3"], "--set env_runners.num_envs_per_env_runner cannot be changed"),
         (["--set", "lr=much"], "lr"),
-        (["--set", "episode_lookback_horizon=3"], "'episode_lookback_horizon' cannot be changed, because the modules"),
-        (["--set", "use_critic=false"], "'use_critic' cannot be changed"),
-        (["--set", "normalize_actions=false"], "'normalize_actions' cannot be changed"),
+        (
+            ["--set", "episode_lookback_horizon=3"],
+            "--set env_runners.episode_lookback_horizon cannot be changed, because the checkpoint's modules",
+        ),
+        (["--set", "use_critic=false"], "--set training.use_critic cannot be changed"),
+        (["--set", "normalize_actions=false"], "--set environment.normalize_actions cannot be changed"),
         (["--hidden", "8"], "--hidden cannot be changed, because the checkpoint's modules"),
         (["--num-envs", "3"], "--num-envs cannot be changed"),
     ],
@@ -281,7 +286,5 @@ def test_settings_of_all_sections_can_be_given_at_the_start(troubled):
     troubled("")
     words = ["--set", "sample_timeout_s=9", "--set", "restart_failed_sub_environments=true"]
     assert main([*TRAIN, "--steps", "100", "--out", "run", *words]) == 0
-    with pytest.raises(ConfigError, match=r"'num_envs_per_env_runner' has a separate option. Use --num-envs"):
-        set_by_name(PPOConfig(), {"num_envs_per_env_runner": 3})
     algorithm = json.loads((RUN / "config.json").read_text())["algorithm"]
     assert (algorithm["sample_timeout_s"], algorithm["restart_failed_sub_environments"]) == (9, True)

@@ -25,9 +25,8 @@ from marl_connectors.algorithms.fitting.run_files import (
 from marl_connectors.algorithms.fitting.run_folder import RunFolder
 from marl_connectors.algorithms.fitting.video import record_video
 from marl_connectors.checkpoints import save_state
-from marl_connectors.cli import run_settings
 from marl_connectors.cli.folders import check_can_be_made
-from marl_connectors.cli.run_settings import RunSettings, settings_from_json
+from marl_connectors.cli.restored_runs import tree_of_run
 from marl_connectors.cli.training_run import checkpoint_to_resume
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 
@@ -142,44 +141,28 @@ def test_damaged_baselines_are_named(run, text, what):
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("steps", "many", "'steps' as a whole number of at least 1, but got 'many'"),
-        ("steps", True, "'steps' as a whole number of at least 1, but got True"),
-        ("steps", 1.5, "but got 1.5"),
-        ("seed", -1, "'seed' as a whole number of at least 0, but got -1"),
-        ("env_config", [1], "'env_config' as a JSON object, but got [1]"),
-        ("wrappers", ["a", 1], "'wrappers' as a list of texts"),
-        ("hidden", "64,64", "'hidden' as a list of whole numbers of at least 1"),
-        ("threads", None, "'threads' as a whole number of at least 1, but got None"),
-        ("video", "no", "'video' as one of gif, mp4, none, but got 'no'"),
-        ("num_env_workers", "some", """'num_env_workers' as a whole number of at least 0, or "auto\""""),
-        ("algo", {}, "'algo' as one of ppo, mappo, dqn, vdn, qmix, sac, maddpg, matd3, bc, marwil, but got {}"),
-        ("modules", "a", "'modules' as a list of texts, or null"),
-        ("stepps", 1, "unknown setting 'stepps'. Did you mean 'steps'?"),
+        ("steps", "many", "run.steps: expected a whole number from 1, or None, got 'many'"),
+        ("steps", True, "run.steps: expected a whole number from 1, or None, got True"),
+        ("steps", 1.5, "got 1.5"),
+        ("threads", None, "run.threads: expected a whole number from 1, got None"),
+        ("video", "no", "run.video: expected 'gif', 'mp4' or 'none', got 'no'"),
+        ("algo", {}, "expected its settings to have an environment and one of the algorithms ppo, mappo"),
+        ("stepps", 1, "run: unknown setting 'stepps'. Did you mean 'steps'?"),
     ],
 )
 def test_a_config_of_wrong_types_names_the_setting(run, key, value, what):
     config = json.loads((RUN / "config.json").read_text())
-    config["command"][key] = value
+    config["settings"]["run"][key] = value
     (RUN / "config.json").write_text(json.dumps(config))
     error = resume(run, 2)
     assert "run/config.json" in error and what in error
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": 3}', '{"command": {"env": 3}}', "[" * 10**5])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"settings": 3}', '{"settings": {"run": 3}}', "[" * 10**5])
 def test_a_config_that_is_none_is_named(run, text):
     (RUN / "config.json").write_text(text)
     assert "config.json" in resume(run, 2)
-
-
-def test_each_setting_of_a_run_has_a_type_that_its_default_fits():
-    defaults = vars_of(RunSettings("env"))
-    assert set(run_settings.EXPECTED) == set(defaults)
-    assert settings_from_json(defaults) == RunSettings("env")
-
-
-def vars_of(run_settings):
-    return {name: getattr(run_settings, name) for name in RunSettings.__dataclass_fields__}
 
 
 @pytest.mark.few(1)
@@ -233,8 +216,8 @@ def mutated(text, rng):
 
 def read_all(path):
     """All that a resumed run does with the files of its folder, without the algorithm."""
-    found = settings_from_json(read_config(path).get("command"), str(path / "config.json"))
-    assert isinstance(found.steps, int)
+    tree = tree_of_run(path, read_config(path))
+    assert isinstance(tree.get("run.steps", 1), int)
     checkpoint = checkpoint_to_resume(path)
     assert checkpoint is not None
     RunFolder(path, PPOConfig()).go_on(iteration_of(checkpoint))
@@ -343,7 +326,7 @@ def test_no_words_lead_to_an_error_from_within_in_many_trials(run):
 
 
 def nothing_was_built(command):
-    return command.settings is None
+    return command.tree is None
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_both_ways_in_leave_the_same_files():
     names = [sorted(path.name for path in Path(run).iterdir()) for run in ("python", "command")]
     assert names[0] == names[1]
     ours, theirs = (json.loads((Path(run) / "config.json").read_text()) for run in ("python", "command"))
-    assert set(theirs) - set(ours) == {"command"} and not set(ours) - set(theirs)
+    assert set(theirs) - set(ours) == {"settings"} and not set(ours) - set(theirs)
     assert {name: ours["algorithm"][name] for name in PARTS} == {name: theirs["algorithm"][name] for name in PARTS}
     assert ours["algorithm"]["steps"] == theirs["algorithm"]["steps"] == 80 and ours["algorithm"]["eval_episodes"] == 2
 
@@ -141,7 +141,7 @@ def test_a_run_of_the_command_line_goes_on_in_python():
     finals = [json.loads(Path(run, "final.json").read_text()) for run in ("parts", "whole")]
     assert finals[0]["num_episodes"] == finals[1]["num_episodes"] == 2
     after = json.loads(Path("parts/config.json").read_text())
-    assert (after["command"], after["tracked_run"]) == (before["command"], before["tracked_run"])
+    assert (after["settings"], after["tracked_run"]) == (before["settings"], before["tracked_run"])
 
 
 def test_a_damaged_setting_of_the_run_is_named(capsys):

@@ -11,10 +11,8 @@ import pytest
 from marl_connectors.cli.values import (
     count,
     key_value,
-    layer_sizes,
     literal,
     literal_text,
-    merged,
     seed_list,
     whole_number,
 )
@@ -45,7 +43,6 @@ def test_a_word_is_a_json_or_python_literal_or_itself(text, value):
 
 def test_a_value_may_have_an_equals_sign():
     assert key_value(" a = b=c ") == ("a", "b=c")
-    assert merged([("a", 1), ("b", 2), ("a", 3)]) == {"a": 3, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -73,12 +70,6 @@ def test_a_range_of_seeds_has_at_most_1000():
     assert seed_list("5-1004") == list(range(5, 1005))
     with pytest.raises(argparse.ArgumentTypeError, match="at most 1000 seeds"):
         seed_list("5-1005")
-
-
-def test_layer_sizes_are_numbers_of_at_least_one():
-    assert layer_sizes("64, 32") == [64, 32]
-    with pytest.raises(argparse.ArgumentTypeError):
-        layer_sizes("64,0")
 
 
 def test_json_tells_keys_apart_that_are_written_alike():

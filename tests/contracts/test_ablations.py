@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.runs.command_runs import tree_of
+
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
 
@@ -45,13 +47,10 @@ def test_a_cell_has_the_mean_and_the_standard_deviation_over_seeds(ablations, mo
 
 @pytest.mark.slow
 def test_every_change_gives_options_that_make_other_settings(ablations):
-    from marl_connectors.cli.parser import parse
-    from marl_connectors.cli.presets import new_settings
-
     for task in ablations.BUDGETS:
-        base = new_settings(vars(parse(ablations.options(task, "nothing"))))
+        base = tree_of(*ablations.options(task, "nothing")[1:])
         for change in set(ablations.CHANGES) - {"nothing"}:
-            changed = new_settings(vars(parse(ablations.options(task, change))))
+            changed = tree_of(*ablations.options(task, change)[1:])
             assert (changed != base) == ablations.applies(task, change) or change in ablations.FOR_SEVERAL_AGENTS
 
 

@@ -17,7 +17,10 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 import marl_connectors
-from marl_connectors import ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors import Algorithm, ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors.cli.parser import parse
+from marl_connectors.cli.train import run as new_run
+from marl_connectors.errors import ConfigError
 from marl_envs.null_v0 import NullEnv
 
 
@@ -45,6 +48,7 @@ LIMITS = {
     "step with an item piece": Limit(24, 847),
     "step with a callback": Limit(17, 59),
     "step of turns": Limit(22, 117, files_aimed_at=30),
+    "words become an algorithm": Limit(33, files_aimed_at=12),
     "update": Limit(42),
     "update of independent modules": Limit(42),
 }
@@ -232,3 +236,20 @@ def test_an_update_visits_no_more_than_it_did(name, policies):
     visits.stop()
     algo.stop()
     visits.check(LIMITS[name])
+
+
+def test_words_become_an_algorithm_in_no_more_files_than_they_did(tmp_path, monkeypatch):
+    """From ``train ... --set lr=3e-4`` to the constructor of the Algorithm."""
+    visits = Visits()
+    monkeypatch.chdir(tmp_path)
+
+    def stop(self: Any, config: Any) -> None:
+        visits.stop()
+        raise ConfigError(f"{config.lr}")
+
+    monkeypatch.setattr(Algorithm, "__init__", stop)
+    visits.start()
+    with pytest.raises(ConfigError, match=r"^0\.0003$"):
+        new_run(parse(["train", "marl_envs.null_v0", "--set", "lr=3e-4"]))
+    visits.stop()
+    visits.check(LIMITS["words become an algorithm"])

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from helpers.runs.command_runs import built
 from marl_connectors import MultiAgentEpisode
 from marl_connectors.callbacks import Success
-from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.zoo.measures import (
     cues_recalled,
     games_won,
@@ -60,8 +60,8 @@ def test_the_last_chunk_of_a_game_says_nothing():
 
 @pytest.mark.slow
 def test_success_is_the_share_of_games_with_a_positive_return():
-    settings = RunSettings("marl_envs.last_stone_v0", eval_opponent="random", num_envs=4, num_env_workers=0, hidden=[4])
-    algo = settings.build_algorithm()
+    words = ["--eval-opponent", "random", "--num-envs", "4", "--num-env-workers", "0", "--hidden", "4"]
+    algo = built("marl_envs.last_stone_v0", *words)
     assert algo.evaluate(num_episodes=2)["env_runners"].get("success") is None  # the zoo does not have this game
     config = algo.config.copy().callbacks(on_episode_end=Success("games won", games_won))
     algo.stop()

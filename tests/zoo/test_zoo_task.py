@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
 
 import pytest
 
-from marl_connectors.cli.config_files import read_layer
-from marl_connectors.cli.config_settings import SHORT_FORMS
-from marl_connectors.cli.presets import new_settings, settings_of_task
+from marl_connectors.cli.layers import Words, resolved, user_tree
+from marl_connectors.cli.made_config import make_config
+from marl_connectors.cli.presets import tree_of_task
 from marl_connectors.environments.making.factory import make_env
 from marl_connectors.errors import EnvError
 from marl_connectors.zoo import find_task, tasks
@@ -44,10 +43,9 @@ def test_names_and_environments_are_different_and_in_order():
 def test_settings_are_those_of_a_users_file(task, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps({**task.settings, "preset": False}))
-    settings = settings_of_task(task)
-    assert dataclasses.replace(settings, preset=None) == new_settings(read_layer(str(path)))
-    assert settings.preset == task.name and "seed" not in task.settings
-    assert not SHORT_FORMS.keys() & task.settings.get("model", {}).keys(), "these settings have keys of their own"
+    tree = tree_of_task(task)
+    assert {**tree, "run.preset": ""} == resolved(user_tree(Words([], str(path))))
+    assert tree["run.preset"] == task.name and "seed" not in task.settings
 
 
 @pytest.mark.few(4)
@@ -70,7 +68,7 @@ def test_expected_results_are_plausible(task):
 @pytest.mark.few(1)
 @pytest.mark.usefixtures("installed")
 def test_a_run_with_the_settings_can_be_built_and_its_success_is_a_share(task):
-    algo = dataclasses.replace(settings_of_task(task), num_envs=1, num_env_workers=0).build_algorithm()
+    algo = make_config({**tree_of_task(task), "run.num_envs": 1, "env_runners.num_env_workers": 0}).build_algo()
     results = algo.random_play(num_episodes=1)["env_runners"]
     algo.stop()
     if task.success is None:

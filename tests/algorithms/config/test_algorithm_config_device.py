@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from helpers.runs.command_runs import tree_of
 from marl_connectors import PPOConfig
-from marl_connectors.cli.parser import build_parser
 from marl_connectors.errors import ConfigError
 
 
@@ -50,6 +50,5 @@ def test_modules_act_where_they_learn():
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("0", 0), ("1", 1)])
 def test_the_command_line_can_say_so(text, value):
-    parser, _ = build_parser()
-    args = parser.parse_args(["train", "marl_envs.match_v0", "--num-gpus-per-learner", text])
-    assert args.num_gpus_per_learner == value
+    tree = tree_of("marl_envs.match_v0", "--num-gpus-per-learner", text)
+    assert tree["learners.num_gpus_per_learner"] == value

@@ -30,7 +30,7 @@ from marl_connectors.algorithms.algorithm_config import NotProvided
 from marl_connectors.algorithms.config.sections import Chain, chain, fixed_settings, sections
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state
 from marl_connectors.algorithms.ppo.config import PPOTraining
-from marl_connectors.cli.config_settings import check_changeable
+from marl_connectors.cli.training_run import check_changeable
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import Given, dict_of, integer, number, section, setting, settings_of
 
@@ -136,10 +136,15 @@ def test_what_a_setting_says_of_itself_holds():
     with pytest.raises(ConfigError, match="'depth' is a setting of the whole run, so module 'a' cannot have its own"):
         config.rl_module(algorithm_config_overrides_per_module={"a": {"depth": 3}})
     assert fixed_settings(CuriousConfig) == fixed_settings(PPOConfig) | {"depth"}
-    check_changeable(config, ["curiosity", "lr", "explore"])
-    for name in ("depth", "learner_class", "env", "model_config"):
-        with pytest.raises(ConfigError, match=f"train --resume: {name!r} cannot be changed"):
-            check_changeable(config, [name])
+    check_changeable({"training.curiosity": 1, "training.lr": 1, "env_runners.explore": False}, CuriousConfig)
+    for place, option in (
+        ("training.depth", "--set training.depth"),
+        ("learners.learner_class", "--set learners.learner_class"),
+        ("environment.env", "ENV"),
+        ("rl_module.model_config.use_lstm", "--model"),
+    ):
+        with pytest.raises(ConfigError, match=f"train --resume: {option} cannot be changed"):
+            check_changeable({place: 1}, CuriousConfig)
 
 
 def test_the_defaults_of_one_config_are_not_those_of_another():

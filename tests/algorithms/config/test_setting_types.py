@@ -18,6 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.runs.command_runs import tree_of
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import MAPPOConfig, PPOConfig
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
@@ -25,8 +26,6 @@ from marl_connectors.algorithms.config.state import config_from_state, config_to
 from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.algorithms.remote_parts import RemoteParts
-from marl_connectors.cli.run_settings import RunSettings
-from marl_connectors.cli.values import key_value
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MarlConnectorsError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS
@@ -378,11 +377,10 @@ def test_a_learner_pipeline_without_pieces_is_named():
     algo.stop()
 
 
-@pytest.mark.parametrize("text", ["lr=fast", "gamma=2", "num_epochs=true", "minibatch_size=8.0", "grad_clip_by=norms"])
+@pytest.mark.parametrize("text", ["lr=fast", "gamma=2", "num_epochs=true", "minibatch_size=8.5", "grad_clip_by=norms"])
 def test_the_command_line_goes_by_the_same_table(text):
-    name, value = key_value(text)
-    with pytest.raises(ConfigError, match=rf"^PPOConfig.training: {name}: expected .*, got "):
-        RunSettings("CartPole-v1", training={name: value}).build_algorithm()
+    with pytest.raises(ConfigError, match=rf"^--set {text.partition('=')[0]}: expected .*, got "):
+        tree_of("CartPole-v1", "--set", text)
 
 
 @pytest.mark.parametrize(("name", "value"), [("gamma", 5), ("num_epochs", "many"), ("policies", 3), ("lr", [[1, 1]])])

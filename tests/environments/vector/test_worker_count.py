@@ -14,11 +14,11 @@ import pettingzoo
 import pytest
 
 from helpers.envs.scripted_envs import LifeEnv, short_life, small_config
+from helpers.runs.command_runs import built
 from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
-from marl_connectors.cli.run_settings import RunSettings
-from marl_connectors.cli.values import number_or_auto
+from marl_connectors.cli.parser import parse
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.validation import smoke_test
 from marl_connectors.environments.vector import worker_count
@@ -259,14 +259,10 @@ def test_auto_minds_who_makes_the_copies(mode, env, expected):
 
 @pytest.mark.usefixtures("slow_steps")
 def test_training_on_the_command_line_chooses_by_itself_and_explain_starts_none():
-    name, settings = "marl_envs.null_v0", {"hidden": [4], "num_envs": 2}
-    for workers, expected in (({}, 2), ({"num_env_workers": 0}, 0), ({"num_env_workers": 1}, 1)):
-        algo = RunSettings(name, **settings, **workers).build_algorithm()
+    words = ["marl_envs.null_v0", "--hidden", "4", "--num-envs", "2"]
+    for workers, expected in (("auto", 2), ("0", 0), ("1", 1)):
+        algo = built(*words, "--num-env-workers", workers)
         assert len(getattr(algo.env_runner.vector_env, "workers", [])) == expected
         algo.stop()
-    algo = _algorithm({"env": name, **settings})
+    algo = _algorithm(vars(parse(["explain", *words])))
     assert not isinstance(algo.env_runner.vector_env, WorkerVectorEnv)
-
-
-def test_the_option_is_a_number_or_auto():
-    assert [number_or_auto(text) for text in ("auto", "0", "3")] == ["auto", 0, 3]

@@ -1,0 +1,398 @@
+"""The settings of a new run: the user's options, above those of a file, above the zoo's, above the defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from marl_connectors.algorithms.config.sections import sections
+from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, are_alike, config_class
+from marl_connectors.cli.other_names import section_instead
+from marl_connectors.cli.python_config import absolute_spec, has_source, load_config
+from marl_connectors.cli.tree import (
+    DICTS,
+    ENV,
+    MODEL,
+    NUM_ENVS,
+    PIECES,
+    RUN,
+    SEED,
+    STEPS,
+    Tree,
+    above,
+    closest,
+    merged,
+    place_of,
+    read_setting,
+    short_forms,
+)
+from marl_connectors.cli.values import key_value
+from marl_connectors.errors import ConfigError
+from marl_connectors.json_data import brief, parsed_json
+from marl_connectors.yaml_data import parsed_yaml
+from marl_connectors.zoo import ZooTask, find_task, tasks
+
+FILES: Final = (".yaml", ".yml", ".json")
+"""The endings of files with settings."""
+SEARCH: Final = "search"
+"""The key of a file for the settings that ``sweep`` searches. Other commands do without it."""
+SETTINGS: Final = "settings"
+"""The key in a run's ``config.json`` of its tree of settings."""
+ALGO, SOURCE, PRESET = "run.algo", "run.config", "run.preset"
+_OTHER_FILES: Final = (".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".ipynb", ".pkl")
+"""Endings of files that others use for settings, so that a source with one of them is no module."""
+_SCHEMA: Final = "$schema"
+_DEFAULTS: Final[Tree] = {
+    STEPS: 1_000_000,
+    "run.eval_episodes": 20,
+    "run.baseline_seconds": 10.0,
+    "run.video": "gif",
+    "run.track": ["tensorboard"],
+    "run.threads": 1,
+    SEED: 0,
+}
+"""The settings of a run on the command line, also with a config from a Python file."""
+_DEFAULTS_OF_CONFIG: Final[Tree] = {
+    NUM_ENVS: 8,
+    "multi_agent.policy_mapping_fn": "shared",
+    "multi_agent.count_steps_by": "agent_steps",
+    f"{MODEL}.fcnet_hiddens": [64, 64],
+    f"{MODEL}.fcnet_activation": "tanh",
+    f"{MODEL}.vf_share_layers": False,
+}
+"""The settings of a config that the command line makes."""
+
+
+class Words(NamedTuple):
+    """The options of a command that are settings.
+
+    Attributes:
+        given: Options with their values, in the order in which they were given: texts, lists of texts, or bools.
+        config: The file that ``--config`` names; None if there is none.
+    """
+
+    given: Sequence[tuple[str, Any]]
+    config: str | None = None
+
+    def last(self, flag: str) -> Any:
+        """Returns the value of an option, the last one of several; None if it was not given."""
+        return next((value for each, value in reversed(self.given) if each == flag), None)
+
+
+def defaults(algo: str) -> Tree:
+    """Returns the settings with which the command line trains an algorithm unless the user says otherwise."""
+    training = {f"training.{name}": value for name, value in ALGORITHMS[algo].training.items()}
+    return {**_DEFAULTS, **_DEFAULTS_OF_CONFIG, **training, ALGO: algo, PRESET: ""}
+
+
+# A new run -----------------------------------------------------------------------------------------------------------
+
+
+def user_tree(words: Words) -> Tree:
+    """Returns what a user has set for a new run: the options, above the file. Every value is checked.
+
+    Raises:
+        ConfigError: If a setting does not exist or has a wrong value, or if there is no environment.
+    """
+    data, who, python = ({}, "", None) if words.config is None else read_file(words.config)
+    if isinstance(env := words.last("ENV"), str):
+        _check_is_env(env)
+    is_complete = SETTINGS in data  # it is the config.json of a run
+    data = data[SETTINGS] if is_complete else data
+    early = _early(data, who)
+    if not is_complete and isinstance(early.get(PRESET), str):
+        raise ConfigError(f"{who}: preset: expected True or False, got {early[PRESET]!r}.")
+    python = python or early.get(SOURCE)
+    if python is not None:
+        config = load_config(python)
+        found: Tree = {SOURCE: python, ALGO: algorithm_of(config)}
+        wanted = words.last("--algo") or (None if is_complete else early.get(ALGO))
+        if wanted is not None and wanted.lower() != found[ALGO]:
+            raise ConfigError(
+                f"--algo: {python} makes the config of {found[ALGO]!r}, which an option cannot turn into that of "
+                f"{wanted!r}. Leave it out, or use another config in the file."
+            )
+    else:
+        algo = _algorithm(words, early, who)
+        config, found = config_class(algo)(), {ALGO: algo}
+        if is_complete and not are_alike(early.get(ALGO, algo), algo):
+            data = {**data, "training": dict(ALGORITHMS[algo].training)}
+    own = tree_of_data(data, who, config)
+    tree = {**(merged if is_complete else above)(own, tree_of_options(words, config)), **found}
+    if (task := _variant(tree.get(ENV))) is not None:
+        tree[ENV] = task.words[0]
+    return tree
+
+
+def _algorithm(words: Words, early: Mapping[str, Any], who: str) -> str:
+    """Returns the algorithm of a new run: that of an option, of the file, or of the zoo's task."""
+    env, option = words.last("ENV") or early.get(ENV), words.last("--algo")
+    if env is None:
+        raise ConfigError(f"{who}: it has no environment. Add the key 'env', or name one on the command line.")
+    if option is not None:
+        return read_setting(ALGO, option, _probe("ppo"), "--algo")[ALGO]
+    preset = words.last("--preset")
+    task = _variant(env) or (find_task(env) if early.get(PRESET, True) and preset in (None, True) else None)
+    return early.get(ALGO) or ("ppo" if task is None else task.algo)
+
+
+def _probe(algo: str) -> Any:
+    """Returns a config that checks settings."""
+    return config_class(algo)()
+
+
+def _early(data: Mapping[str, Any], who: str) -> Tree:
+    """Returns the settings of a file that decide which others there are, checked as far as that needs it."""
+    found: Tree = {}
+    for place in (SOURCE, ALGO, PRESET, ENV):
+        section, _, name = place.partition(".")
+        own = data.get(section)
+        value = data.get(name, own.get(name) if isinstance(own, Mapping) else None)
+        if place == SOURCE and value is not None:
+            found[SOURCE] = _python_beside(value, who)
+        elif value is not None and not (place == ALGO and SOURCE in found):
+            found |= read_setting(place, value, _probe("ppo"), f"{who}: {name}")
+    return found
+
+
+def _variant(env: Any) -> ZooTask | None:
+    """Returns the zoo's task for another algorithm that has this name; None for the name of an environment."""
+    return next((task for task in tasks() if task.is_variant and task.name == env), None)
+
+
+def resolved(user: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Tree:
+    """Returns all settings of a new run: what the user has set, above the zoo's settings and the defaults.
+
+    Args:
+        user: The user's settings, as ``user_tree`` returns them; or a complete tree.
+        more: Settings above them.
+    """
+    more = more or {}
+    if isinstance(user.get(PRESET), str):  # it is complete
+        return merged(user, more)
+    user = above(user, more)
+    return {**merged(_under(user), user), PRESET: _under(user)[PRESET], ALGO: user[ALGO]}
+
+
+def _under(user: Mapping[str, Any]) -> Tree:
+    """Returns the zoo's settings for the user's environment and algorithm, above the defaults."""
+    if user.get(SOURCE) is not None:
+        config = load_config(user[SOURCE])
+        own = {place: value for place, value in _DEFAULTS.items() if _is_default(config, place)}
+        return {**own, PRESET: ""}
+    task = task_for(user[ENV], user[ALGO]) if user.get(PRESET, True) else None
+    if task is None:
+        return defaults(user[ALGO])
+    config = _probe(task.algo)
+    settings = {name: value for name, value in task.settings.items() if name != "env"}
+    own = tree_of_data(settings, task.name, config, check=False)
+    return {**above(defaults(task.algo), {ENV: user[ENV], **own}), PRESET: task.name}
+
+
+def _is_default(config: Any, place: str) -> bool:
+    name = place.rpartition(".")[2]
+    return not hasattr(config, name) or getattr(config, name) == getattr(type(config), name)
+
+
+def task_for(env: str, algo: str) -> ZooTask | None:
+    """Returns the zoo's task for an environment, with settings for an algorithm or one like it, or None."""
+    found = (find_task(env, each) for each in (algo, *ALGORITHMS) if are_alike(each, algo))
+    return next((task for task in found if task is not None), None)
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+
+def tree_of_options(words: Words, config: Any) -> Tree:
+    """Returns the tree of the options of a command.
+
+    Raises:
+        ConfigError: If one of them is refused, or if two of them are the same setting.
+    """
+    cls, found, named = type(config), Tree(), {}
+    flags = {option.flag: (place, option) for place, option in short_forms(cls).values()}
+    lists: dict[str, list[Any]] = {}
+    for flag, value in words.given:
+        if flag == "--set":
+            name, value = _pair(flag, value)
+            place, who = place_of(name, cls, "--set"), f"--set {name}"
+        else:
+            place, option = flags[flag]
+            who = flag
+            if place in DICTS:
+                key, value = _pair(flag, value)
+                place = place_of(f"{option.key}.{key}", cls, flag)
+                who = f"{flag} {key}"
+            elif place in PIECES or place == "environment.wrappers":
+                lists.setdefault(place, []).extend([value] if isinstance(value, str) else value)
+                value = lists[place]
+            elif option.key == "modules":
+                value = [name.strip() for name in value.split(",") if name.strip()]
+            elif option.is_opposite:
+                value = not value
+        own = read_setting(place, value, config, who)
+        _add(found, named, own, who, flag)
+    return found
+
+
+def _pair(flag: str, text: str) -> tuple[str, Any]:
+    import argparse
+
+    try:
+        return key_value(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{flag}: {error}.") from None
+
+
+def _add(found: Tree, named: dict[str, str], own: Tree, who: str, source: str) -> None:
+    """Adds settings to a tree, which must not have been set in another way."""
+    for place, value in own.items():
+        if named.get(place, source) != source and found[place] != value:
+            raise ConfigError(f"{who}: it is the same setting as {named[place]}. Use one of them.")
+        if NUM_ENVS in {place, *found} and "env_runners.num_envs_per_env_runner" in {place, *found}:
+            raise ConfigError(f"{who}: 'num_envs_per_env_runner' and 'num_envs' were both given. Use one of them.")
+        named[place], found[place] = source, value
+
+
+def _check_is_env(word: str) -> None:
+    """Checks that the word for the environment is no file with settings, and no folder of a run."""
+    if not word.strip():
+        raise ConfigError(f"environment {word!r}: expected a name, such as CartPole-v1.")
+    path = Path(word)
+    if path.suffix.lower() in FILES:
+        raise ConfigError(f"environment {word!r}: it is a file with settings. Name it with --config {word}")
+    if os.path.isfile(path / "config.json") and os.path.isdir(path / "checkpoints"):  # False for words that are no path
+        raise ConfigError(
+            f"environment {word!r}: it is the folder of a run. --resume {word} continues it, and --config "
+            f"{path / 'config.json'} begins a new run with its settings."
+        )
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_file(source: str) -> tuple[dict[str, Any], str, str | None]:
+    """Returns the data of the file that ``--config`` names, the first words of messages about it, and its Python file.
+
+    Args:
+        source: A YAML or JSON file, the ``config.json`` of a run, or a Python file or module as for ``load_config``.
+
+    Raises:
+        ConfigError: If it does not exist, or cannot be read.
+    """
+    path = Path(source)
+    if path.is_dir():
+        own = path / "config.json"
+        hint = f"Name its file: {own}" if own.is_file() else "Name a file in it."
+        raise ConfigError(f"--config: expected a file, but {source} is a folder. {hint}")
+    if path.suffix.lower() not in FILES:
+        _check_is_python(source, path)
+        return {}, "--config", absolute_spec(source)
+    data = _read(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected settings, such as 'env: CartPole-v1', but got {brief(data)}.")
+    return data, str(path), None
+
+
+def _check_is_python(source: str, path: Path) -> None:
+    """Checks that a source without the ending of a file with settings is Python code, or a module."""
+    is_file = path.is_file() or len(path.parts) > 1 or path.suffix.lower() in _OTHER_FILES
+    if is_file and not re.search(r"\.py(:|$)", source):
+        raise ConfigError(
+            f"--config: expected a file that ends in .yaml, .yml, .json or .py, or a Python module, but got {source!r}."
+        )
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parsed_json(text) if path.suffix.lower() == ".json" else parsed_yaml(text)
+    except FileNotFoundError:
+        raise ConfigError(f"--config: there is no file {str(path)!r}. Check its path.") from None
+    except OSError as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error.strerror or error}. Check its path.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: it cannot be read as {path.suffix[1:].upper()}: {error}") from error
+
+
+def tree_of_data(data: Mapping[str, Any], who: str, config: Any, *, check: bool = True) -> Tree:
+    """Returns the tree of a file's settings, each of which is checked.
+
+    Args:
+        data: The content: short forms, and sections with settings.
+        who: The first words of messages, which name the file.
+        config: A config of the class that the settings are for.
+        check: As for ``read_setting``.
+
+    Raises:
+        ConfigError: If a setting does not exist, has a wrong value, or is there twice. The message names it.
+    """
+    cls, found, named = type(config), Tree(), {}
+    short = short_forms(cls)
+    for key, value in data.items():
+        if key in (_SCHEMA, SEARCH, "config"):  # _early has read what names a Python file
+            continue
+        if key in {*sections(cls), RUN}:
+            if not isinstance(value, Mapping | None):
+                raise ConfigError(f"{who}: {key}: expected settings, each with its name, but got {brief(value)}.")
+            for name, own in (value or {}).items():
+                if f"{key}.{name}" in (SOURCE, ALGO):
+                    continue
+                label = f"{who}: {key}.{name}"
+                _add(
+                    found,
+                    named,
+                    read_setting(place_of(f"{key}.{name}", cls, who), own, config, label, check=check),
+                    label,
+                    label,
+                )
+        elif key in short:
+            place, option = short[key]
+            value = not value if option.is_opposite and isinstance(value, bool) else value
+            label = f"{who}: {key}"
+            _add(found, named, read_setting(place, value, config, label, check=check), label, label)
+        else:
+            raise ConfigError(f"{who}: unknown key {brief(key)}. {_hint(key, value, who, cls)}")
+    return found
+
+
+def _python_beside(source: Any, who: str) -> str:
+    """Returns the Python file or module that a file names, whose path is relative to the file."""
+    path = Path(who)
+    if isinstance(source, Mapping):
+        raise ConfigError(
+            f"{who}: config: it names a Python file with an AlgorithmConfig, such as my_config.py, but got "
+            f"{brief(source)}. Settings are at the top of the file and in its sections: training: {{lr: 3e-4}}"
+        )
+    if Path(source).suffix.lower() in FILES:
+        raise ConfigError(
+            f"{who}: config: expected a Python file with an AlgorithmConfig, but got {source!r}. Copy the settings of "
+            f"that file into this one."
+        )
+    found = absolute_spec(source, path.parent)
+    if not has_source(found):
+        raise ConfigError(
+            f"{who}: config: there is no file {source!r} beside it. Check its path, which is relative to {path.name}."
+        )
+    return found
+
+
+def _hint(key: Any, value: Any, who: str, cls: type) -> str:
+    """Returns where a setting belongs that a file has at its top, or the closest known key."""
+    known, keys = sections(cls), short_forms(cls)
+    if isinstance(value, Mapping) and value and any(each in keys or each in known for each in value):
+        return f"What is under it belongs to the top of the file: leave out {key!r}."
+    found = [section for section in known if key in known[section]]
+    if found:
+        return f"It is a setting of the section {found[0]!r}: write it there."
+    section, _, name = str(key).rpartition(".")
+    if name in known.get(section, ()):
+        return f"Write it as {section}: {{{name}: {value}}}."
+    if key == "set":
+        return "Settings are in their sections: training: {lr: 3e-4}."
+    if key in ("new_episodes", "resume", "untrusted"):
+        return f"It is no setting, but an option: --{str(key).replace('_', '-')}"
+    return section_instead(key) or closest(key, [*keys, *known], who)
