@@ -1,4 +1,4 @@
-"""What notebooks show of objects, as their ``_repr_html_`` returns it."""
+"""What notebooks show of explanations and of progress."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from html import escape
 
 
-def html_table(caption: str, rows: Mapping[str, str], *, code: bool = False) -> str:
+def html_table(caption: str, rows: Mapping[str, str]) -> str:
     """Returns a table with two columns: names and values.
 
     Args:
         caption: The text above the table.
         rows: Values by name.
-        code: Whether names and values are code.
     """
-    begin, end = ("<code>", "</code>") if code else ("", "")
     style = "style='text-align:left'"
 
     def cell(text: str) -> str:
-        return f"<td {style}>{begin}{escape(text)}{end}</td>"
+        return f"<td {style}>{escape(text)}</td>"
 
     cells = "".join(f"<tr>{cell(name)}{cell(value)}</tr>" for name, value in rows.items())
     title = f"<caption {style}>{escape(caption)}</caption>" if caption else ""

@@ -19,7 +19,7 @@ from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
-from marl_connectors.cli.parser import build_parser
+from marl_connectors.cli.parser import build_parser, words_of
 from marl_connectors.errors import OfflineDataError
 from marl_connectors.validators import declared
 from marl_connectors.zoo import find_task
@@ -138,7 +138,7 @@ def test_the_other_commands_of_the_readme_train_tasks_of_the_zoo():
     lines = [line.partition(" ")[2] for line in block.splitlines()]
     commands = [parser.parse_args(shlex.split(line, comments=True)) for line in lines]
     assert [args.command for args in commands] == ["zoo", "train", "train", "train"]
-    assert all(find_task(args.env) for args in commands if args.command == "train")
+    assert all(find_task(words_of(args).last("ENV")) for args in commands if args.command == "train")
 
 
 def test_the_readme_is_read_in_a_minute():

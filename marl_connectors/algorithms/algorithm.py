@@ -57,7 +57,6 @@ from marl_connectors.errors import (
     did_you_mean,
     listed,
 )
-from marl_connectors.html_tables import html_table
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
@@ -66,7 +65,7 @@ from marl_connectors.names import Names
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.episode_writer import EpisodeWriter
 from marl_connectors.policy_mapping import PolicyMappingFn, check_mapping, goes_by_agent_alone
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec, described_modules
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.spec_fields import MODULE_ID
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
@@ -255,19 +254,6 @@ class Algorithm(RefusesIgnoredMethods):
     def __repr__(self) -> str:
         name = type(self.config).__name__.removesuffix("Config")
         return f"<{name} on {self._setup.name}: {listed(self.rl_module, 'module')}, {self._so_far()}>"
-
-    def _repr_html_(self) -> str:
-        """Returns the same, with the sizes of modules, as a table for notebooks."""
-        rows = {
-            "environment": self._setup.name,
-            "sub-environments": str(self.config.num_envs),
-            "agents": listed(self.agent_ids, "agent", at_most=8),
-            **described_modules(self.rl_module),
-            "action masks": str(self.masking) or "none",
-            "seed": str(self.seed),
-            "so far": self._so_far(),
-        }
-        return html_table(type(self.config).__name__.removesuffix("Config"), rows)
 
     def _so_far(self) -> str:
         return f"{counted(self.iteration, 'iteration')}, {counted(self.num_agent_steps, 'agent step')}"

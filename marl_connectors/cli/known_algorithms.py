@@ -134,27 +134,17 @@ _MOST_LIKE: Final = {**dict.fromkeys(("a2c", "a3c", "appo", "impala"), "ppo"), "
 """Algorithms that do not exist here, and the ones that are most like them for any number of agents."""
 
 
-def algorithm_instead(name: object, *, in_file: bool = False) -> str:
-    """Returns a closing sentence about a known algorithm that ``--algo`` does not have; ``""`` for other names.
+def algorithm_instead(name: object) -> str:
+    """Returns a closing sentence about a known algorithm that does not exist here; ``""`` for other names.
 
     >>> algorithm_instead("iql")
-    'Independent Q-learning is --algo dqn --policies independent.'
-
-    Args:
-        name: The name.
-        in_file: Whether it stands in a file.
+    "Independent Q-learning is algo 'dqn' with policies 'independent'."
     """
     name = str(name).lower()
     if name in _INDEPENDENT:
         what, algo = _INDEPENDENT[name]
-        return f"Independent {what} is {_as_settings({'algo': algo, 'policies': 'independent'}, in_file)}."
-    return f"The most like it is {_as_settings({'algo': _MOST_LIKE[name]}, in_file)}." if name in _MOST_LIKE else ""
-
-
-def _as_settings(settings: Mapping[str, str], in_file: bool) -> str:
-    if in_file:
-        return ", ".join(f"{name}: {value}" for name, value in settings.items())
-    return " ".join(f"--{name} {value}" for name, value in settings.items())
+        return f"Independent {what} is algo {algo!r} with policies 'independent'."
+    return f"The most like it is algo {_MOST_LIKE[name]!r}." if name in _MOST_LIKE else ""
 
 
 def summaries() -> str:

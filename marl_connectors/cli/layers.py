@@ -24,7 +24,9 @@ from marl_connectors.cli.tree import (
     Tree,
     above,
     closest,
+    flat,
     merged,
+    nested,
     place_of,
     read_setting,
     short_forms,
@@ -101,7 +103,7 @@ def user_tree(words: Words) -> Tree:
     if isinstance(env := words.last("ENV"), str):
         _check_is_env(env)
     is_complete = SETTINGS in data  # it is the config.json of a run
-    data = data[SETTINGS] if is_complete else data
+    data = nested(flat(data[SETTINGS], who)) if is_complete else data
     early = _early(data, who)
     if not is_complete and isinstance(early.get(PRESET), str):
         raise ConfigError(f"{who}: preset: expected True or False, got {early[PRESET]!r}.")
@@ -116,6 +118,7 @@ def user_tree(words: Words) -> Tree:
                 f"{wanted!r}. Leave it out, or use another config in the file."
             )
     else:
+        check_keys(data, who, type(_probe("ppo")))
         algo = _algorithm(words, early, who)
         config, found = config_class(algo)(), {ALGO: algo}
         if is_complete and not are_alike(early.get(ALGO, algo), algo):
@@ -234,7 +237,7 @@ def tree_of_options(words: Words, config: Any) -> Tree:
             elif option.is_opposite:
                 value = not value
         own = read_setting(place, value, config, who)
-        _add(found, named, own, who, flag)
+        _add(found, named, own, who)
     return found
 
 
@@ -247,14 +250,14 @@ def _pair(flag: str, text: str) -> tuple[str, Any]:
         raise ConfigError(f"{flag}: {error}.") from None
 
 
-def _add(found: Tree, named: dict[str, str], own: Tree, who: str, source: str) -> None:
-    """Adds settings to a tree, which must not have been set in another way."""
+def _add(found: Tree, named: dict[str, str], own: Tree, who: str) -> None:
+    """Adds settings to a tree, which must not have been set to something else under another name."""
     for place, value in own.items():
-        if named.get(place, source) != source and found[place] != value:
+        if named.get(place, who) != who and found[place] != value:
             raise ConfigError(f"{who}: it is the same setting as {named[place]}. Use one of them.")
         if NUM_ENVS in {place, *found} and "env_runners.num_envs_per_env_runner" in {place, *found}:
             raise ConfigError(f"{who}: 'num_envs_per_env_runner' and 'num_envs' were both given. Use one of them.")
-        named[place], found[place] = source, value
+        named[place], found[place] = who, value
 
 
 def _check_is_env(word: str) -> None:
@@ -331,32 +334,36 @@ def tree_of_data(data: Mapping[str, Any], who: str, config: Any, *, check: bool 
         ConfigError: If a setting does not exist, has a wrong value, or is there twice. The message names it.
     """
     cls, found, named = type(config), Tree(), {}
-    short = short_forms(cls)
+    check_keys(data, who, cls)
     for key, value in data.items():
         if key in (_SCHEMA, SEARCH, "config"):  # _early has read what names a Python file
             continue
         if key in {*sections(cls), RUN}:
-            if not isinstance(value, Mapping | None):
-                raise ConfigError(f"{who}: {key}: expected settings, each with its name, but got {brief(value)}.")
             for name, own in (value or {}).items():
                 if f"{key}.{name}" in (SOURCE, ALGO):
                     continue
                 label = f"{who}: {key}.{name}"
-                _add(
-                    found,
-                    named,
-                    read_setting(place_of(f"{key}.{name}", cls, who), own, config, label, check=check),
-                    label,
-                    label,
-                )
-        elif key in short:
-            place, option = short[key]
+                place = place_of(f"{key}.{name}", cls, who)
+                _add(found, named, read_setting(place, own, config, label, check=check), label)
+        else:
+            place, option = short_forms(cls)[key]
             value = not value if option.is_opposite and isinstance(value, bool) else value
             label = f"{who}: {key}"
-            _add(found, named, read_setting(place, value, config, label, check=check), label, label)
-        else:
-            raise ConfigError(f"{who}: unknown key {brief(key)}. {_hint(key, value, who, cls)}")
+            _add(found, named, read_setting(place, value, config, label, check=check), label)
     return found
+
+
+def check_keys(data: Mapping[str, Any], who: str, cls: type) -> None:
+    """Checks that a file has short forms and sections at its top, and settings in its sections.
+
+    Raises:
+        ConfigError: If there is something else. Says where it belongs, or names the closest key.
+    """
+    for key, value in data.items():
+        if key in sections(cls) and not isinstance(value, Mapping | None):
+            raise ConfigError(f"{who}: {key}: expected settings, each with its name, but got {brief(value)}.")
+        if key not in (*sections(cls), *short_forms(cls), _SCHEMA, SEARCH, "config"):
+            raise ConfigError(f"{who}: unknown key {brief(key)}. {_hint(key, value, who, cls)}")
 
 
 def _python_beside(source: Any, who: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
+from marl_connectors.algorithms.config.settings import NO_VIDEO
 from marl_connectors.cli.command_settings import CommandSettings
 from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.layers import ALGO, SOURCE
@@ -87,6 +88,11 @@ def configured(config: Any, tree: Mapping[str, Any]) -> Any:
         given.setdefault("training", {})["train_batch_size_per_learner"] = own
     for section, settings in given.items():
         getattr(config, section)(**settings)
+    if tree.get("run.video_every") and config.video == NO_VIDEO:
+        raise ConfigError(
+            f"--video-every: {config.video_every} has no effect, because the run has no videos (--video none). Add "
+            f"--video gif or --video mp4, or leave it out."
+        )
     env_config, model = (_keys(tree, place) for place in DICTS)
     if env_config:
         config.environment(env_config={**config.env_config, **env_config})

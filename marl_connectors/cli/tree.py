@@ -142,7 +142,7 @@ def _first(section: str, name: str, cls: type, who: str) -> str:
 
 def _unknown(section: str, name: str, cls: type, who: str) -> str:
     known = sections(cls)
-    found = [other for other in known if name in known[other]]
+    found = [other for other in known if name in known[other] and other != RUN]
     hint = f"It is a setting of {' and '.join(found)}." if found else elsewhere(name, cls, who)
     if section not in known:
         close = did_you_mean(section, known)
@@ -283,8 +283,10 @@ def fitting(validator: Validator | None, value: Any) -> Any:
     for each in _readings(value):
         if validator.accepts(each):
             return each
-    is_list = isinstance(value, str) and dict(validator.schema or {}).get("type") == "array"
-    return _parts(value) if is_list else value
+    if isinstance(value, str) and dict(validator.schema or {}).get("type") == "array":
+        return _parts(value)
+    found = literal(value) if isinstance(value, str) else value
+    return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
 def _readings(value: Any) -> Iterator[Any]:

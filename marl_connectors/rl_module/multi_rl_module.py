@@ -593,13 +593,3 @@ class MultiRLModuleSpec(ChecksFields):
             wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
             state = {module_id: own for module_id, own in state.items() if module_id in wanted}
         module.set_state(state)
-
-
-def described_modules(modules: MultiRLModule, *, at_most: int = 8) -> dict[str, str]:
-    """Describes modules for people: their classes and numbers of parameters, by ``"module ID"``."""
-    shown = {}
-    for module_id in list(modules)[:at_most]:
-        module = modules[module_id]
-        size = sum(parameter.numel() for parameter in getattr(module, "parameters", list)())
-        shown[f"module {module_id}"] = f"{type(module).__name__}, {size:,} parameters"
-    return shown | ({"more modules": str(len(modules) - at_most)} if len(modules) > at_most else {})

@@ -261,7 +261,10 @@ def test_settings_of_the_modules_reach_them():
         (["--model", "use_lstmm=true"], "--model: the default modules have no setting 'use_lstmm'. Did you mean 'use_"),
         (["--model", "lstm_cell_size=big"], "lstm_cell_size"),
         (["--model", "use_lstm=true", "--model", "use_gru=true"], "use_lstm and use_gru are both True"),
-        (["--model", "fcnet_hiddens=[4]", "--hidden", "5"], "--hidden: it is the same setting as --model. Use"),
+        (
+            ["--model", "fcnet_hiddens=[4]", "--hidden", "5"],
+            "--hidden: it is the same setting as --model fcnet_hiddens. Use",
+        ),
         (["--model", "use_lstm"], "expected KEY=VALUE"),
     ],
 )

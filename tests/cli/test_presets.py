@@ -254,7 +254,7 @@ def test_pieces_and_success_work_with_remote_env_runners(monkeypatch):
         (["--env-to-module", "MeanStdFiltr"], "error: --env-to-module: there is no piece 'MeanStdFiltr'. Did you mean"),
         (["--learner-connector", "ScaleRewards:scale=x"], "error: --learner-connector: 'ScaleRewards:scale=x'"),
         (["--activation", "tanhh"], "error: --activation: expected 'tanh'"),
-        (["--algo", "iql"], "got 'iql'. Independent Q-learning is --algo dqn --policies independent."),
+        (["--algo", "iql"], "got 'iql'. Independent Q-learning is algo 'dqn' with policies 'independent'."),
         (["--algo", "dqn", "--set", "adam_epsilon=1e-5"], "'adam_epsilon'. Adam's epsilon is 1e-8. A Learner"),
     ],
 )

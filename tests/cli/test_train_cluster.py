@@ -106,7 +106,7 @@ def test_a_run_that_loses_env_runners_says_so_and_goes_on(fake, capsys):
             "the 4 sub-environments (--num-envs) evenly, got 3. Use one of 1, 2, 4, or",
         ),
         (["--num-env-runners", "8"], "the 4 sub-environments (--num-envs) evenly, got 8"),
-        (["--num-env-runners", "-1"], "expected a whole number from 0, got '-1'"),
+        (["--num-env-runners", "-1"], "expected a whole number from 0, got -1"),
         (["--ray-address", "auto"], "--ray-address: nothing of this run would be on the cluster"),
         (["--set", "num_env_runners=3"], "the 4 sub-environments (--num-envs) evenly, got 3. Use one of 1, 2, 4, or"),
         (["--set", "resources.ray_address=auto"], "--ray-address: nothing of this run would be on the cluster"),

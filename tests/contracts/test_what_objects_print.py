@@ -29,28 +29,12 @@ def test_a_config_with_its_own_defaults_set_again_prints_nothing():
     assert repr(PPOConfig().training(lr=PPOConfig.lr, gamma=PPOConfig.gamma)) == "PPOConfig()"
 
 
-def test_a_config_is_a_table_in_notebooks():
-    html = PPOConfig().environment("<my> env")._repr_html_()
-    assert "<code>env</code>" in html and "&lt;my&gt; env" in html and "<my>" not in html
-
-
-def test_an_algorithm_and_a_policy_are_tables_in_notebooks(tmp_path):
+def test_results_print_how_they_ended():
     with match().build_algo() as algo:
-        quiet = {"progress": False}
-        results = algo.fit(num_iterations=1, folder=tmp_path / "<i>", **quiet)
-        html = algo._repr_html_()
-        loaded = load_policy(results.checkpoint)
-        policy = loaded._repr_html_()
-        shown = results._repr_html_()
-        assert repr(results).startswith(
-            "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
-        )
-    for text, modules in ((html, algo.rl_module), (policy, loaded.rl_module)):
-        size = sum(parameter.numel() for parameter in modules["agent_0"].parameters())
-        assert f"DefaultPPORLModule, {size:,} parameters" in text and "2 agents (agent_0, agent_1)" in text
-    assert "match_v0" in html and "1 iteration, 40 agent steps" in html
-    assert "the most likely ones" in policy
-    assert "&lt;i&gt;/checkpoints/000001" in shown and "<i>" not in shown and "return of agent_0" in shown
+        results = algo.fit(num_iterations=1, progress=False)
+    assert repr(results).startswith(
+        "<FitResults of 1 iteration. ended: num_iterations=1 is reached; agent steps: 40; return"
+    )
 
 
 def test_explanations_are_tables_also_all_of_them_together():

@@ -34,7 +34,6 @@ from marl_connectors.algorithms.config.settings import (
 )
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls
 from marl_connectors.errors import ConfigError
-from marl_connectors.html_tables import html_table
 from marl_connectors.names import import_attribute, qualified_name
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.offline.choices import AS_RECORDED
@@ -183,11 +182,6 @@ class AlgorithmConfig(
     def __repr__(self) -> str:
         """Returns the settings that differ from the defaults: ``PPOConfig(env='CartPole-v1', lr=0.001)``."""
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in self._changed().items())})"
-
-    def _repr_html_(self) -> str:
-        """Returns the same as a table, for notebooks."""
-        caption = f"{type(self).__name__}, what differs from the defaults"
-        return html_table(caption, self._changed(), code=True)
 
     def _changed(self) -> dict[str, str]:
         """Returns the settings that differ from the defaults, as short text."""

@@ -159,6 +159,7 @@ class _Loop:
         if not results.stopped_by:
             if run is not None and run.folder.goes_on:
                 self._check_metric(run.folder.names)
+                run.folder.write_config(self._algo)
                 run.folder.train_further()
             else:
                 for part in self._parts:

@@ -10,7 +10,6 @@ from typing import Any, overload
 from marl_connectors.algorithms.fitting.figures import agent_steps, facts_of
 from marl_connectors.callbacks.trackers import BY_AGENT, MAX_AGENT_SERIES, scalars
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.html_tables import html_table
 from marl_connectors.json_data import jsonable
 
 
@@ -88,10 +87,6 @@ class FitResults(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         facts = "; ".join(f"{name}: {value}" for name, value in self._facts().items())
         return f"<FitResults of {self._size()}{'. ' * bool(facts)}{facts}>"
-
-    def _repr_html_(self) -> str:
-        """Returns the same as a table, for notebooks."""
-        return html_table(self._size(), self._facts())
 
     def _size(self) -> str:
         return f"{len(self):,} iteration{'s' * (len(self) != 1)}"

@@ -237,7 +237,6 @@ class RunFolder:
                 raise ConfigError(f"{who} a {CONFIG} that is of no run. Choose another folder.")
             if is_own and (newest or folder._had_config):
                 folder.go_on(algo.iteration)
-                folder.write_config(algo)
             yield folder
 
     def begin(self, algo: Any) -> None:

@@ -32,10 +32,9 @@ from marl_connectors.env_runners.lane_group import LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, ModuleError, did_you_mean, listed
-from marl_connectors.html_tables import html_table
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule, described_modules
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import derived_seed
 from marl_connectors.spaces import values_per_choice
@@ -318,17 +317,6 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {listed(self.agent_ids, 'agent')} with {listed(self.rl_module, 'module')}>"
-
-    def _repr_html_(self) -> str:
-        """Returns the same, with sizes of modules and own pieces, as a table for notebooks."""
-        pieces = [piece for piece in (*self.env_to_module, *self.module_to_env) if type(piece) not in DEFAULT_PIECES]
-        rows = {
-            "agents": listed(self.agent_ids, "agent", at_most=8),
-            **described_modules(self.rl_module),
-            "pieces besides the default ones": ", ".join(type(piece).__name__ for piece in pieces) or "none",
-            "actions": "sampled" if self._explore else "the most likely ones",
-        }
-        return html_table(type(self).__name__, rows)
 
     def actions(
         self,
