@@ -194,6 +194,8 @@ def read_setting(place: str, value: Any, config: Any, who: str, *, check: bool =
     if place in DICTS:
         if not isinstance(value, Mapping | None):
             raise ConfigError(f"{who}: expected settings, each with its name, but got {brief(value)}.")
+        if place == ENV_CONFIG and not all(isinstance(key, str) for key in value or {}):
+            return {place: dict(value or {})}  # the whole dict of a function that takes one
         found: Tree = {}
         for key, own in (value or {}).items():
             found |= read_setting(f"{place}.{key}", own, config, f"{who}.{key}", check=check)

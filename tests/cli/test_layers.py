@@ -240,6 +240,13 @@ def test_sub_environments_are_counted_together_or_for_each_env_runner(settings, 
     assert (config.num_envs_per_env_runner, config.num_envs) == num_envs
 
 
+def test_keys_of_an_environments_arguments_need_not_be_texts(settings):
+    found = new_config(
+        settings("--env-config", "a=1", file="env: CartPole-v1\npreset: false\nenv_config: {3: x, b: 2}")
+    )
+    assert found.env_config == {3: "x", "b": 2, "a": 1}
+
+
 def test_numbers_in_yaml_are_numbers(settings):
     found = settings(file="env: CartPole-v1\nsteps: 1e5\ntraining: {lr: 1e-3, num_epochs: 1.0e+1, vf_clip_param: .inf}")
     values = [found[place] for place in ("run.steps", "training.num_epochs", "training.lr", "training.vf_clip_param")]
