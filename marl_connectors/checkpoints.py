@@ -41,7 +41,7 @@ from marl_connectors.version import library_version
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
 RUN_CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
@@ -60,9 +60,7 @@ _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
 )
 _KINDS: Final = "biuf"
 """The numpy kinds that safetensors stores: bool, integers, floats."""
-_FORMER_TENSORS_FILE: Final = "tensors.safetensors"
-"""The name of the file with the arrays in the format 1, in which there is one hash of the whole file."""
-_TENSORS_FILE: Final = re.compile(r"tensors(-[0-9a-f]{16})?\.safetensors")
+_TENSORS_FILE: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
@@ -199,8 +197,6 @@ def _read_tensors(
     file, hashes = source / document["tensors_file"], document["tensors_sha256"]
     if not file.is_file():
         raise CheckpointError(_damaged(source, f"{file.name} is missing"))
-    if isinstance(hashes, str) and _file_hash(file) != hashes:
-        raise CheckpointError(_damaged(source, f"{file.name} is not what was written (its SHA-256 differs)"))
     tensors: dict[str, np.ndarray] = {}
     try:
         with safetensors.safe_open(file, framework="np") as opened:
@@ -209,7 +205,7 @@ def _read_tensors(
                 array = tensors[key] = opened.get_tensor(key)
                 if array.dtype.kind not in _KINDS:
                     raise ValueError("it contains arrays of a type that is never written")
-                if not isinstance(hashes, str) and _array_hash(array) != hashes.get(key):
+                if _array_hash(array) != hashes.get(key):
                     raise ValueError(f"the SHA-256 of {brief(key)} differs")
     except (safetensors.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{file.name} is not what was written ({type(error).__name__}: {error}; {file.stat().st_size} bytes)"
@@ -485,14 +481,14 @@ def _read_document(source: Path) -> dict[str, Any]:
             f"{brief(document.get('library_version'))}), but this version reads up to {FORMAT_VERSION}. "
             f"Upgrade marl-connectors."
         )
-    missing = [key for key in ("state", "state_sha256", "tensors_sha256") if key not in document]
+    missing = [key for key in ("state", "state_sha256", "tensors_file", "tensors_sha256") if key not in document]
     if missing:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} lacks {missing[0]!r}"))
     if not isinstance(document["state"], dict):
         raise CheckpointError(_damaged(source, f"its state is {brief(document['state'])}, not a JSON object"))
-    if not isinstance(document["tensors_sha256"], (str, dict)):
+    if not isinstance(document["tensors_sha256"], dict):
         raise CheckpointError(_damaged(source, f"tensors_sha256 is {brief(document['tensors_sha256'])}"))
-    name = document.setdefault("tensors_file", _FORMER_TENSORS_FILE)
+    name = document["tensors_file"]
     if not isinstance(name, str) or not _TENSORS_FILE.fullmatch(name):
         raise CheckpointError(_damaged(source, f"tensors_file is {brief(name)}, which is not the name of such a file"))
     return document
@@ -512,14 +508,6 @@ def _json_hash(encoded: Any) -> str:
 def _array_hash(array: np.ndarray) -> str:
     found = hashlib.sha256(f"{array.dtype.name} {list(array.shape)} ".encode())
     found.update(array.data)
-    return found.hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(2**20):
-            found.update(part)
     return found.hexdigest()
 
 

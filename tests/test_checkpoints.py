@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -120,7 +119,7 @@ def test_two_arrays_whose_ways_read_alike_stay_apart(tmp_path):
 def test_a_checkpoint_holds_readable_json_and_safetensors_only(checkpoint):
     document = json.loads((checkpoint / STATE_FILE).read_text())
     assert document["state"] == {"weights": {"__tensor__": "weights"}, "step": 3}
-    assert document["format_version"] == 2
+    assert document["format_version"] == 1
     assert sorted(os.listdir(checkpoint)) == [STATE_FILE, document["tensors_file"]]
     np.testing.assert_equal(load_file(checkpoint / document["tensors_file"]), {"weights": np.arange(4.0)})
 
@@ -308,24 +307,9 @@ def test_parts_that_are_left_out_are_not_read(tmp_path):
     np.testing.assert_equal(load_state(tmp_path / "c", without=["large"]), loaded)
 
 
-def test_a_checkpoint_of_the_former_format_is_read(checkpoint):
-    document = json.loads((checkpoint / STATE_FILE).read_text())
-    former = tensors_file(checkpoint).rename(checkpoint / "tensors.safetensors")
-    digest = hashlib.sha256(former.read_bytes()).hexdigest()
-    del document["tensors_file"]
-    (checkpoint / STATE_FILE).write_text(json.dumps(document | {"format_version": 1, "tensors_sha256": digest}))
-    np.testing.assert_equal(load_state(checkpoint), {"weights": np.arange(4, dtype=np.float32), "step": 3})
-    assert load_state(checkpoint, without=["weights"]) == {"step": 3}
-    former.write_bytes(former.read_bytes()[:-1] + b"1")
-    with pytest.raises(CheckpointError, match="SHA-256"):
-        load_state(checkpoint, without=["weights"])
-    save_state(checkpoint, {"step": 5})
-    assert load_state(checkpoint) == {"step": 5} and len(os.listdir(checkpoint)) == 2
-
-
 def test_a_newer_format_says_to_upgrade(checkpoint):
     file = checkpoint / STATE_FILE
-    file.write_text(file.read_text().replace('"format_version": 2', '"format_version": 3'))
+    file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 2'))
     with pytest.raises(CheckpointError, match="Upgrade marl-connectors"):
         load_state(checkpoint)
 

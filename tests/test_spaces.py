@@ -277,7 +277,7 @@ def test_all_kinds_come_back(space):
     assert found == space and same(found, space) and found.dtype == space.dtype
 
 
-def test_what_older_versions_wrote_is_read():
+def test_data_that_were_written_by_hand_are_read():
     box = {"type": "Box", "low": 0.0, "high": ["inf", 2.0], "shape": [2], "dtype": "float32"}
     assert from_json(box) == spaces.Box(np.zeros(2, np.float32), np.array([np.inf, 2], np.float32))
     whole = {"type": "Box", "low": -(2**63), "high": 2**63 - 1, "shape": [1], "dtype": "int64"}

@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors.algorithms import checkpoint_settings
-from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, masking_from_state
+from marl_connectors.algorithms.action_mask_setting import Masking, masking_from_state
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
@@ -178,8 +178,6 @@ def restored_config(
                 restored.change(**{name: changed_setting(state, name, names, restored)})
         restored.change(**given)
         checkpoint_settings.check_settings(state, restored, names, restored_later=skip)
-        if restored.action_mask_key == AUTO:  # a run from before masks were applied by default ignores them
-            restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
 

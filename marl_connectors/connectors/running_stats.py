@@ -415,8 +415,6 @@ def _own(state: Mapping[str, Any]) -> tuple[np.ndarray, StreamMoments]:
     """Returns the sub-environments of the new vectors in a state, and their moments."""
     own = state["own"]
     names = ("count", "mean", "squares")
-    if "env_numbers" not in own:  # of a former version, which did not keep them apart
-        return np.array([BY_HAND]), StreamMoments(*(np.asarray(own[name], np.float64)[None] for name in names))
     numbers = np.asarray(own["env_numbers"], np.int64)
     return numbers, StreamMoments(*(np.asarray(own[name], np.float64) for name in names))
 
@@ -435,12 +433,3 @@ def _without_repeats(key: Hashable, numbers: np.ndarray, moments: StreamMoments)
             )
     kept = np.delete(np.arange(len(numbers)), again)
     return numbers[kept], moments.at(kept)
-
-
-def with_total_base(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a stream's state. In one of a former version, all vectors become those of ``base``."""
-    if "own" not in state or "env_numbers" in state["own"]:
-        return state
-    base = state["base"]
-    whole = StreamMoments(*(np.asarray(base[name], np.float64)[None] for name in ("count", "mean", "squares")))
-    return {"base": _to_state(whole.merged(_own(state)[1]), 0)}

@@ -2,7 +2,7 @@
 
 Each line is JSON: ``file``, ``blocks``, ``episodes``, ``is_closed``, and ``crc32`` of these. A later line about a file
 replaces earlier ones. A line is appended when the blocks that it counts are on disk, so a writer that is killed at any
-time leaves an index that counts no block too many. Folders of older versions have none.
+time leaves an index that counts no block too many.
 """
 
 from __future__ import annotations

@@ -286,19 +286,6 @@ def test_a_runner_that_has_missed_a_merge_does_not_set_the_others_back():
         assert (merged["a"]["base"]["count"], merged["a"]["base"]["mean"].tolist()) == (2, [3, 3])
 
 
-def test_a_state_of_a_former_version_gives_the_same_statistics():
-    """It has 1 and 3 in its base, and 5 in its own part. They are in the base afterwards."""
-    base = {"count": 2, "mean": np.array([2.0, 2.0]), "squares": np.array([2.0, 2.0])}
-    own = {"count": 1, "mean": np.array([5.0, 5.0]), "squares": np.zeros(2)}
-    former = {None: {"base": base, "own": own}}
-    piece = MeanStdFilter(SPACE, None, update_stats=False)
-    piece.set_state(former)
-    np.testing.assert_allclose(see(piece, [7, 3]), [[2, 0]], rtol=1e-7)
-    assert piece.get_state()[None]["base"]["count"] == 3
-    assert "own" not in piece.get_state()[None]
-    assert plain(piece.merge_states([former])) == plain(piece.get_state())
-
-
 def test_an_agent_that_is_like_another_begins_with_its_statistics():
     piece = of_agents(update_stats=False)
     piece.set_state(state := {"a": {"base": {"count": 3, "mean": np.full(2, 3.0), "squares": np.full(2, 8.0)}}})

@@ -25,14 +25,7 @@ from marl_connectors.connectors.common.flatten_observations import FlattenObserv
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import (
-    ENV_TO_MODULE,
-    LEARNER,
-    MODULE_TO_ENV,
-    ConnectorV2,
-    item_key,
-    unstack,
-)
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.connectors.env_to_module.agent_id_encoding import AgentIdEncoding
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -65,6 +58,7 @@ from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.piece_order import NEEDS_AFTER, NEEDS_BEFORE
+from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.errors import ConfigError
 

@@ -14,7 +14,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.row_memory import RowMemory
-from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, with_total_base
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
@@ -285,7 +285,7 @@ class MeanStdFilter(ObservationTransform):
                     f"Build the pipeline with the same environment and pieces."
                 )
         self.reset_state()
-        self._tables = _tables({key: [with_total_base(own)] for key, own in state.items()})
+        self._tables = _tables({key: [own] for key, own in state.items()})
 
     def reset_state(self) -> None:
         """Clears all statistics."""
