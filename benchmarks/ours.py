@@ -43,6 +43,10 @@ def module_of_four(agent_id: str, episode: Any, **kwargs: Any) -> str:
     return f"module_{int(agent_id.removeprefix('agent_')) % 4}"
 
 
+MODEL = {"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "vf_share_layers": False}
+"""The yardstick's layers. Variants add to them, so that none depends on a default."""
+
+LSTM = {**MODEL, "use_lstm": True, "lstm_cell_size": y.HIDDEN}
 VARIANTS = {
     "column_piece": lambda config: config.env_runners(env_to_module_connector=lambda: AddsConstant()),
     "item_piece": lambda config: config.env_runners(env_to_module_connector=lambda: SetsObservations()),
@@ -50,9 +54,8 @@ VARIANTS = {
     "four_modules": lambda config: config.multi_agent(
         policies={f"module_{i}" for i in range(4)}, policy_mapping_fn=module_of_four
     ),
-    "lstm": lambda config: config.rl_module(
-        model_config={"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "use_lstm": True, "lstm_cell_size": y.HIDDEN}
-    ),
+    "two_lstms": lambda config: config.rl_module(model_config=LSTM),
+    "shared_lstm": lambda config: config.rl_module(model_config={**LSTM, "vf_share_layers": True}),
 }
 """Name to a change of the yardstick's settings."""
 
@@ -72,7 +75,7 @@ def build(name: str, independent: bool, variant: str | None = None):
         .env_runners(num_envs_per_env_runner=y.NUM_ENVS[name], num_env_workers=0, rollout_fragment_length=length)
         .learners(num_gpus_per_learner=0)
         .multi_agent(policies="independent" if independent else "shared")
-        .rl_module(model_config={"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "vf_share_layers": False})
+        .rl_module(model_config=MODEL)
         .training(
             train_batch_size_per_learner=length * y.NUM_ENVS[name],
             minibatch_size=y.MINIBATCH // y.NUM_AGENTS[name] if independent else y.MINIBATCH,

@@ -48,6 +48,8 @@ LIMITS = {
     "step with an item piece": Limit(24, 847),
     "step with a callback": Limit(17, 59),
     "step of turns": Limit(22, 117, files_aimed_at=30),
+    "step with an LSTM": Limit(20, 79),
+    "step with an LSTM that policy and values share": Limit(20, 64),
     "words become an algorithm": Limit(33, files_aimed_at=12),
     "update": Limit(42),
     "update of independent modules": Limit(42),
@@ -186,6 +188,12 @@ def config_of(make: Any, policies: str = "shared") -> PPOConfig:
     return config.rl_module(model_config={"fcnet_hiddens": [8, 8], "vf_share_layers": False}).debugging(seed=0)
 
 
+def with_lstm(visits: Visits, **settings: Any) -> PPOConfig:
+    """An LSTM, with the defaults of all other settings, so that a default that makes steps cost more is seen."""
+    lstm = {"fcnet_hiddens": [8, 8], "use_lstm": True, "lstm_cell_size": 8}
+    return config_of(lambda: Null(visits)).rl_module(model_config={**lstm, **settings})
+
+
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 STEPS = {
     "plain step": lambda visits: config_of(lambda: Null(visits)),
@@ -200,6 +208,8 @@ STEPS = {
         on_episode_step=lambda **kwargs: None
     ),
     "step of turns": lambda visits: config_of(lambda: Turns(visits)),
+    "step with an LSTM": lambda visits: with_lstm(visits),
+    "step with an LSTM that policy and values share": lambda visits: with_lstm(visits, vf_share_layers=True),
 }
 
 
