@@ -31,12 +31,12 @@ from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
-from marl_connectors.episodes.rollout import Positions, take
+from marl_connectors.episodes.rollout import Positions, kind_of, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
 from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
 
 _PACK_AFTER = 1000
@@ -811,11 +811,14 @@ class EpisodeTracker:
         for own in state["groups"]:
             group = self.lanes.add_group(*own["members"])
             group.make_room(own["num_lanes"])
-            actions, is_over = own["rollout"]["columns"][Columns.ACTIONS], own["members"][2]
-            if not is_over and not same_structure(group.rollout.columns[Columns.ACTIONS], actions):
-                raise CheckpointError(
-                    f"checkpoint: it is damaged: its actions of {own['members'][0]!r} are of another kind."
-                )
+            agent_id, _, is_over = own["members"]
+            for name, column in group.rollout.columns.items():
+                saved = own["rollout"]["layers"].get(name, [own["rollout"]["columns"][name]])[0]
+                if not is_over and kind_of(saved) != kind_of(column):
+                    raise CheckpointError(
+                        f"checkpoint: it is damaged: its {name!r} of {agent_id!r} have other types or shapes than this "
+                        f"run's."
+                    )
             group.rollout.set_state(own["rollout"])
             group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]

@@ -251,7 +251,7 @@ class Rollout:
             self.columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
         column = self.source(name)
         if not _put_dict(column, positions, values):
-            put(column, positions, _shaped(values, column))
+            put(column, positions, _shaped(name, values, column))
         if name in self.layered:
             self.layered[name][positions] = 0
         if name in self.given:
@@ -484,8 +484,8 @@ class Rollout:
         plain = {name: column for name, column in self.columns.items() if name not in self._layers}
         return (
             (self.observation_space, self.action_space, self.action_units, set(self.given)),
-            {name: _kind_of(column) for name, column in plain.items()},
-            {name: list(map(_kind_of, layers)) for name, layers in self._layers.items()},
+            {name: kind_of(column) for name, column in plain.items()},
+            {name: list(map(kind_of, layers)) for name, layers in self._layers.items()},
         )
 
     @classmethod
@@ -582,19 +582,34 @@ class Rollout:
         self.num_lanes = num_lanes
 
 
-def _kind_of(column: Tree) -> Any:
+def kind_of(column: Tree) -> Any:
     """Returns the structure of a column, and the types and shapes of its items."""
     if type(column) is np.ndarray:
         return column.dtype, column.shape[1:]
     return tree_structure(column), [(leaf.dtype, leaf.shape[1:]) for leaf in leaves(column)]
 
 
-def _shaped(values: Tree, column: Tree) -> Tree:
-    """Returns ``values`` in the shape of a column's items.
+def _shaped(name: str, values: Tree, column: Tree) -> Tree:
+    """Returns ``values`` in the parts of a column; actions also in the shape of its items.
 
     Modules may output an action of a ``[2, 2]`` Box as 4 numbers, and pieces an action of two parts as a tuple.
+
+    Raises:
+        EpisodeError: If they have other parts or shapes.
     """
-    return tree_map(_leaf_shaped, in_parts_of(column, values), column)
+    try:
+        parts = in_parts_of(column, values)
+        if name == Columns.ACTIONS:
+            return tree_map(_leaf_shaped, parts, column)
+        if all(one.shape[1:] == other.shape[1:] for one, other in zip(leaves(parts), leaves(column), strict=True)):
+            return parts
+    except ValueError:
+        pass
+    own, before = ([f"{leaf.dtype} {list(leaf.shape[1:])}" for leaf in leaves(tree)] for tree in (values, column))
+    raise EpisodeError(
+        f"Rollout: {name!r} has items of {', '.join(own)}, and those before are of {', '.join(before)}. Modules and "
+        f"connector pieces must give all items of a column the same parts and shapes."
+    )
 
 
 def _leaf_shaped(values: np.ndarray, column: np.ndarray) -> np.ndarray:

@@ -375,6 +375,33 @@ def test_a_value_of_another_kind_is_named_by_its_place(changed, way, value, word
             load(path)
 
 
+CHANGES = {
+    "another type": lambda array: array.astype(np.float16 if array.dtype.kind == "f" else np.int16),
+    "floats": lambda array: array.astype(np.float32 if array.dtype == np.float64 else np.float64),
+    "an axis more": lambda array: array[..., None],
+    "more numbers": lambda array: np.stack([array] * 2, axis=-1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("column", ["columns/actions", "columns/rewards", "columns/t", "layers/obs/0"])
+def test_what_the_environment_gave_to_ongoing_episodes_is_of_its_spaces(column, change, written, tmp_path):
+    document, tensors = written["filters"]
+    key = f"env_runner/episodes/groups/0/rollout/{column}"
+    write(tmp_path / "c", copy.deepcopy(document), {**tensors, key: CHANGES[change](tensors[key])})
+    with pytest.raises(CheckpointError, match=column.split("/")[1]):
+        Algorithm.from_checkpoint(tmp_path / "c")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("column", ["action_dist_inputs", "action_logp"])
+def test_what_modules_gave_to_ongoing_episodes_goes_on_or_is_an_error_of_the_library(column, change, written, tmp_path):
+    document, tensors = written["cartpole"]
+    key = f"env_runner/episodes/groups/0/rollout/columns/{column}"
+    write(tmp_path / "c", copy.deepcopy(document), {**tensors, key: CHANGES[change](tensors[key])})
+    load_changed("cartpole", tmp_path / "c", from_checkpoint=True)
+
+
 def act(policy, name):
     if name == "cartpole":
         policy(np.zeros(4, np.float32))

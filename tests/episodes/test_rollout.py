@@ -222,8 +222,16 @@ def test_an_action_may_come_flat_but_not_in_another_size():
     rollout = Rollout(OBS, spaces.Box(-1.0, 1.0, (2, 2), np.float32), num_rows=1, num_lanes=1)
     rollout.record(slice(0, 1), {"actions": np.array([[1, 2, 3, 4]], np.float32)})
     assert rollout.columns["actions"].tolist() == [[[1, 2], [3, 4]]]
-    with pytest.raises(ValueError, match="reshape"):
+    with pytest.raises(EpisodeError, match=r"'actions' has items of float32 \[1\], .* of float32 \[2, 2\]"):
         rollout.record(slice(0, 1), {"actions": np.zeros((1, 1), np.float32)})
+
+
+@pytest.mark.parametrize("before", [np.zeros((2, 1)), np.zeros((2, 6)), np.zeros((2, 3, 1)), {"h": np.zeros((2, 3))}])
+def test_what_modules_output_keeps_its_shape(before):
+    rollout = Rollout(OBS, ACT, num_rows=1, num_lanes=2)
+    rollout.record(newest(rollout), {"logits": before})
+    with pytest.raises(EpisodeError, match=r"'logits' has items of float64 \[3\], and those before"):
+        rollout.record(newest(rollout), {"logits": np.ones((2, 3))})
 
 
 def test_what_an_episode_sets_the_rollout_holds():

@@ -72,7 +72,8 @@ class EpsilonGreedy(Distribution):
     @property
     def probs(self) -> Tensor:
         """``[..., n]`` probabilities of all actions."""
-        even = self._allowed / self._allowed.sum(-1, keepdim=True)
+        allowed = self._allowed.to(self.values.dtype)
+        even = allowed / allowed.sum(-1, keepdim=True)
         greedy = torch.nn.functional.one_hot(self.to_deterministic(), self.values.shape[-1])
         return torch.lerp(greedy.to(even.dtype), even, self.epsilon.unsqueeze(-1))
 

@@ -28,6 +28,11 @@ def test_probabilities_are_those_of_the_definition(seed):
             torch.testing.assert_close(found[i, j], expected)
 
 
+def test_values_may_be_of_any_precision():
+    inputs = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
+    assert EpsilonGreedy.from_logits(inputs).probs.tolist() == [[0.25, 0.75]]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_actions_are_drawn_with_these_probabilities(seed):
     inputs, *_ = inputs_of(seed)
