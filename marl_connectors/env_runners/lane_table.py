@@ -427,7 +427,8 @@ class LaneTable:
 
 def id_key(agent_id: AgentID) -> tuple[str, Any]:
     """Returns a key that sorts agents of all types, strings and numbers as usual."""
-    return type(agent_id).__name__, agent_id if isinstance(agent_id, (str, int)) else repr(agent_id)
+    kind = type(agent_id)  # numpy's bool has the name of Python's
+    return f"{kind.__module__}.{kind.__name__}", agent_id if isinstance(agent_id, (str, int)) else repr(agent_id)
 
 
 class StepCounts:
