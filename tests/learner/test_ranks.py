@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import secrets
 
@@ -23,6 +24,7 @@ from helpers.runs.rank_configs import (
     values_config,
 )
 from helpers.runs.rank_processes import RankPool, largest_difference, shares_by_env, updates_of_one
+from marl_connectors.algorithms.actor_critic.learner import _MOMENTS
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.ranks import check_can_be_divided
@@ -36,11 +38,27 @@ def pool():
     processes.close()
 
 
-def rank_updates(pool, make_config, rank_of, size, *, updates=3, prepare=None):
+def keep_moments(algo):
+    """Lets the results keep the moments from which the explained variance was computed."""
+    completed = algo.learner.completed_statistics
+
+    def with_moments(means):
+        kept = {module_id: {name: own[name] for name in _MOMENTS if name in own} for module_id, own in means.items()}
+        return {module_id: {**own, **kept[module_id]} for module_id, own in completed(means).items()}
+
+    algo.learner.completed_statistics = with_moments
+
+
+def rank_updates(pool, make_config, rank_of, size, *, updates=3, prepare=keep_moments):
     """The updates of one learner, and the same ones by ranks; ``rank_of`` maps numbers of sub-environments to ranks."""
     one = updates_of_one(make_config, updates, prepare)
     shares = list(zip(*[shares_by_env(episodes, rank_of, size) for episodes in one.episodes], strict=True))
     return one, pool.run(make_config, shares, one.timesteps, prepare)
+
+
+def rounding_of_explained_variance(targets, squares, errors, squared_errors):
+    """Targets and values are rounded to float32 a few times, much beside the deviation of targets that hardly vary."""
+    return 3e-6 * math.sqrt(max(squares, squared_errors) / max(squares - targets**2, 1e-12 * squares, 1e-30))
 
 
 def check_equal(one, ranks, message=""):
@@ -55,7 +73,12 @@ def check_equal(one, ranks, message=""):
             for module_id, statistics in expected.items():
                 assert statistics.keys() == found[module_id].keys()
                 assert statistics["num_module_steps_trained"] == found[module_id]["num_module_steps_trained"]
-                assert found[module_id] == pytest.approx(statistics, rel=2e-4, abs=2e-5), f"{message} {module_id}"
+                names, rounding = statistics.keys() - {*_MOMENTS, "vf_explained_var"}, 0.0
+                if _MOMENTS[0] in statistics:
+                    rounding = rounding_of_explained_variance(*(statistics[name] for name in _MOMENTS))
+                for own, abs_ in ((names, 2e-5), (statistics.keys() & {"vf_explained_var"}, 2e-5 + rounding)):
+                    wanted, got = ({name: each[name] for name in own} for each in (statistics, found[module_id]))
+                    assert got == pytest.approx(wanted, rel=2e-4, abs=abs_), f"{message} {module_id}"
 
 
 @pytest.mark.few(1)
@@ -76,7 +99,7 @@ def check_random(pool, seed):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 680831097, 573740095, 1])  # the second and third have targets that hardly vary
 def test_ranks_update_as_one_learner_in_random_runs(pool, seed):
     check_random(pool, seed)
 
