@@ -48,7 +48,7 @@ def test_items_in_whatever_form_are_stacked_as_their_space_says(seed):
 
 @pytest.mark.slow
 def test_items_in_whatever_form_are_stacked_as_their_space_says_in_many_spaces():
-    for_fresh_seeds(check_stacking, 2000)
+    for_fresh_seeds(check_stacking, 1000)
 
 
 def for_fresh_seeds(check, count):
@@ -226,7 +226,7 @@ def test_a_space_comes_back_from_json_as_it_was(seed):
 
 @pytest.mark.slow
 def test_a_space_comes_back_from_json_as_it_was_in_many_spaces():
-    for_fresh_seeds(check_json, 5000)
+    for_fresh_seeds(check_json, 2000)
 
 
 def test_keys_come_back_in_their_order():

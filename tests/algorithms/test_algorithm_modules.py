@@ -171,7 +171,7 @@ def config_for_overrides(config_class, policies, mapping, **settings):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("seed", [*range(9), *fresh_seeds(60)])
+@pytest.mark.parametrize("seed", [*range(9), *fresh_seeds(30)])
 def test_overrides_of_an_added_module_count_from_its_first_update_as_if_set_from_the_start(seed, tmp_path):
     rng = np.random.default_rng(seed)
     config_class = [PPOConfig, DQNConfig, SACConfig][seed % 3]

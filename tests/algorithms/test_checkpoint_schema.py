@@ -468,10 +468,10 @@ def test_mutated_checkpoints_are_refused_or_work(written, tmp_path, bounded_memo
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what Linux has for that")
-def test_10000_mutated_checkpoints_are_refused_or_work(written, tmp_path, bounded_memory):
+def test_many_mutated_checkpoints_are_refused_or_work(written, tmp_path, bounded_memory):
     first = random.SystemRandom().randrange(2**32)
     print(f"seeds from {first}")
-    check_mutations(written, tmp_path, range(first, first + 10_000))
+    check_mutations(written, tmp_path, range(first, first + 1000))
 
 
 def test_flipped_bytes_are_found(saved, tmp_path):

@@ -433,7 +433,7 @@ def drawn_settings(rng, cls):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", [*range(12), *fresh_seeds(150)])
+@pytest.mark.parametrize("seed", [*range(12), *fresh_seeds(60)])
 def test_a_run_goes_on_with_what_its_config_says_or_the_setting_is_named(seed, tmp_path):
     rng = np.random.default_rng(seed)
     cls = [*ON_POLICY, *OFF_POLICY][int(rng.integers(8))]

@@ -26,7 +26,7 @@ from marl_connectors import (
 from marl_connectors.errors import ConfigError, OfflineDataError
 
 ALGORITHMS = (DQNConfig, SACConfig, VDNConfig, QMIXConfig, MADDPGConfig)
-FRESH = fresh_seeds(30)
+FRESH = fresh_seeds(10)
 
 
 def small(cls, seed=0, **training):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -363,13 +362,16 @@ def group_members(group):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
-    ("processes", "to"),
+    ("processes", "to", "number", "status"),
     [
-        *itertools.product((["--num-env-workers", "0"], ["--num-env-workers", "2"]), ("process", "group")),
-        (["--num-env-workers", "0", "--num-env-runners", "2"], "group"),
+        (["--num-env-workers", "0"], "process", signal.SIGTERM, 143),
+        (["--num-env-workers", "0"], "group", signal.SIGHUP, 129),
+        (["--num-env-workers", "2"], "process", signal.SIGINT, 130),
+        (["--num-env-workers", "2"], "group", signal.SIGTERM, 143),
+        (["--num-env-workers", "2"], "group", signal.SIGINT, 130),
+        (["--num-env-workers", "0", "--num-env-runners", "2"], "group", signal.SIGINT, 130),
     ],
 )
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_real_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, number, status, processes, to):
     words = [sys.executable, "-m", "marl_connectors", "train"]
     start = ["CartPole-v1", "--steps", "4000", "--num-envs", "4", *processes, "--eval-episodes", "2"]

@@ -250,7 +250,7 @@ def test_no_damage_of_the_files_of_a_run_leads_to_an_error_from_within(run):
 
 @pytest.mark.slow
 def test_no_damage_of_the_files_of_a_run_leads_to_an_error_from_within_in_many_trials(run):
-    survive_mutations(5000, secrets.randbits(32))
+    survive_mutations(800, secrets.randbits(32))
 
 
 @pytest.mark.slow
@@ -319,7 +319,7 @@ def test_no_words_lead_to_an_error_from_within(run):
 
 @pytest.mark.slow
 def test_no_words_lead_to_an_error_from_within_in_many_trials(run):
-    survive_words(5000, secrets.randbits(32), run)
+    survive_words(600, secrets.randbits(32), run)
 
 
 # Places that cannot be written ---------------------------------------------------------------------------------------

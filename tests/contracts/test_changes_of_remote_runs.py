@@ -240,7 +240,7 @@ def test_a_change_has_the_same_effect_with_any_number_and_any_losses(change, bat
     fake = use_fake_ray(monkeypatch)
     expected = watched(change, life(0).env_runners(batch_mode=batch_mode), tmp_path / "local")
     losing(fake, random.Random(0))
-    for number in (1, 2, 4) * 3:
+    for number in (1, 2, 4):
         config = life(number, in_evaluations=number - 1).env_runners(batch_mode=batch_mode)
         assert not differences(plain(expected), plain(watched(change, config, tmp_path / "remote")))
 

@@ -130,9 +130,9 @@ def test_shares_of_a_run_with_a_users_piece_that_learns_play_and_learn_what_the_
 
 
 @pytest.mark.slow
-def test_shares_of_300_random_runs_play_what_the_whole_plays():
+def test_shares_of_many_random_runs_play_what_the_whole_plays():
     first = secrets.randbits(31)
-    for seed in range(first, first + 300):
+    for seed in range(first, first + 60):
         check_shares(seed)
         check_shares(seed, filtered)
 

@@ -15,7 +15,7 @@ from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_ring import ALIVE
 
 PREFERRED = 100.0
-FRESH = fresh_seeds(60)
+FRESH = fresh_seeds(20)
 
 
 def masked_config(config_class, rng, *, recurrent=False, **env_config):

@@ -101,7 +101,7 @@ def test_the_steps_after_a_run_work(shell):
     printed = shell.printed_by(program("train", "CartPole-v1", "--steps 30 --no-preset --out 'first run'", TINY))
     assert len(printed) == 3 and all("first run" in line for line in printed)
     again = [line for command in printed for line in shell.check(command)]
-    assert len(again) == 8  # of the other run, and of the one that was trained further
+    assert len(again) == 3  # of the run that was trained further
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def random_words(rng: np.random.Generator) -> str:
     options = [
         maybe("--policies independent", "--policies shared"),
         maybe("--out 'my run'", "--out runs/$(echo deep)/er", '--out "it\'s"'),
-        maybe("--algo mappo"),
+        maybe("--algo mappo") if "CartPole" not in env else "",  # which has one agent
         maybe("--seed 7"),
         maybe("--track none"),
         maybe("--keep-best none", "--keep-best env_runners/episode_len_mean", "--keep-checkpoints 2"),
@@ -172,6 +172,6 @@ def test_the_steps_after_random_runs_work(shell, number):
     words = random_words(np.random.default_rng(seed))
     print(f"seed {seed}: train {words}")
     printed = shell.printed_by(program("train", words))
-    assert len(printed) >= 3
+    assert len(printed) == 3 - ("--track none" in words)
     for line in printed:
         shell.check(line)

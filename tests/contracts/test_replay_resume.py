@@ -19,7 +19,7 @@ from marl_connectors import (
     VDNConfig,
 )
 
-FRESH = fresh_seeds(60)
+FRESH = fresh_seeds(20)
 
 
 @pytest.mark.slow

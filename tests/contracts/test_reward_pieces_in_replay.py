@@ -23,7 +23,7 @@ from marl_connectors import (
 from marl_connectors.rl_module.module_columns import columns_by_module
 
 ALGORITHMS = (DQNConfig, SACConfig, MADDPGConfig)
-FRESH = fresh_seeds(30)
+FRESH = fresh_seeds(15)
 
 
 class ChangedRewards(LifeEnv):

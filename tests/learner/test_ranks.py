@@ -105,9 +105,9 @@ def test_ranks_update_as_one_learner_in_random_runs(pool, seed):
 
 
 @pytest.mark.slow
-def test_ranks_update_as_one_learner_in_150_random_runs(pool):
+def test_ranks_update_as_one_learner_in_many_random_runs(pool):
     first = secrets.randbits(31)
-    for seed in range(first, first + 150):
+    for seed in range(first, first + 30):
         check_random(pool, seed)
 
 

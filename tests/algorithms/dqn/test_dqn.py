@@ -79,7 +79,7 @@ def random_dqn(seed):
     return config
 
 
-FRESH = fresh_seeds(40)
+FRESH = fresh_seeds(12)
 
 
 def parameters(algo):

@@ -15,7 +15,7 @@ from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
 from marl_connectors.errors import ConfigError, LearnerError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
-FRESH = fresh_seeds(40)
+FRESH = fresh_seeds(12)
 
 
 def random_dqn(seed, **training):

@@ -29,7 +29,7 @@ from marl_connectors.errors import ConfigError, LearnerError, ModuleError
 AGENTS = ("a", "b", "c")
 BOXES = spaces.Box(-2.0, 3.0, (2,), np.float32)
 WIDE = spaces.Box(-1.0, 1.0, (2,), np.float64)
-FRESH = fresh_seeds(40)
+FRESH = fresh_seeds(12)
 
 
 def small(cls, spaces_of=None, seed=0, policies="independent", **training):

@@ -132,7 +132,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_paper():
 @pytest.mark.slow
 def test_the_loss_and_its_gradients_are_those_of_the_paper_in_many_cases():
     first = int(np.random.SeedSequence().generate_state(1)[0])
-    for seed in range(first, first + 2000):
+    for seed in range(first, first + 400):
         print("seed", seed)
         check_case(np.random.default_rng(seed))
 

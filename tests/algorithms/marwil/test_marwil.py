@@ -28,7 +28,7 @@ from marl_connectors import (
 from marl_connectors.callbacks import TensorBoardTracker
 from marl_connectors.errors import ConfigError
 
-FRESH = fresh_seeds(30)
+FRESH = fresh_seeds(10)
 
 
 def random_imitation(seed, tmp_path):

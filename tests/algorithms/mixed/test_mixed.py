@@ -30,7 +30,7 @@ from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 
-FRESH = fresh_seeds(40)
+FRESH = fresh_seeds(12)
 LIFE = {"die": 0.1, "join": 0.2, "max_steps": 6}
 
 

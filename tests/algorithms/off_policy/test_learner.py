@@ -33,7 +33,7 @@ PRIORITIES = {
     MADDPGConfig: "PrioritizedJointReplayBuffer",
     MATD3Config: "PrioritizedJointReplayBuffer",
 }
-FRESH = fresh_seeds(100)
+FRESH = fresh_seeds(25)
 
 
 def small(config_class: Any, seed: int = 0, **training: Any) -> Any:

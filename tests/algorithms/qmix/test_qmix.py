@@ -33,7 +33,7 @@ from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_ring import ALIVE
 
-FRESH = fresh_seeds(40)
+FRESH = fresh_seeds(12)
 
 
 class StatedLife(LifeEnv):
