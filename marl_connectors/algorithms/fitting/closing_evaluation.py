@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from marl_connectors.algorithms.fitting import baselines
@@ -76,7 +76,11 @@ class ClosingEvaluation(Part):
             )
             said.append(f"\nSuccess ({name}): {compared}.")
         if others:
-            said.append(about_both_ways(*(intervals(both_ways(results)[each]) for each in WAYS)))
+            ways = both_ways(results)
+            returns = next(iter(ways.values()))["module_episode_returns"]
+            shared = {module_id for module_id, own in returns.items() if own["num_episodes"] > played}
+            drawn, likely = (intervals(ways[each]) for each in WAYS)
+            said.append(about_both_ways(drawn, likely, shared))
         wanted = self.run.settings.eval_episodes
         said += [fewer_episodes(baselines.NAMES[key], own, wanted) for key, own in before.items()]
         said.append(fewer_episodes("the trained policies", results, wanted, was_stopped=True))
@@ -123,12 +127,15 @@ def intervals(results: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {module_id: (mean, factor * std) for module_id, (mean, std) in module_returns(results).items()}
 
 
-def about_both_ways(drawn: Mapping[str, tuple[float, float]], likely: Mapping[str, tuple[float, float]]) -> str:
+def about_both_ways(
+    drawn: Mapping[str, tuple[float, float]], likely: Mapping[str, tuple[float, float]], shared: Collection[str]
+) -> str:
     """Returns a sentence if drawn and most likely actions differ by more than their intervals; else ``""``.
 
     Args:
         drawn: ``{module_id: (mean, half the width of its interval)}`` with drawn actions.
         likely: The same with the most likely actions.
+        shared: The modules that act for several agents.
     """
     gains = {
         module_id: likely[module_id][0] - mean
@@ -150,7 +157,8 @@ def about_both_ways(drawn: Mapping[str, tuple[float, float]], likely: Mapping[st
     else:
         why = (
             "policies without memory that always take their most likely actions can block each other, or repeat "
-            "themselves, for ever, so act with drawn actions (load_policy(PATH, explore=True), export --explore), or "
-            "give agents their id (--env-to-module AgentIdEncoding)"
+            "themselves, for ever, so act with drawn actions (load_policy(PATH, explore=True), export --explore)"
         )
+        if not gains.keys().isdisjoint(shared):
+            why += ", or give agents their id (--env-to-module AgentIdEncoding)"
     return f"The two ways of acting differ by more than their 95 % intervals ({shown}): {why}."

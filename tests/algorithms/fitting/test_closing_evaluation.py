@@ -78,6 +78,7 @@ def test_agents_that_block_each_other_with_their_most_likely_actions_are_measure
     assert final["explore"] is True and mean(final["most_likely_actions"]) == 0.0 and "drawn_actions" not in final
     assert "with drawn actions, mean ± standard deviation of 50 episodes" in said
     assert "differ by more than their 95 % intervals" in said and "block each other" in said
+    assert "AgentIdEncoding" in said
     assert main(["evaluate", "run", "--json", "--episodes", "50"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["explore"] is True and 4.0 < mean(found["results"]) < 6.0
@@ -146,8 +147,14 @@ def test_intervals_are_those_of_student_over_episodes():
     ],
 )
 def test_a_sentence_says_why_the_two_ways_differ_by_more_than_their_intervals(likely, says):
-    said = about_both_ways({"red": (5.0, 2.0)}, {"red": likely})
+    said = about_both_ways({"red": (5.0, 2.0)}, {"red": likely}, shared=["red"])
     assert (says in said and "red gets 5.00 with drawn actions" in said) if says else said == ""
+
+
+@pytest.mark.parametrize(("shared", "is_said"), [(["red"], True), (["blue"], False), ([], False)])
+def test_who_acts_for_one_agent_is_not_told_to_give_it_an_id(shared, is_said):
+    said = about_both_ways({"red": (5.0, 2.0), "blue": (1.0, 1.0)}, {"red": (1.0, 1.0), "blue": (1.0, 1.0)}, shared)
+    assert "drawn actions (load_policy" in said and ("AgentIdEncoding" in said) == is_said
 
 
 # Slow environments ---------------------------------------------------------------------------------------------------
