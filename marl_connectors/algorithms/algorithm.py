@@ -1381,10 +1381,10 @@ class Algorithm(RefusesIgnoredMethods):
             self.iteration = state["iteration"]
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
-            self._num_episodes = state.get("num_episodes", 0)
+            self._num_episodes = state["num_episodes"]
             self._recent.clear()
             self._recent.extend(EpisodeSummary.from_state(summary) for summary in state["recent_tallies"])
-            self.metrics.set_state(state.get("metrics", []))
+            self.metrics.set_state(state["metrics"])
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
                 build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)

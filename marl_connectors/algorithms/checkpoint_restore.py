@@ -205,10 +205,9 @@ def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None
 
 def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
     """Returns the action masks that the run of a checkpoint applied; None if the config decides."""
-    saved = state.get("masking")
-    if saved is None or state["config"]["settings"].get("action_mask_key") != config.action_mask_key:
+    if state["config"]["settings"]["action_mask_key"] != config.action_mask_key:
         return None
-    return masking_from_state(saved)
+    return masking_from_state(state["masking"])
 
 
 def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: AlgorithmConfig) -> Any:

@@ -561,11 +561,11 @@ _STATE = _Record(
         "rl_modules": _list_of(_row(_TEXT, _DICT)),
         "learner": _learners,
         "env_runner": _ENV_RUNNER,
-    },
-    {
         "metrics": _METRICS,
         "masking": _MASKING,
         "num_episodes": _INDEX,
+    },
+    {
         "off_policy": _OFF_POLICY,
         "replays": _map_of(_OFF_POLICY),
         "offline_data": _OFFLINE_DATA,

@@ -32,7 +32,6 @@ from marl_connectors import (
     ValueFunctionAPI,
     load_policy,
 )
-from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.flat_action_masks import is_binary
 from marl_connectors.rl_module.distributions import TorchCategorical
 
@@ -612,36 +611,6 @@ def test_agents_of_a_parallel_game_that_is_played_in_turns_may_wait():
 
 
 # Checkpoints.
-
-
-def edit(folder, change):
-    state = load_state(folder)
-    change(state)
-    save_state(folder, state)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("way", ["None was set", "there was no such setting"])
-@pytest.mark.parametrize("given", [False, True])
-def test_a_checkpoint_from_before_masks_were_honoured_stays_as_it_was(way, given, tmp_path):
-    old = small_config(MASKED, action_mask_key=None)
-    algo = old.build_algo()
-    algo.train()
-    algo.save_to_path(tmp_path / "run")
-    expected = algo.train()["learners"]
-    algo.stop()
-    edit(tmp_path / "run", lambda state: state.pop("masking"))
-    if way != "None was set":
-        edit(tmp_path / "run", lambda state: state["config"]["settings"].pop("action_mask_key"))
-    config = small_config(MASKED) if given else None  # as a script of then says it today
-    loaded = Algorithm.from_checkpoint(tmp_path / "run", config=config)
-    assert set(loaded.get_module().observation_space.spaces) == {"observation", "action_mask"}
-    assert repr(loaded.train()["learners"]) == repr(expected)
-    loaded.stop()
-    env = importlib.import_module(MASKED).parallel_env()
-    observations, _ = env.reset(seed=0)
-    actions = load_policy(tmp_path / "run", config=config).actions(observations)
-    assert set(actions) == {"agent_0", "agent_1"}
 
 
 def test_what_the_smoke_test_saw_is_in_the_checkpoint(tmp_path):
