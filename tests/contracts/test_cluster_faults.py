@@ -68,11 +68,11 @@ def test_a_run_whose_processes_are_killed_many_times_ends_like_an_undisturbed_on
         monkeypatch.setattr(module, "_MOST_TRIES", 10**6)
     config = spread(2, num_learners).fault_tolerance(max_num_env_runner_restarts=10**6)
     algo = config.build_algo()
-    harm = Harm(signal.SIGKILL, most_s=4.0, seed=secrets.randbits(31))
+    harm = Harm(signal.SIGKILL, most_s=4.0, seed=secrets.randbits(31), most=20)
     harm.start()
     try:
         iterations = 0
-        while harm.number < 20 or iterations < 40:
+        while harm.is_alive() or iterations < 40:
             if iterations < 40:
                 algo.train()
                 iterations += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -93,21 +94,21 @@ def ancestors(process: int, parents: dict[int, int]) -> set[int]:
 
 
 class Harm(threading.Thread):
-    """Sends a signal to a random actor again and again, until it is stopped.
+    """Sends a signal to a random actor again and again, until it is stopped or has sent as many as it should.
 
     Attributes:
         number: The number of signals so far.
     """
 
-    def __init__(self, how: signal.Signals, most_s: float, kind: str = "", seed: int = 0):
+    def __init__(self, how: signal.Signals, most_s: float, kind: str = "", seed: int = 0, most: float = math.inf):
         super().__init__(daemon=True)
         self.number = 0
-        self._how, self._most_s, self._kind = how, most_s, kind
+        self._how, self._most_s, self._kind, self._most = how, most_s, kind, most
         self._rng = random.Random(seed)
         self._is_over = threading.Event()
 
     def run(self) -> None:
-        while not self._is_over.wait(self._rng.random() * self._most_s):
+        while self.number < self._most and not self._is_over.wait(self._rng.random() * self._most_s):
             processes = actor_processes(self._kind)
             if processes:
                 try:
