@@ -38,6 +38,7 @@ def pytest_configure(config):
             config.addinivalue_line("filterwarnings", f"ignore:{what}:ResourceWarning")
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest runs without pytest-xdist, too
 def pytest_xdist_auto_num_workers(config):
     """``-n auto`` starts two processes more than there are cores, because many tests wait for other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
