@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +48,8 @@ MAMUJOCO = {
 ENV_CONFIG = {name: {"render_mode": "rgb_array"} for name in ("cooperative_pong_v6", "pistonball_v6")}
 """Settings without which agents see the same picture in all steps of an episode (in PettingZoo 1.27)."""
 GYMNASIUM = ("classic_control", "toy_text", "box2d", "mujoco")
+NEEDED = {"hanabi_v5": "pyspiel", "mujoco": "mujoco", "box2d": "Box2D"}
+"""What environments import only when they are made."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ def cases(suite: str | None = None) -> list[Case]:
     return made + (list(_gymnasium()) if suite in (None, "gymnasium") else [])
 
 
+def _is_installed(module: str | None) -> bool:
+    return module is None or importlib.util.find_spec(module) is not None
+
+
 def _of_suite(suite: str) -> Iterator[Case]:
     if suite == "mamujoco":
         if environments_of(SUITES[suite]):
@@ -82,6 +88,8 @@ def _of_suite(suite: str) -> Iterator[Case]:
                     yield Case(suite, "mamujoco_v1", {"scenario": scenario, "agent_conf": part})
         return
     for name in environments_of(SUITES[suite]):
+        if not _is_installed(NEEDED.get(name)):
+            continue
         try:
             module = importlib.import_module(f"{SUITES[suite]}.{name}")
         except ImportError:  # its extra is not installed
@@ -96,7 +104,8 @@ def _of_suite(suite: str) -> Iterator[Case]:
 def _gymnasium() -> Iterator[Case]:
     newest: dict[str, str] = {}
     for env_id, spec in gymnasium.registry.items():
-        if any(f"gymnasium.envs.{part}" in str(spec.entry_point) for part in GYMNASIUM):
+        part = next((part for part in GYMNASIUM if f"gymnasium.envs.{part}" in str(spec.entry_point)), None)
+        if part is not None and _is_installed(NEEDED.get(part)):
             name, _, version = env_id.rpartition("-v")
             newest[name] = max(newest.get(name, ""), f"{name}-v{version}")
     for env_id in newest.values():

@@ -513,13 +513,12 @@ def two_step(config_class, seed, **training):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("seed", range(3))
-def test_qmix_finds_what_a_sum_of_values_and_independent_learners_do_not(seed):
+def test_qmix_finds_what_a_sum_of_values_and_independent_learners_do_not():
     team = {"replay_buffer_config": {"capacity": 500}}
-    assert two_step(QMIXConfig, seed, mixing_embed_dim=8, **team) == {8.0}
-    assert two_step(VDNConfig, seed, **team) == {7.0}
+    assert two_step(QMIXConfig, 0, mixing_embed_dim=8, **team) == {8.0}
+    assert two_step(VDNConfig, 0, **team) == {7.0}
     alone = {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 500}}
-    assert two_step(DQNConfig, seed, **alone) == {7.0}
+    assert two_step(DQNConfig, 0, **alone) == {7.0}
 
 
 def test_the_target_of_a_step_that_ends_the_episode_is_the_reward_of_the_team():
