@@ -446,8 +446,10 @@ def check_mutations(written, tmp_path, seeds):
         document, tensors = mutate(rng, *written[name])
         workers = document["state"].get("config") if isinstance(document["state"], dict) else None
         settings = workers.get("settings") if isinstance(workers, dict) else None
-        if isinstance(settings, dict) and settings.get("num_env_workers") != 0:
-            settings["num_env_workers"] = 0  # processes for environments are what the config asks for
+        if isinstance(settings, dict):  # processes for environments and recordings are what the config asks for
+            settings["num_env_workers"] = 0
+            if isinstance(settings.get("output"), str):
+                settings["output"] = None
         write(tmp_path / "mutated", document, tensors)
         try:
             with watched() as seen, warnings.catch_warnings():
