@@ -42,7 +42,7 @@ def test_a_run_of_each_algorithm_is_trained_resumed_and_evaluated(algo, tmp_path
     assert main(["train", "--resume", "run", "--steps", "160"]) == 0
     capsys.readouterr()
     assert main(["evaluate", "run", "--episodes", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"]["env_runners"]["num_episodes"] == 1
+    assert json.loads(capsys.readouterr().out)["results"]["num_episodes"] == 1
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

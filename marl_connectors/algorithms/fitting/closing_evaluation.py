@@ -76,10 +76,8 @@ class ClosingEvaluation(Part):
             )
             said.append(f"\nSuccess ({name}): {compared}.")
         if others:
-            ways = both_ways(results)
-            returns = next(iter(ways.values()))["module_episode_returns"]
-            shared = {module_id for module_id, own in returns.items() if own["num_episodes"] > played}
-            drawn, likely = (intervals(ways[each]) for each in WAYS)
+            shared = {m for m, own in results["module_episode_returns"].items() if own["num_episodes"] > played}
+            drawn, likely = (intervals(both_ways(results)[each]) for each in WAYS)
             said.append(about_both_ways(drawn, likely, shared))
         wanted = self.run.settings.eval_episodes
         said += [fewer_episodes(baselines.NAMES[key], own, wanted) for key, own in before.items()]
