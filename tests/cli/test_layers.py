@@ -31,7 +31,7 @@ steps: 4e1
 num_envs: 2
 num_env_workers: 0
 eval_episodes: 2
-video: false
+video: none
 hidden: [4]
 training: {train_batch_size_per_learner: 40, minibatch_size: 20, num_epochs: 1}
 """

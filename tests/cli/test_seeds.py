@@ -137,10 +137,8 @@ def test_more_seeds_and_more_steps_can_be_trained_later(command, behaviour):
     command(*START, "--set", "lr=0.5", "--hidden", "7")
     command.built.clear()
     assert command("train", "--resume", str(FOLDER), "--seeds", "0-4") == 0
-    assert [(settings.seed, settings.training["lr"], settings.hidden) for settings in command.built] == [
-        (3, 0.5, [7]),
-        (4, 0.5, [7]),
-    ]
+    built = [(each.seed, each.lr, each.model_config.fcnet_hiddens) for each in command.built]
+    assert built == [(3, 0.5, [7]), (4, 0.5, [7])]
     assert command("train", "--resume", str(FOLDER), "--steps", "500") == 0
     assert [result["agent_steps"] for result in data()["results"]] == [500] * 5
 
@@ -151,9 +149,9 @@ def test_changed_settings_hold_for_seeds_that_are_begun_later(command, behaviour
     command(*START, "--set", "lr=0.5", "--set", "gamma=0.9")
     assert command("train", "--resume", str(FOLDER), "--set", "lr=0.25") == 0
     assert command.changed == {"training.lr": 0.25}
-    assert [(each.training["lr"], each.training["gamma"]) for each in command.built[1:]] == [(0.25, 0.9)] * 2
+    assert [(each.lr, each.gamma) for each in command.built[1:]] == [(0.25, 0.9)] * 2
     assert command("train", "--resume", str(FOLDER), "--seeds", "0-3") == 0
-    assert (command.built[-1].seed, command.built[-1].training["lr"]) == (3, 0.25)
+    assert (command.built[-1].seed, command.built[-1].lr) == (3, 0.25)
 
 
 @pytest.mark.parametrize(

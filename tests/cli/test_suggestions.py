@@ -187,7 +187,7 @@ def test_what_was_changed_when_a_run_went_on_is_suggested_too(folder, capsys):
     assert main(["train", "CartPole-v1", *TINY, "--out", "run"]) == 0
     capsys.readouterr()
     assert main(["train", "--resume", "run", "--untrusted", "--steps", "60", "--eval-episodes", "1"]) == 0
-    evaluate, _, resume = suggested(capsys.readouterr().out)
+    evaluate, *_, resume = suggested(capsys.readouterr().out)
     assert evaluate[-1] == resume[-1] == "--untrusted" and resume[-3:-1] == ["--steps", "120"]
     for command in (evaluate, resume):
         assert main(command[1:]) == 0, command

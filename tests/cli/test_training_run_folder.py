@@ -449,7 +449,7 @@ def test_the_line_for_a_full_disk_is_the_only_one_that_says_how_to_go_on_and_has
         assert command("train", "--resume", "run", "--steps", "500", "--untrusted") == 2
     assert command.err.count("\n") == 1 and "Resume with" not in command.out
     words = shlex.split(command.err.partition("continue with: ")[2])
-    assert words[-5:] == ["--resume", "run", "--steps", "500", "--untrusted"]
+    assert words[-4:] == ["train", "--resume", "run", "--untrusted"]  # the run keeps its new steps
     assert command(*words[words.index("train") :]) == 0
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4, 5]
 
