@@ -277,6 +277,10 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
             )
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
+        except KeyError as error:
+            raise CheckpointError(
+                f"{path / run_files.CONFIG}: {place} is no setting, so the file is damaged. Start a new run."
+            ) from error
     return tree if source is None else with_source(tree, source)
 
 

@@ -89,7 +89,7 @@ def test_settings_of_a_run_of_python_can_be_changed_when_it_is_resumed():
     fitted("run", num_iterations=1)
     assert main(["train", "--resume", "run", "--steps", "80", "--set", "lr=0.5"]) == 0
     config = json.loads(Path("run/config.json").read_text())
-    assert config["changed"] == {"lr": 0.5} and config["algorithm"]["lr"] == 0.5
+    assert config["changed"] == {"run": {"steps": 80}, "training": {"lr": 0.5}} and config["algorithm"]["lr"] == 0.5
     assert main(["train", "--resume", "run", "--steps", "120"]) == 0
     with Algorithm.from_checkpoint("run") as algo:
         assert algo.config.lr == 0.5 and algo.iteration == 3
