@@ -267,15 +267,16 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     if NUM_LEARNERS in now and BATCH_SIZE in tree and BATCH_SIZE not in now:  # they share the same train batch
         now[BATCH_SIZE] = share(tree[BATCH_SIZE] * max(1, tree.get(NUM_LEARNERS, 0)), now[NUM_LEARNERS])
     changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now)})
-    if SETTINGS not in data and STEPS not in changed and probe.steps is None:
-        raise ConfigError(
-            f"train --resume: {path} was begun in Python without a number of agent steps. Say when it ends: --steps N"
-        )
     use_threads({**tree, **changed}.get("run.threads", 1))
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": given.get("new_episodes", False), "chosen": now}
     with naming_a_lost_config(checkpoint, "train --resume", source):
         algo = load_algorithm(checkpoint, changed, source=source, **options)
     try:
+        if algo.config.steps is None:
+            raise ConfigError(
+                f"train --resume: {path} was begun in Python without a number of agent steps. Say when it ends: "
+                f"--steps N"
+            )
         check_extras(algo.config)
         _check_same_env(algo, tree, checkpoint)
         if algo.num_agent_steps >= algo.config.steps and (path / FINAL).exists():
