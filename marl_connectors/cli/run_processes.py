@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.algorithms.fitting.stop_signals import STOP_SIGNALS, StopSignals, exit_status
+from marl_connectors.algorithms.fitting.stop_signals import STOP_SIGNALS, InterruptGate, StopSignals, exit_status
 from marl_connectors.cli import training_run
 from marl_connectors.errors import MarlConnectorsError, describe_error
 
@@ -35,7 +35,11 @@ _MOST_SAID = 160
 
 
 class RunProcess:
-    """A process in which one run is trained."""
+    """A process in which one run is trained.
+
+    Attributes:
+        log: Its output.
+    """
 
     def __init__(self, options: dict[str, Any], log: Path):
         """Starts the process. Stop signals do not reach it before it can handle them.
@@ -44,6 +48,7 @@ class RunProcess:
             options: The options of ``train``.
             log: The file for its output.
         """
+        self.log = Log(log)
         context: Any = multiprocessing.get_context(START_METHOD)
         self._results, sender = context.Pipe(duplex=False)
         self._process = context.Process(target=_train_in_process, args=(options, str(log), sender))
@@ -75,24 +80,6 @@ class RunProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-class EndedRun:
-    """Stands for the process of a run that has ended well, in an earlier command."""
-
-    sentinel = -1
-
-    def has_ended(self) -> bool:
-        return True
-
-    def result(self) -> tuple[int, str, bool]:
-        return 0, "", False
-
-    def send_signal(self, number: int) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 @contextlib.contextmanager
@@ -155,32 +142,20 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class LogNews:
-    """Prints from time to time what is new in the output of runs that are trained in other processes.
+class Log:
+    """The output of a run that is trained in another process.
 
     Args:
-        logs: The file of each run's output, by the name of the run. What the files have already is not printed.
+        path: The file. What it has already is no news.
     """
 
-    def __init__(self, logs: Mapping[str, Path]):
-        self._logs = dict(logs)
-        self._lines = {name: newest_progress(log) for name, log in logs.items()}
-        self._next = time.monotonic() + PROGRESS_S
+    def __init__(self, path: Path):
+        self._path, self._line = path, newest_progress(path)
 
-    def watch(self, name: str, log: Path) -> None:
-        """Adds the output of another run."""
-        self._logs[name], self._lines[name] = log, newest_progress(log)
-
-    def print_of(self, names: Iterable[str]) -> None:
-        """Prints the newest line of progress of each of these runs, if it is new and the time has come."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + PROGRESS_S
-        for name in names:
-            line = newest_progress(self._logs[name])
-            if line and line != self._lines[name]:
-                self._lines[name] = line
-                print(f"{name}: {line}", flush=True)
+    def news(self) -> str:
+        """Returns the newest line of progress; ``""`` if it is that of the last time."""
+        former, self._line = self._line, newest_progress(self._path)
+        return "" if self._line == former else self._line
 
 
 def newest_progress(log: Path) -> str:
@@ -199,3 +174,62 @@ def newest_progress(log: Path) -> str:
         return ""
     said = [line.strip() for line in reversed(lines) if line.strip()]
     return next((line for line in said if re.match("[0-9]+%  ", line)), said[0][:_MOST_SAID] if said else "")
+
+
+def train_several(
+    runs: Iterator[tuple[str, RunProcess]],
+    parallel: int,
+    ended: Callable[[str, int, str, bool], int],
+    watch: Callable[[str], None] = lambda name: None,
+) -> int:
+    """Trains several runs at a time, each in a process, and prints from time to time what is new in their output.
+
+    After a stop signal, which the processes get, too, no more are started.
+
+    Args:
+        runs: Starts the process of the next run when it is asked for it, and yields its name with it.
+        parallel: The number of runs at a time.
+        ended: Called with the name of a run that has ended, and what ``RunProcess.result`` returns. Returns the exit
+            status if the run was interrupted, or 0.
+        watch: Called with the name of each run from time to time, and once more after it has ended.
+
+    Returns:
+        The exit status of an interruption, or 0.
+    """
+    running: dict[str, RunProcess] = {}
+    status, sent, news_at = 0, None, time.monotonic() + PROGRESS_S
+
+    def send(number: int) -> None:
+        for process in running.values():
+            process.send_signal(number)
+
+    with InterruptGate() as gate:
+        try:
+            while True:
+                while gate.requested is None and len(running) < parallel and (begun := next(runs, None)):
+                    running.update([begun])
+                if not running:
+                    return status
+                if gate.requested is not None and gate.requested != sent:
+                    sent, status = gate.requested, exit_status(gate.requested)
+                    send(sent)
+                connection.wait([process.sentinel for process in running.values()], timeout=POLL_S)
+                for name, process in list(running.items()):
+                    has_ended = process.has_ended()  # what it has written before is seen by ``watch``
+                    watch(name)
+                    if has_ended:
+                        status = ended(name, *running.pop(name).result()) or status
+                if time.monotonic() >= news_at:
+                    news_at = time.monotonic() + PROGRESS_S
+                    for name, process in running.items():
+                        if line := process.log.news():
+                            print(f"{name}: {line}", flush=True)
+        except KeyboardInterrupt as stop:  # a second signal
+            send(exit_status(stop) - 128)
+            return exit_status(stop)
+        except BaseException:
+            send(signal.SIGTERM)
+            raise
+        finally:
+            for process in running.values():
+                process.end()

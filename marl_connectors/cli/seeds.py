@@ -11,18 +11,16 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
-from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
+from marl_connectors.algorithms.fitting.stop_signals import exit_status
 from marl_connectors.cli import seed_summary, standard_streams, training_run
 from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.folders import SEEDS, check_can_be_made
@@ -32,7 +30,7 @@ from marl_connectors.cli.made_config import new_config
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.python_config import absolute_spec, load_config
 from marl_connectors.cli.restored_runs import check_python_config, with_source
-from marl_connectors.cli.run_processes import FAILED, POLL_S, LogNews, RunProcess
+from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.training_run import OUT, PARALLEL
 from marl_connectors.cli.training_run import SEEDS as SEEDS_PLACE
@@ -160,38 +158,15 @@ class _SeedRuns:
 
     def _in_parallel(self, waiting: list[int]) -> int:
         """Trains several seeds at a time, each in a process. Returns the status of an interruption, or 0."""
-        left, running, stopped = list(waiting), {}, 0
-        news = LogNews({f"seed {seed}": self.path / _log_name(seed) for seed in waiting})
-        with InterruptGate() as gate:
-            try:
-                while running or (left and gate.requested is None):
-                    while left and len(running) < self.parallel and gate.requested is None:
-                        seed = left.pop(0)
-                        running[seed] = RunProcess(self._options_of(seed), self.path / _log_name(seed))
-                        print(
-                            f"Seed {seed} is being trained. Its output goes to {self.path / _log_name(seed)}",
-                            flush=True,
-                        )
-                    if gate.requested is not None and not stopped:
-                        stopped = exit_status(gate.requested)
-                        for process in running.values():
-                            process.send_signal(gate.requested)
-                    connection.wait([process.sentinel for process in running.values()], timeout=POLL_S)
-                    for seed in [seed for seed, process in running.items() if process.has_ended()]:
-                        stopped = self._ended(seed, *running.pop(seed).result()) or stopped
-                    news.print_of([f"seed {seed}" for seed in running])
-            except KeyboardInterrupt as stop:  # a second signal
-                stopped = exit_status(stop)
-                for process in running.values():
-                    process.send_signal(stopped - 128)
-            except BaseException:
-                for process in running.values():
-                    process.send_signal(signal.SIGTERM)
-                raise
-            finally:
-                for process in running.values():
-                    process.end()
-        return stopped
+        seeds = {f"seed {seed}": seed for seed in waiting}
+
+        def runs() -> Iterator[tuple[str, RunProcess]]:
+            for name, seed in seeds.items():
+                log = self.path / _log_name(seed)
+                yield name, RunProcess(self._options_of(seed), log)
+                print(f"Seed {seed} is being trained. Its output goes to {log}", flush=True)
+
+        return train_several(runs(), self.parallel, lambda name, *result: self._ended(seeds[name], *result))
 
     def _ended(self, seed: int, status: int, error: str, is_unexpected: bool) -> int:
         """Prints how the process of a seed has ended. Returns the status if it was interrupted, or 0."""

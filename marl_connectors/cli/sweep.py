@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from marl_connectors.algorithms.fitting.figures import number, table
 from marl_connectors.algorithms.fitting.metric_names import AUTO_METRICS, LOWEST, check_metric, closest_metric
 from marl_connectors.algorithms.fitting.pictures import draw_sweep
 from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
-from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
 from marl_connectors.cli import training_run
@@ -47,7 +45,7 @@ from marl_connectors.cli.made_config import make_config
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.python_config import absolute_spec
 from marl_connectors.cli.restored_runs import check_python_config, with_source
-from marl_connectors.cli.run_processes import FAILED, POLL_S, EndedRun, LogNews, RunProcess
+from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.seed_summary import is_seeds_folder
 from marl_connectors.cli.training_run import OUT, PARALLEL, SEEDS
@@ -83,9 +81,9 @@ class _Running:
 
     Attributes:
         trial: Optuna's trial.
-        process: The process of the run.
         path: The folder of the run.
         total: The agent steps at which the run ends.
+        process: The process of the run; None if an earlier command has trained it.
         offset: The number of bytes of its metrics that were read.
         value: The newest value of the metric; None before the first one.
         steps: The agent steps so far.
@@ -95,9 +93,9 @@ class _Running:
     """
 
     trial: Any
-    process: RunProcess | EndedRun
     path: Path
     total: int
+    process: RunProcess | None = None
     offset: int = 0
     value: float | None = None
     steps: int = 0
@@ -129,7 +127,7 @@ class _Running:
         if step > self.reports and not self.is_pruned:
             self.reports = step
             self.trial.report(self.value, step)
-            if step < REPORTS and self.trial.should_prune():
+            if step < REPORTS and self.process is not None and self.trial.should_prune():
                 self.is_pruned = True
                 self.process.send_signal(signal.SIGTERM)
 
@@ -158,7 +156,6 @@ class _Sweep:
     pruner: str
     config: Any
     _running: dict[str, _Running] = field(default_factory=dict)
-    _news: LogNews = field(default_factory=lambda: LogNews({}))
 
     def run(self) -> int:
         """Runs the trials that are missing, and prints and draws the results. Returns the exit status."""
@@ -213,38 +210,14 @@ class _Sweep:
 
     def _train(self, study: Any) -> int:
         """Trains several trials at a time. Returns the status of an interruption, or 0."""
-        running, stopped = self._running, 0
-        with InterruptGate() as gate:
-            try:
-                while running or (gate.requested is None and self._has_more(study)):
-                    while gate.requested is None and len(running) < self.parallel and self._has_more(study):
-                        self._begin(study)
-                    if gate.requested is not None and not stopped:
-                        stopped = exit_status(gate.requested)
-                        self._send(gate.requested)
-                    connection.wait([each.process.sentinel for each in running.values()], timeout=POLL_S)
-                    for name, each in list(running.items()):
-                        has_ended = each.process.has_ended()
-                        each.read(self._metric_name())
-                        if each.names:
-                            check_metric(self.metric, each.names, self.config, "--metric", self._how_to_change_metric())
-                        if has_ended:
-                            self._ended(study, running.pop(name))
-                    self._news.print_of(running)
-            except KeyboardInterrupt as stop:  # a second signal
-                stopped = exit_status(stop)
-                self._send(stopped - 128)
-            except BaseException:
-                self._send(signal.SIGTERM)
-                raise
-            finally:
-                for each in running.values():
-                    each.process.end()
-        return stopped
+        return train_several(self._runs(study), self.parallel, lambda *result: self._ended(study, *result), self._watch)
 
-    def _send(self, signal_number: int) -> None:
-        for each in self._running.values():
-            each.process.send_signal(signal_number)
+    def _watch(self, name: str) -> None:
+        """Reads what the run of a trial has reached."""
+        running = self._running[name]
+        running.read(self._metric_name())
+        if running.names:
+            check_metric(self.metric, running.names, self.config, "--metric", self._how_to_change_metric())
 
     def _how_to_change_metric(self) -> str:
         resume = command(PROGRAM, "sweep", "--resume", self.path, "--metric", "METRIC")
@@ -258,40 +231,36 @@ class _Sweep:
         trials = study.get_trials(deepcopy=False)
         return any(trial.state == states.WAITING for trial in trials) or len(_latest(trials)) < self.trials
 
-    def _begin(self, study: Any) -> None:
-        """Starts the run of the next trial, or resumes it."""
-        folders = _latest(study.get_trials(deepcopy=False))
-        trial = study.ask()
-        name = trial.user_attrs.get(_FOLDER) or f"trial{len(folders):04d}"
-        trial.set_user_attr(_FOLDER, name)
-        values = {each: space.suggest(trial, each) for each, space in self.search.items()}
-        path = self.path / name
-        if (path / run_files.CONFIG).is_file():
-            options: dict[str, Any] = {"resume": str(path)}
-            if self.user.get(SOURCE) is not None:
-                options["config"] = self.user[SOURCE]
-        else:
-            options = {"tree": {**self._tree(values), OUT: str(path)}}
-        total = self._tree(values)[STEPS]
-        print(f"{name}: {_text(values)}", flush=True)
-        if (path / run_files.FINAL).is_file():  # the sweep was stopped after the end of this run
-            ended = _Running(trial, EndedRun(), path, total)
-            ended.read(self._metric_name())
-            self._ended(study, ended)
-        else:
-            self._news.watch(name, self.path / f"{name}.log")
-            process = RunProcess(options, self.path / f"{name}.log")
-            self._running[name] = _Running(trial, process, path, total)
+    def _runs(self, study: Any) -> Iterator[tuple[str, RunProcess]]:
+        """Starts the run of each trial, or resumes it."""
+        while self._has_more(study):
+            folders = _latest(study.get_trials(deepcopy=False))
+            trial = study.ask()
+            name = trial.user_attrs.get(_FOLDER) or f"trial{len(folders):04d}"
+            trial.set_user_attr(_FOLDER, name)
+            values = {each: space.suggest(trial, each) for each, space in self.search.items()}
+            tree, path = self._tree(values), self.path / name
+            options: dict[str, Any] = {"tree": {**tree, OUT: str(path)}}
+            if (path / run_files.CONFIG).is_file():
+                options = {"resume": str(path)}
+                if self.user.get(SOURCE) is not None:
+                    options["config"] = self.user[SOURCE]
+            print(f"{name}: {_text(values)}", flush=True)
+            running = self._running[name] = _Running(trial, path, tree[STEPS])
+            if (path / run_files.FINAL).is_file():  # the sweep was stopped after the end of this run
+                running.read(self._metric_name())
+                self._ended(study, name, 0, "", False)
+            else:
+                running.process = RunProcess(options, self.path / f"{name}.log")
+                yield name, running.process
 
     def _tree(self, values: Mapping[str, Any]) -> Tree:
         """Returns the settings of a trial."""
         return resolved(self.user, searched_tree(values, self.config))
 
-    def _ended(self, study: Any, ended: _Running) -> None:
+    def _ended(self, study: Any, name: str, status: int, error: str, is_unexpected: bool) -> int:
         """Tells Optuna how a trial has ended. One that was interrupted is taken up when the sweep continues."""
-        states = _optuna().trial.TrialState
-        status, error, is_unexpected = ended.process.result()
-        name = ended.path.name
+        states, ended = _optuna().trial.TrialState, self._running.pop(name)
         ended.trial.set_user_attr(_STEPS, ended.steps)
         if error or (not status and ended.value is None):
             more = f" Its output is in {self.path / f'{name}.log'}." if is_unexpected else ""
@@ -310,6 +279,7 @@ class _Sweep:
         elif ended.is_pruned:
             study.tell(ended.trial, state=states.PRUNED)
             print(f"{name} is stopped, as others are better: {number(ended.value or 0.0)}", flush=True)
+        return 0
 
     # Results.
 

@@ -16,7 +16,7 @@ import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
 from marl_connectors.algorithms.config.settings import RunSettings
-from marl_connectors.cli import run_processes, seeds
+from marl_connectors.cli import run_processes
 from marl_connectors.errors import ConfigError
 from marl_connectors.validators import settings_of
 
@@ -228,7 +228,7 @@ quiet = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def forked(behaviour, monkeypatch):
     """Has forked processes, so that they have the fake Algorithm, too."""
     monkeypatch.setattr(run_processes, "START_METHOD", "fork")
-    monkeypatch.setattr(seeds, "POLL_S", 0.05)
+    monkeypatch.setattr(run_processes, "POLL_S", 0.05)
 
 
 @pytest.mark.few(1)
@@ -274,15 +274,15 @@ def test_a_process_that_dies_is_named_with_its_log(command, behaviour, forked):
 @quiet
 def test_ctrl_c_is_sent_on_to_the_processes_and_no_more_are_started(command, behaviour, forked, monkeypatch):
     """Seed 0 never ends by itself; this process is interrupted once seed 0 has a checkpoint."""
-    wait = seeds.connection.wait
+    wait = run_processes.connection.wait
 
     def interrupted(sentinels, timeout=None):
         if (FOLDER / "seed0" / "checkpoints" / "latest").exists():
-            monkeypatch.setattr(seeds.connection, "wait", wait)
+            monkeypatch.setattr(run_processes.connection, "wait", wait)
             os.kill(os.getpid(), signal.SIGINT)
         return wait(sentinels, timeout)
 
-    monkeypatch.setattr(seeds.connection, "wait", interrupted)
+    monkeypatch.setattr(run_processes.connection, "wait", interrupted)
     endless = ["train", "fake_env", "--steps", "1000000000", "--checkpoint-every", "1", "--seeds", "0-2"]
     assert command(*endless, "--parallel", "2") == 130
     assert statuses()[2] == "missing" and statuses()[0] == "unfinished"
@@ -300,25 +300,88 @@ def test_the_newest_line_of_progress_is_found_in_a_log(tmp_path):
     assert run_processes.newest_progress(log) == "x" * 160
 
 
-def test_news_of_runs_are_printed_once_and_not_too_often(tmp_path, monkeypatch, capsys):
+class FakeProcess:
+    """Its output has the first line before it begins, and another line at each look, after which it ends."""
+
+    def __init__(self, log, lines):
+        log.write_text(lines[0])
+        self.log, self._path, self._lines, self.signals = run_processes.Log(log), log, lines[1:], []
+        self.sentinel = -1
+
+    def has_ended(self):
+        if self._lines:
+            self._path.write_text(self._lines.pop(0))
+            return False
+        return True
+
+    def result(self):
+        return 0, "", False
+
+    def send_signal(self, number):
+        self.signals.append(number)
+        self._lines = []
+
+    def end(self):
+        raise AssertionError("it has ended")
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock of run processes, which shows 10 s more at each look at the processes."""
     now = [0.0]
     monkeypatch.setattr(run_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    old, new = tmp_path / "old.log", tmp_path / "new.log"
-    old.write_text(" 10%  100 agent steps\n")
-    news = run_processes.LogNews({"old": old})
-    news.watch("new", new)
-    new.write_text("Measuring ...\n")
-    news.print_of(["old", "new"])
-    assert capsys.readouterr().out == ""
-    for now[0], said in ((10.0, "new: Measuring ...\n"), (20.0, ""), (30.0, "old: 20%  200 agent steps\n")):
-        if now[0] == 30.0:
-            old.write_text(" 20%  200 agent steps\n")
-        news.print_of(["old", "new"])
-        assert capsys.readouterr().out == said
-    new.write_text("50%  500 agent steps\n")
-    now[0] = 40.0
-    news.print_of(["old"])
-    assert capsys.readouterr().out == ""
+
+    def wait(sentinels, timeout):
+        now[0] += 10.0
+
+    monkeypatch.setattr(run_processes, "connection", SimpleNamespace(wait=wait))
+    return now
+
+
+def trained(processes, parallel=2, statuses=()):
+    """Returns the exit status of runs in fake processes, and their names in the order of their ends."""
+    ended, statuses = [], dict(statuses)
+
+    def has_ended(name, *result):
+        ended.append(name)
+        return statuses.get(name, 0)
+
+    return run_processes.train_several(iter(processes.items()), parallel, has_ended), ended
+
+
+def test_news_of_runs_are_printed_once(tmp_path, now, capsys):
+    old, ten, twenty = " 5%  50 agent steps", " 10%  100 agent steps", " 20%  200 agent steps"
+    processes = {
+        "old": FakeProcess(tmp_path / "old.log", [old, old, ten, ten, twenty]),
+        "new": FakeProcess(tmp_path / "new.log", ["", "Measuring ...", "Measuring ..."]),
+    }
+    assert trained(processes) == (0, ["new", "old"])
+    assert capsys.readouterr().out.splitlines() == [
+        "new: Measuring ...",
+        "old: 10%  100 agent steps",
+        "old: 20%  200 agent steps",
+    ]
+
+
+def test_news_of_runs_are_not_printed_too_often(tmp_path, now, capsys, monkeypatch):
+    monkeypatch.setattr(run_processes, "PROGRESS_S", 20.0)
+    lines = [f"{percent}%  {percent} agent steps" for percent in range(5)]
+    trained({"run": FakeProcess(tmp_path / "run.log", lines)})
+    assert capsys.readouterr().out.splitlines() == [f"run: {lines[2]}", f"run: {lines[4]}"]
+
+
+def test_a_signal_reaches_the_processes_also_after_another_run_was_interrupted_alone(tmp_path, now, monkeypatch):
+    processes = {name: FakeProcess(tmp_path / name, [""] * length) for name, length in (("a", 2), ("b", 99), ("c", 99))}
+    wait = run_processes.connection.wait
+
+    def interrupted(sentinels, timeout):
+        wait(sentinels, timeout)
+        if now[0] == 50.0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run_processes.connection, "wait", interrupted)
+    assert trained(processes, statuses={"a": 130}) == (143, ["a", "b", "c"])
+    assert [processes[name].signals for name in processes] == [[], [signal.SIGTERM], [signal.SIGTERM]]
 
 
 # For good ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from helpers.fake_algorithm import FakeAlgorithm
 from marl_connectors import PPOConfig
 from marl_connectors.algorithms.config.settings import RunSettings
-from marl_connectors.cli import run_processes, sweep
+from marl_connectors.cli import run_processes
 from marl_connectors.cli.sweep import searched_tree
 from marl_connectors.validators import settings_of
 
@@ -44,7 +44,7 @@ def behaviour(command, monkeypatch):
 
     command.build = build
     monkeypatch.setattr(run_processes, "START_METHOD", "fork")
-    monkeypatch.setattr(sweep, "POLL_S", 0.05)
+    monkeypatch.setattr(run_processes, "POLL_S", 0.05)
     return behaviour
 
 
