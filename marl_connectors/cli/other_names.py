@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection
 
+from marl_connectors.algorithms.config.former_settings import other_names
 from marl_connectors.algorithms.config.settings import TRACKER_NAMES
 
-_STEPS = (
-    *("agent_steps", "env_steps", "iterations", "max_steps", "num_env_steps", "num_iterations", "num_steps"),
-    *("num_timesteps", "timesteps", "total_env_steps", "total_steps", "total_timesteps", "training_steps"),
-)
-_FOLDERS = ("exp_name", "log_dir", "logdir", "name", "output", "output_dir", "run_name", "save_dir", "save_path")
-_OPTIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("cpu", "cuda", "device", "gpu", "gpus", "no_cuda", "num_gpus", "use_cuda", "use_gpu"),
-        "--num-gpus-per-learner 1 puts modules on the GPU, 0 on the CPU.",
-    ),
-    **dict.fromkeys(_STEPS, "Use --steps N, the agent steps of the whole run."),
-    **dict.fromkeys(_FOLDERS, "Use --out DIR, the folder of the run."),
-    **dict.fromkeys(("gru", "lstm", "recurrent", "rnn"), "Use --model use_lstm=true or --model use_gru=true."),
-    **dict.fromkeys(("render", "record", "capture_video"), "Use --video gif or --video mp4."),
-    **dict.fromkeys(
-        ("eval_freq", "eval_interval", "evaluation_freq"),
-        "Use --set evaluation.evaluation_interval=N, in iterations.",
-    ),
-    **dict.fromkeys(
-        ("num_workers", "workers"),
-        "--num-env-workers N steps sub-environments in N processes, --num-env-runners N samples in N Ray actors.",
-    ),
-    **dict.fromkeys(
-        ("environment", "env", "env_id", "env_name"), "Write the environment without it, as a word of its own."
-    ),
-    **{name: f"Use --track {name}." for name in TRACKER_NAMES},
-    "epochs": "--steps N is the length of the run, --set training.num_epochs=N the passes over each train batch.",
-}
-"""What to use for words that are no options, without their dashes."""
 _CALL = re.compile(r"\.(\w+)\(((?:[^()]|\([^()]*\))*)\)")
 """A section with settings, as in ``.training(lr=...)``."""
 _SETTING = re.compile(r"(\w+)=(.*?)(?=, \w+=|$)")
@@ -56,7 +27,7 @@ def option_instead(word: str, value: str, options: Collection[str]) -> str:
         options: The options of the command.
     """
     name = word.lstrip("-").replace("-", "_")
-    known = _OPTIONS.get(name, "")
+    known = f"Use --track {name}." if name in TRACKER_NAMES else other_names("options").get(name, "")
     if known and {*options, "--model", "--set"} >= set(re.findall(r"--[a-z-]+", known)):
         return known
     return setting_instead(name, "--set", value)
@@ -75,7 +46,6 @@ def setting_instead(name: str, who: str, value: str = "VALUE") -> str:
         who: The first word of messages: the option with which it was given, or the name of a file.
         value: Its value.
     """
-    from marl_connectors.algorithms.config.former_settings import NOT_HERE, RENAMED
     from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
     option = who.partition(" ")[0].rstrip(":") if who.startswith("--") else ""
@@ -85,9 +55,9 @@ def setting_instead(name: str, who: str, value: str = "VALUE") -> str:
         return f"Use {_of_modules('NAME', option, 'VALUE')}."
     if name == "observation_filter":
         return f"Use {'--env-to-module MeanStdFilter' if option else 'env_to_module: [MeanStdFilter]'}."
-    if name in RENAMED:
-        return f"Use {_CALL.sub(lambda call: _written(call, option, value), RENAMED[name])}."
-    return NOT_HERE.get(name, "")
+    if renamed := other_names("renamed").get(name):
+        return f"Use {_CALL.sub(lambda call: _written(call, option, value), renamed)}."
+    return other_names("not here").get(name, "")
 
 
 def section_instead(name: object) -> str:
@@ -96,9 +66,7 @@ def section_instead(name: object) -> str:
     >>> section_instead("checkpointing")
     'Checkpoints have no settings. Leave the section out.'
     """
-    from marl_connectors.algorithms.config.former_settings import SECTIONS
-
-    return re.sub(r"\.(\w+)\(\.\.\.\)", r"\1", SECTIONS.get(str(name), ""))
+    return re.sub(r"\.(\w+)\(\.\.\.\)", r"\1", other_names("sections").get(str(name), ""))
 
 
 def _of_modules(name: str, option: str, value: str) -> str:

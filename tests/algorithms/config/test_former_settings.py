@@ -12,7 +12,7 @@ import pytest
 
 from marl_connectors import DQNConfig, PPOConfig, SACConfig
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.config.former_settings import METHODS, NOT_HERE, RENAMED, SECTIONS
+from marl_connectors.algorithms.config.former_settings import other_names
 from marl_connectors.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_a_former_name_in_a_dict_is_named_too():
         PPOConfig().update_from_dict({"num_workers": 2})
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", other_names("sections"))
 def test_a_section_that_does_not_exist_says_what_to_do(section):
     with pytest.raises(ConfigError, match=re.escape(f"PPOConfig: there is no section .{section}(...). ")):
         getattr(PPOConfig(), section)
@@ -82,7 +82,7 @@ def test_copies_and_pickles_of_configs_work_as_before():
     assert copy.deepcopy(config).gamma == pickle.loads(pickle.dumps(config)).gamma == config.copy().gamma == 0.5
 
 
-@pytest.mark.parametrize("instead", sorted(set(RENAMED.values())))
+@pytest.mark.parametrize("instead", sorted(set(other_names("renamed").values())))
 def test_what_replaces_a_setting_exists(instead):
     for section, name in re.findall(r"\.(\w+)\((\w+)=", instead):
         known = [inspect.signature(getattr(cls, section)).parameters for cls in (PPOConfig, DQNConfig, SACConfig)]
@@ -90,9 +90,9 @@ def test_what_replaces_a_setting_exists(instead):
 
 
 def test_no_setting_of_this_library_is_called_a_former_one():
-    own = set(PPOConfig().to_dict())
-    assert own & ({*RENAMED} - {"algorithm_config_overrides_per_module", "explore"}) == set()
-    assert own & {*NOT_HERE} == set() and not {*RENAMED} & {*NOT_HERE}
+    own, renamed, not_here = set(PPOConfig().to_dict()), {*other_names("renamed")}, {*other_names("not here")}
+    assert own & (renamed - {"algorithm_config_overrides_per_module", "explore"}) == set()
+    assert own & not_here == set() and not renamed & not_here
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_settings_that_a_subclass_sets_in_init_can_be_set_later():
 
 def test_a_former_method_of_an_algorithm_is_an_error_that_names_the_new_one():
     with PPOConfig().build_algo("marl_envs.match_v0") as algo:
-        for name, hint in METHODS.items():
+        for name, hint in other_names("attributes").items():
             with pytest.raises(AttributeError, match=re.escape(f"'PPO' object has no attribute {name!r}. {hint}")):
                 getattr(algo, name)
             assert name not in dir(algo)
