@@ -29,13 +29,14 @@ from marl_connectors.algorithms.fitting.figures import (
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.algorithms.fitting.video import RECORDING, is_mp4, record_video
+from marl_connectors.cli.made_config import use_threads
 from marl_connectors.cli.restored_runs import (
     check_python_config,
     checkpoint_named,
     load_algorithm,
     naming_a_lost_config,
 )
-from marl_connectors.cli.training_run import BUILDING, use_threads
+from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.cli.values import require_extras
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable

@@ -8,9 +8,9 @@ from typing import Any
 
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.layers import PRESET, resolved, user_tree
-from marl_connectors.cli.made_config import in_this_process, make_config
+from marl_connectors.cli.made_config import in_this_process, make_config, use_threads
 from marl_connectors.cli.parser import words_of
-from marl_connectors.cli.training_run import BUILDING, use_threads
+from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable

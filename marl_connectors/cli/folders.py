@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from marl_connectors.algorithms.fitting.run_files import CONFIG, TEMPORARY
-from marl_connectors.algorithms.fitting.run_folder import is_run, is_unused
+from marl_connectors.algorithms.fitting.run_folder import is_run, is_unused, make_folder
 from marl_connectors.errors import ConfigError
 from marl_connectors.programs import PROGRAM, command
 
@@ -16,6 +16,17 @@ SEEDS = "seeds.json"
 """The file in the folder of runs of several seeds with their options and results."""
 SWEEP = "sweep.json"
 """The file in the folder of a sweep with its options and results."""
+
+
+def new_folder(out: str | None, name: str) -> Path:
+    """Makes the folder of several runs: ``out``, or one in ``runs/`` whose name gets a number if it exists.
+
+    Raises:
+        ConfigError: If it is taken or cannot be written.
+    """
+    path = Path("runs") / name if out is None else Path(out)
+    check_can_be_made(path, numbered=out is None)
+    return make_folder(path, numbered=out is None)
 
 
 def check_can_be_made(path: Path, *, numbered: bool) -> None:

@@ -14,9 +14,9 @@ from marl_connectors.algorithms.fitting.figures import module_returns, spread, t
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.layers import PRESET, Words, resolved, user_tree
-from marl_connectors.cli.made_config import make_config
+from marl_connectors.cli.made_config import make_config, use_threads
 from marl_connectors.cli.restored_runs import checkpoint_named, load_algorithm
-from marl_connectors.cli.training_run import BUILDING, use_threads
+from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.json_data import jsonable
 from marl_connectors.offline.episode_reader import EpisodeReader

@@ -154,7 +154,8 @@ def load_algorithm(
 def check_of_run(checkpoint: Path) -> None:
     """Checks that a checkpoint in the folder of a run has the environment and the algorithm of this run.
 
-    Nothing is checked for checkpoints elsewhere, and if the run began with the config in a Python file.
+    Nothing is checked for checkpoints elsewhere. Only the command line knows the algorithm of a config by its name, and
+    the environments that have one.
 
     Raises:
         CheckpointError: If it is from another run.
@@ -162,20 +163,19 @@ def check_of_run(checkpoint: Path) -> None:
     from marl_connectors.algorithms.checkpoint_restore import algorithm_state
 
     run, tree = _tree_around(checkpoint)
-    if not tree or tree.get(SOURCE) is not None:
+    if not tree:
         return
-    found = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
-    env = found["settings"].get("env")
-    own = {"environment": tree[ENV], "algorithm": qualified_name(config_class(tree[ALGO]))}
-    other = {
-        "environment": env["name"] if isinstance(env, dict) and env.get("type") == "name" else tree[ENV],
-        "algorithm": found["class"],
-    }
-    for what in own:
-        if own[what] != other[what]:
+    config = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
+    env, compared = config["settings"].get("env"), {}
+    if isinstance(env, dict) and env.get("type") == "name" and ENV in tree:
+        compared["environment"] = (env["name"], tree[ENV])
+    if tree.get(SOURCE) is None:
+        compared["algorithm"] = (config["class"], qualified_name(config_class(tree[ALGO])))
+    for what, (found, own) in compared.items():
+        if found != own:
             raise CheckpointError(
-                f"{checkpoint} is not a checkpoint of the run {run}: its {what} is {other[what]!r}, but that of the "
-                f"run is {own[what]!r}. Use a checkpoint of this run, or move this one out of the run's folder."
+                f"{checkpoint} is not a checkpoint of the run {run}: its {what} is {found!r}, but that of the run is "
+                f"{own!r}. Use a checkpoint of this run, or move this one out of the run's folder."
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from marl_connectors.cli.folders import SEEDS
 from marl_connectors.cli.layers import ALGO, SETTINGS
 from marl_connectors.cli.tree import Tree, flat, nested
 from marl_connectors.errors import CheckpointError
-from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
+from marl_connectors.json_data import brief, is_whole
 
 LEARNING_CURVES = "learning_curves.png"
 MANY_SEEDS = 10
@@ -313,7 +312,7 @@ def write_seeds(path: Path, tree: Tree, results: Sequence[SeedResult]) -> None:
         "summary": {name: asdict(each) for name, each in summary_of(results).items()},
     }
     with run_files.writing(path / SEEDS):
-        run_files.replace_file(path / SEEDS, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
+        run_files.write_json(path / SEEDS, data)
 
 
 def is_seeds_folder(path: Path) -> bool:
@@ -330,13 +329,8 @@ def read_seeds(path: Path) -> tuple[Tree, list[int]]:
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
-    with run_files.reading(path / SEEDS):
-        content = (path / SEEDS).read_bytes()
-    try:
-        data = parsed_json(content)
-    except ValueError as error:
-        raise CheckpointError(f"{path / SEEDS} is damaged: it is not valid JSON ({error}).") from error
-    tree = flat(data.get(SETTINGS, {}) if isinstance(data, dict) else data, str(path / SEEDS))
+    data = run_files.read_json(path, SEEDS)
+    tree = flat(data.get(SETTINGS, {}), str(path / SEEDS))
     if ALGO not in tree:
         raise CheckpointError(f"{path / SEEDS} is damaged: expected settings under {SETTINGS!r}, with an algorithm.")
     seeds = data.get("seeds")

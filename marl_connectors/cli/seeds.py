@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting import run_files
-from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
+from marl_connectors.algorithms.fitting.run_folder import Claim
 from marl_connectors.algorithms.fitting.stop_signals import exit_status
 from marl_connectors.cli import seed_summary, standard_streams, training_run
 from marl_connectors.cli.command_settings import seeds_of
-from marl_connectors.cli.folders import SEEDS, check_can_be_made
+from marl_connectors.cli.folders import SEEDS, new_folder
 from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.layers import ALGO, SOURCE, tree_of_options
 from marl_connectors.cli.made_config import new_config
@@ -245,10 +245,7 @@ def _new(given: Mapping[str, Any]) -> _SeedRuns:
     config = new_config({**tree, SEED: seeds[0]})
     training_run.check_extras(config)
     name = training_run.folder_name(config).removesuffix(f"-seed{seeds[0]}")
-    numbered = OUT not in tree
-    path = Path(tree.get(OUT, f"runs/{name}-seeds{seeds_text(seeds)}"))
-    check_can_be_made(path, numbered=numbered)
-    path = make_folder(path, numbered=numbered)
+    path = new_folder(tree.get(OUT), f"{name}-seeds{seeds_text(seeds)}")
     return _SeedRuns(path, seeds, _of_one(tree), {}, {}, parallel, is_new=True)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +26,11 @@ from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import number, table
 from marl_connectors.algorithms.fitting.metric_names import AUTO_METRICS, LOWEST, check_metric, closest_metric
 from marl_connectors.algorithms.fitting.pictures import draw_sweep
-from marl_connectors.algorithms.fitting.run_folder import Claim, make_folder
+from marl_connectors.algorithms.fitting.run_folder import Claim
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
 from marl_connectors.cli import training_run
-from marl_connectors.cli.folders import SWEEP, check_can_be_made
+from marl_connectors.cli.folders import SWEEP, new_folder
 from marl_connectors.cli.layers import (
     SEARCH,
     SETTINGS,
@@ -52,7 +51,7 @@ from marl_connectors.cli.training_run import OUT, PARALLEL, SEEDS
 from marl_connectors.cli.tree import NUM_ENV_WORKERS, SEED, STEPS, Tree, flat, nested, place_of, read_setting
 from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
-from marl_connectors.json_data import jsonable, parsed_json
+from marl_connectors.json_data import parsed_json
 from marl_connectors.programs import PROGRAM, command
 
 _STUDY_NAME = "sweep"
@@ -293,8 +292,7 @@ class _Sweep:
             "results": [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()],
         }
         with run_files.writing(self.path):
-            text = json.dumps(jsonable(data), indent=2, allow_nan=False)
-            run_files.replace_file(self.path / SWEEP, f"{text}\n".encode())
+            run_files.write_json(self.path / SWEEP, data)
 
     def _finish(self, study: Any, status: int) -> int:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
@@ -436,9 +434,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
             training_run.check_extras(tried)
             too_short |= dict.fromkeys(_without_learning(tried.steps, tried, metric))
     name = training_run.folder_name(config).removesuffix(f"-seed{config.seed}")
-    path = Path(f"runs/{name}-sweep" if out is None else out)
-    check_can_be_made(path, numbered=out is None)
-    path = make_folder(path, numbered=out is None)
+    path = new_folder(out, f"{name}-sweep")
     trials = given.get("trials", NUM_TRIALS)
     for warning in too_short:
         print(f"marl-connectors: warning: {warning}", file=sys.stderr, flush=True)
@@ -487,9 +483,8 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
             resume = command(PROGRAM, "train", "--resume", path)
             raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} is a run. Use: {resume}")
         raise ConfigError(f"sweep --resume: expected the folder of a sweep, but {path} has no {SWEEP}. Check the path.")
+    data = run_files.read_json(path, SWEEP)
     try:
-        with run_files.reading(path / SWEEP):
-            data = parsed_json((path / SWEEP).read_bytes())
         search = search_space(data["search"], str(path / SWEEP))
         user, metric, trials = flat(data[SETTINGS], str(path / SWEEP)), str(data["metric"]), int(data["trials"])
     except (ValueError, TypeError, KeyError) as error:

@@ -31,7 +31,7 @@ from marl_connectors.cli import suggestions
 from marl_connectors.cli.folders import check_can_be_made
 from marl_connectors.cli.known_algorithms import algorithm_of
 from marl_connectors.cli.layers import SETTINGS, resolved, tree_of_data, tree_of_options, user_tree
-from marl_connectors.cli.made_config import annealed, configured, make_config, new_config
+from marl_connectors.cli.made_config import annealed, configured, make_config, new_config, use_threads
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.presets import preset_sentence
 from marl_connectors.cli.python_config import absolute_spec
@@ -46,7 +46,6 @@ from marl_connectors.cli.restored_runs import (
 from marl_connectors.cli.tree import (
     ANNEAL,
     BATCH_SIZE,
-    ENV,
     NUM_LEARNERS,
     RUN,
     STEPS,
@@ -73,13 +72,6 @@ BUILDING = "building environments and modules, starting their processes, and try
 CHANGED = "changed"
 """The key in ``config.json`` under which the settings are that changed when the run was resumed."""
 OUT, SEEDS, PARALLEL = "run.out", "run.seeds", "run.parallel"
-
-
-def use_threads(number: int) -> None:
-    """Sets the number of threads with which torch computes."""
-    import torch
-
-    torch.set_num_threads(number)
 
 
 class CommandLine(Caller):
@@ -278,7 +270,6 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"--steps N"
             )
         check_extras(algo.config)
-        _check_same_env(algo, tree, checkpoint)
         if algo.num_agent_steps >= algo.config.steps and (path / FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {algo.num_agent_steps:,} agent steps of "
@@ -364,12 +355,3 @@ def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any]) -> Tree:
     if not tree.get(ANNEAL) or not (STEPS in now or learning_rates(now)) or has_lr_schedule(now):
         return {}
     return annealed(configured(new_config({**tree, ANNEAL: False}), learning_rates(now)), {**tree, **now}[STEPS])
-
-
-def _check_same_env(algo: Any, tree: Mapping[str, Any], checkpoint: Path) -> None:
-    env = algo.config.to_dict().get("env")
-    if isinstance(env, str) and env != tree.get(ENV, env):
-        raise CheckpointError(
-            f"{checkpoint} is a checkpoint from the environment {env!r}, but this run is on {tree[ENV]!r}. "
-            f"Use a checkpoint of this run."
-        )

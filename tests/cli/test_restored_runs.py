@@ -44,3 +44,18 @@ def test_a_checkpoint_of_another_run_is_refused(env, algo, message, tmp_path, mo
         assert f"error: {moved} is not a checkpoint of the run own: {message}" in said and said.count("\n") == 1
     moved.rename("elsewhere")
     assert main(["evaluate", "elsewhere", "--episodes", "1", "--baseline-seconds", "1"]) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_environment_is_refused_in_a_run_with_a_python_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from marl_connectors import PPOConfig\nconfig = PPOConfig()\n")
+    tiny = [word for word in TINY if word != "--no-preset"]
+    assert main(["train", MATCH, "--config", "mine.py", "--out", "own", *tiny]) == 0
+    assert main(["train", RECALL, "--config", "mine.py", "--out", "other", *tiny]) == 0
+    [foreign] = [path for path in Path("other/checkpoints").iterdir() if path.is_dir()]
+    foreign.rename("own/checkpoints/000099")
+    Path("own/checkpoints/latest").write_text("000099\n")
+    for words in (["evaluate", "own", "--episodes", "1"], ["train", "--resume", "own", "--steps", "80"]):
+        assert main(words) == 2
+        assert f"its environment is {RECALL!r}, but that of the run is {MATCH!r}" in capsys.readouterr().err

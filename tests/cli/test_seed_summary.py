@@ -131,7 +131,7 @@ def test_seeds_are_written_as_strict_json(tmp_path):
     ("content", "message"),
     [
         ("{", "it is not valid JSON"),
-        ("[]", "expected settings by section"),
+        ("[]", "expected a JSON object"),
         ('{"settings": {}}', "expected settings under 'settings'"),
         ('{"settings": {"run": {"algo": "ppo"}}, "seeds": [-1]}', "expected 'seeds' to be a list of seeds"),
         ('{"settings": {"run": {"algo": "ppo"}}, "seeds": []}', "expected 'seeds' to be a list of seeds"),

@@ -238,7 +238,7 @@ def read_config(path: Path) -> dict[str, Any]:
         is_folder = path.is_dir()
     if not is_folder:
         raise CheckpointError(f"run folder: expected one at {path}, but there is none. Check the path.")
-    return _read_json(path, CONFIG)
+    return read_json(path, CONFIG)
 
 
 def read_baselines(path: Path) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def read_baselines(path: Path) -> dict[str, Any]:
     """
     if not (path / BASELINES).exists():
         return {}
-    data = _read_json(path, BASELINES)
+    data = read_json(path, BASELINES)
     for name in ("random_play", "at_start"):
         wrong = wrong_results(data.get(name), name)
         if wrong:
@@ -265,7 +265,7 @@ def read_final(path: Path) -> dict[str, Any] | None:
     """
     if not (path / FINAL).exists():
         return None
-    data = _read_json(path, FINAL)
+    data = read_json(path, FINAL)
     if wrong := wrong_results(data, "the results") or next(
         (wrong for way in WAYS if (wrong := wrong_results(data.get(way, {}), way))), ""
     ):
@@ -278,7 +278,12 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     replace_file(path, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
 
 
-def _read_json(path: Path, name: str) -> dict[str, Any]:
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """Reads a JSON file in the folder of a run or of several, which its name defines.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
     try:
         with reading(path / name):
             data = parsed_json((path / name).read_bytes())
