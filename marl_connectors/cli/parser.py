@@ -55,10 +55,6 @@ def _flag(name: str, about: str, dest: str | None = None, *, value: bool = True)
     return Option(name, about, {"action": action, **({} if dest is None else {"dest": dest})})
 
 
-def _repeatable(name: str, about: str, metavar: str, type: Any = None) -> Option:
-    return _option(name, about, metavar, type, action="append")
-
-
 _CHECKPOINT = _option("checkpoint", "a checkpoint, or the folder of a run for its latest", "CHECKPOINT")
 _CONFIG = _option(
     "--config",
@@ -144,9 +140,7 @@ COMMANDS: Final = (
   marl-connectors train mpe2.simple_spread_v3 --policies independent --env-config N=5 --steps 2e6
   marl-connectors train mpe2.simple_tag_v3 --policies "adversary*=red,agent*=green"
   marl-connectors train my_package.my_env:make --mapping my_module:my_mapping_fn --set lr=1e-4 --set num_epochs=10
-  marl-connectors train CartPole-v1 --steps 100000
   marl-connectors train CartPole-v1 --steps 100000 --seeds 0-4 --parallel 2
-  marl-connectors train pursuit_v5 --num-envs 16 --num-env-runners 4 --num-learners 2 --ray-address auto
   marl-connectors train my_package.my_env:make --wrap frame_skip_v0:4 --wrap resize_v1:x_size=42,y_size=42
   marl-connectors train --config run.yaml --set training.lr=1e-4 --seed 3
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
@@ -159,11 +153,12 @@ COMMANDS: Final = (
         "search for good settings with Optuna, where each trial is a run",
         "Search for good settings with Optuna. Each trial is an ordinary run; bad ones are stopped early.",
         (
-            _repeatable(
+            _option(
                 "--search",
                 "a setting to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A,B,C; repeatable",
                 "SETTING=VALUES",
                 search_option,
+                action="append",
             ),
             _option("--trials", "number of trials (default 20)", "N", count),
             _option(
@@ -265,9 +260,6 @@ COMMANDS: Final = (
         (_CONFIG, _JSON.but("print JSON instead of tables")),
         """\
   marl-connectors explain mpe2.simple_spread_v3
-  marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
-  marl-connectors explain --config run.yaml
-  marl-connectors explain --config my_config.py
   marl-connectors explain --config my_package.configs:tag --num-envs 2
 """,
         settings=_BUILDING,

@@ -170,7 +170,7 @@ def test_an_error_says_which_episodes_are_complete(when, tmp_path, capsys):
 def test_progress_is_shown(when, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(PlayProgress.__init__.__kwdefaults__, "first_s", 1e-3)
     shown = threading.Event()
-    monkeypatch.setattr(PlayProgress, "_say", lambda self, line: (print(line), shown.set()))
+    monkeypatch.setattr(PlayProgress, "_print", lambda self, line: (print(line), shown.set()))
     when(4, lambda: (shown.clear(), shown.wait(60)))
     assert main([*OF_FIVE_STEPS, "--episodes", "10", "--out", str(tmp_path / "a")]) == 0
     assert "  4 of 10 episodes (0:0" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from marl_connectors.algorithms.fitting.figures import megabytes, number, time_s
 from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.metric_names import check_metric
 from marl_connectors.algorithms.fitting.parts import Caller, Part, Run
-from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, NoProgress, Progress, Watched, open_progress
+from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, Progress, Watched, open_progress
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,
     CONFIG,
@@ -265,7 +265,7 @@ class _Loop:
         return "", ""
 
     def _display(self) -> contextlib.closing[Progress]:
-        display: Progress = NoProgress()
+        display: Progress = Progress()
         if self._shows:
             steps, runners = self._algo.num_agent_steps, self._algo.config.num_env_runners
             display = open_progress(Watched(self._goal, steps, sys.stdout, runners, lambda: self._algo.activity))

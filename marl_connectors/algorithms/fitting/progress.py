@@ -8,10 +8,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from marl_connectors.algorithms.fitting.figures import (
     MODULES_SHOWN,
@@ -92,18 +91,8 @@ class Watched:
         print(sentence, file=self.stream, flush=True)
 
 
-class Progress(Protocol):
-    """A display of one run. ``update`` is called after each iteration."""
-
-    def update(self, result: Mapping[str, Any]) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NoProgress:
-    """Displays nothing."""
+class Progress:
+    """A display of one run; this one displays nothing. ``update`` is called after each iteration."""
 
     def update(self, result: Mapping[str, Any]) -> None: ...
 
@@ -145,7 +134,7 @@ class Pace:
         return rate, max(self._goal.total - count, 0) / speed if speed > 0 else math.inf
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """One line per update, but at most one in ``interval_s`` seconds. The first and last update always have a line.
 
     If there is no update for ``first_s`` seconds, a line says what the iteration does.
@@ -187,7 +176,7 @@ class PlainProgress:
         self._run.stream.flush()
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A bar, the rate, the time left and the return per module, drawn in place."""
 
     def __init__(self, run: Watched) -> None:
@@ -248,7 +237,7 @@ class LiveProgress:
         self._live.stop()
 
 
-class NotebookProgress:
+class NotebookProgress(Progress):
     """A bar, the rate, the time left and the return per module below a notebook's cell, at most twice in a second."""
 
     def __init__(self, run: Watched, *, interval_s: float = 0.5) -> None:
@@ -289,7 +278,7 @@ class NotebookProgress:
 
 
 class Heartbeat:
-    """Says from time to time, in a thread, what a program is busy with, until it stops.
+    """Says from time to time, in a thread, what a program is busy with, until it stops or its ``with`` block ends.
 
     Args:
         activity: Returns what the program does, in words; ``""`` for nothing worth saying.
@@ -306,6 +295,12 @@ class Heartbeat:
         self._is_running = True
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
 
     def restart(self) -> None:
         """Begins to count the seconds from zero."""
@@ -336,7 +331,7 @@ class Heartbeat:
                     self._say(f"  {activity} ({duration(so_far)} so far)")
 
 
-class PlayProgress:
+class PlayProgress(Heartbeat):
     """Prints from time to time how many episodes have ended, as ``on_progress`` of evaluations in a ``with`` block.
 
     Args:
@@ -349,47 +344,28 @@ class PlayProgress:
     def __init__(
         self, total: int, stream: TextIO | None = None, *, what: str = "episodes", first_s: float = 2.0
     ) -> None:
-        self._total = total
-        self._what = what
-        self._done = 0
-        self._stream = stream
-        self._first_s = first_s
-
-    def __enter__(self) -> Self:
-        self._heartbeat = Heartbeat(self._activity, self._say, first_s=self._first_s)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._heartbeat.stop()
+        self._done, self._total, self._stream, self._what = 0, total, stream, what
+        super().__init__(self._so_far, self._print, first_s=first_s)
 
     def __call__(self, done: int) -> None:
         self._done = done
 
-    def _activity(self) -> str:
+    def _so_far(self) -> str:
         return f"{self._done} of {self._total} {self._what}" if self._done < self._total else ""
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
-@contextmanager
-def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 5.0) -> Iterator[None]:
-    """Prints from time to time what a program is busy with, if its block takes more than some seconds.
+def announced(activity: str, stream: TextIO | None = None, *, first_s: float = 5.0) -> Heartbeat:
+    """Prints from time to time what a program is busy with, if its ``with`` block takes more than some seconds.
 
     Args:
         activity: What it does, in words.
         stream: The stream to print to; stderr if None.
         first_s: As for ``Heartbeat``.
     """
-
-    def say(line: str) -> None:
-        print(line, file=stream or sys.stderr, flush=True)
-
-    heartbeat = Heartbeat(lambda: activity, say, first_s=first_s)
-    try:
-        yield
-    finally:
-        heartbeat.stop()
+    return Heartbeat(lambda: activity, lambda line: print(line, file=stream or sys.stderr, flush=True), first_s=first_s)
 
 
 def open_progress(run: Watched) -> Progress:

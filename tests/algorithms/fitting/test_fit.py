@@ -754,7 +754,7 @@ def test_the_display_is_that_of_the_goal(algo, monkeypatch):
 
     def opened(run):
         goals.append((run.goal.total, run.goal.count, run.goal.origin, run.done))
-        return fit_module.NoProgress()
+        return fit_module.Progress()
 
     monkeypatch.setattr(fit_module, "open_progress", opened)
     algo.fit(num_iterations=2)
