@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from marl_connectors.algorithms.fitting.figures import (
 from marl_connectors.algorithms.fitting.progress import PlayProgress, announced
 from marl_connectors.algorithms.fitting.stop_signals import InterruptGate, exit_status
 from marl_connectors.algorithms.fitting.video import RECORDING, is_mp4, record_video
+from marl_connectors.cli.folders import check_video_can_be_made
 from marl_connectors.cli.made_config import use_threads
 from marl_connectors.cli.restored_runs import (
     check_python_config,
@@ -38,7 +36,6 @@ from marl_connectors.cli.restored_runs import (
 )
 from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.cli.values import require_extras
-from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
 
 
@@ -49,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = checkpoint_named(args.checkpoint, "evaluate")
     if args.video is not None:
         require_extras("PIL", *(["imageio_ffmpeg"] if is_mp4(Path(args.video)) else []))
-        _check_video_can_be_made(Path(args.video))
+        check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
     # What an environment prints is not part of JSON data.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
@@ -63,29 +60,6 @@ def run(args: argparse.Namespace) -> int:
             algo.stop()
     print(json.dumps(jsonable(found), indent=2) if args.json else _as_text(found), flush=True)
     return 0 if gate.requested is None else exit_status(gate.requested)
-
-
-def _check_video_can_be_made(path: Path) -> None:
-    """Checks that a file can be written at a path, and leaves none there.
-
-    Raises:
-        ConfigError: If the file cannot be written.
-    """
-    if path.suffix.lower() not in (".gif", ".mp4") and not path.is_dir():
-        raise ConfigError(f"--video: expected a file that ends in .gif or .mp4, but got {str(path)!r}.")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", dir=path.parent) as folder:
-            (Path(folder) / path.name).write_bytes(b"GIF")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"--video: expected a file that can be written, but {str(path)!r} cannot: {why}. Choose another."
-        ) from error
 
 
 def _measured(algo: Any, checkpoint: Path, args: argparse.Namespace, gate: InterruptGate) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from marl_connectors.algorithms.fitting.run_files import CONFIG, TEMPORARY
@@ -39,7 +41,7 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
     Raises:
         ConfigError: If ``path`` is taken or cannot be written.
     """
-    try:
+    with _written("--out", "place", path, "Choose another folder."):
         parent = path.absolute()
         while not os.path.lexists(parent):
             parent = parent.parent
@@ -61,10 +63,35 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             folder = Path(temporary) / path.absolute().relative_to(parent)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG).write_text("{}")
+
+
+def check_video_can_be_made(path: Path) -> None:
+    """Checks that a GIF or an MP4 file can be written at a path, and leaves none there.
+
+    Raises:
+        ConfigError: If it cannot be written.
+    """
+    if path.suffix.lower() not in (".gif", ".mp4") and not path.is_dir():
+        raise ConfigError(f"--video: expected a file that ends in .gif or .mp4, but got {str(path)!r}.")
+    with _written("--video", "file", path, "Choose another."):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", dir=path.parent) as folder:
+            (Path(folder) / path.name).write_bytes(b"GIF")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _written(option: str, what: str, path: Path, hint: str) -> Iterator[None]:
+    """Turns an error of writing for an option into a ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"--out: expected a place that can be written, but {path} cannot: {why}. Choose another folder."
+            f"{option}: expected a {what} that can be written, but {path} cannot: {why}. {hint}"
         ) from error

@@ -268,13 +268,9 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
             f"{path / run_files.CONFIG}: expected its settings to have an environment and one of the algorithms "
             f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
         )
-    for place in (each for each in tree if each.startswith("run.")):
+    for place in [each for each in tree if each.startswith("run.") and each != ALGO]:
         try:
-            tree |= (
-                read_setting(place, tree[place], config_class("ppo")(), f"{path / run_files.CONFIG}: {place}")
-                if place != ALGO
-                else {}
-            )
+            tree |= read_setting(place, tree[place], config_class("ppo")(), f"{path / run_files.CONFIG}: {place}")
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
         except KeyError as error:

@@ -106,7 +106,7 @@ def _train_in_process(options: dict[str, Any], log: str, results: Any) -> None:
         with StopSignals():
             if hasattr(signal, "pthread_sigmask"):
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            _send(results, training_run.prepared(options, suggests=False).run(), "", False)
+            _send(results, training_run.prepared(options).run(suggests=False), "", False)
     except KeyboardInterrupt as stop:
         _send(results, exit_status(stop), "", False)
     except MarlConnectorsError as error:

@@ -21,7 +21,7 @@ from typing import Any
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_folder import Claim
 from marl_connectors.algorithms.fitting.stop_signals import exit_status
-from marl_connectors.cli import seed_summary, standard_streams, training_run
+from marl_connectors.cli import seed_summary, standard_streams, suggestions, training_run
 from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.folders import SEEDS, new_folder
 from marl_connectors.cli.known_algorithms import config_class
@@ -138,8 +138,8 @@ class _SeedRuns:
             print(f"\nSeed {seed} ({index + 1} of {len(waiting)})", flush=True)
             training = None
             try:
-                training = training_run.prepared(self._options_of(seed), suggests=False)
-                status = training.run()
+                training = training_run.prepared(self._options_of(seed))
+                status = training.run(suggests=False)
             except MarlConnectorsError as error:
                 if training is None and self.is_new and index == 0:
                     raise  # it is in the settings, which are those of all seeds
@@ -217,7 +217,7 @@ class _SeedRuns:
             commands.append(command(PROGRAM, "evaluate", self.path / finished[0].folder))
         if any((self.path / result.folder / run_files.EVENTS).is_dir() for result in results):
             commands.append(command("tensorboard", "--logdir", self.path))
-        print("\n".join(["", "Next:", *(f"  {command}" for command in commands)]), flush=True)
+        suggestions.print_next(commands)
 
     def _resume_hint(self) -> str:
         return f"Resume with: {self._resume_command()}"

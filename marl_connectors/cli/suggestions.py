@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 from marl_connectors.programs import PROGRAM, command
@@ -12,6 +13,11 @@ def first_run() -> str:
     """Returns a command for a first run, on an environment that is installed."""
     env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "simple_speaker_listener_v4"
     return command(PROGRAM, "train", env)
+
+
+def print_next(commands: Iterable[str]) -> None:
+    """Prints commands to try next."""
+    print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
 
 
 def more_steps(steps: int, steps_done: int) -> int:

@@ -29,7 +29,7 @@ from marl_connectors.algorithms.fitting.pictures import draw_sweep
 from marl_connectors.algorithms.fitting.run_folder import Claim
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
-from marl_connectors.cli import training_run
+from marl_connectors.cli import suggestions, training_run
 from marl_connectors.cli.folders import SWEEP, new_folder
 from marl_connectors.cli.layers import (
     SEARCH,
@@ -326,7 +326,7 @@ class _Sweep:
         commands.append(command(PROGRAM, "sweep", "--resume", self.path, *more, *again))
         if status:
             print(f"\nStopped. {len(finished)} trials are complete.")
-        print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
+        suggestions.print_next(commands)
         return status or (0 if finished else FAILED)
 
     def _row(self, result: Mapping[str, Any]) -> list[str]:

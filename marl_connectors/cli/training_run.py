@@ -8,21 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.figures import success_measure
 from marl_connectors.algorithms.fitting.fit import fit
 from marl_connectors.algorithms.fitting.parts import Caller
 from marl_connectors.algorithms.fitting.progress import announced
-from marl_connectors.algorithms.fitting.run_files import (
-    CHECKPOINTS,
-    CONFIG,
-    CURVES,
-    EVENTS,
-    FINAL,
-    METRICS,
-    iteration_of,
-    read_config,
-    reading,
-)
 from marl_connectors.algorithms.fitting.run_folder import made_folder, numbered_checkpoints
 from marl_connectors.algorithms.fitting.stop_signals import exit_status
 from marl_connectors.callbacks.trackers import TRACKERS
@@ -116,17 +106,14 @@ class CommandLine(Caller):
         return super().why_no_success(algo)
 
 
-def prepared(given: Mapping[str, Any], *, suggests: bool = True) -> _Training:
+def prepared(given: Mapping[str, Any]) -> _Training:
     """Builds or restores everything that a run needs.
 
     Args:
         given: The parsed options; or the complete tree of a new run under ``"tree"``.
-        suggests: Whether the run prints at its end which commands to try next.
     """
     with announced(BUILDING):
-        training = _resumed(given) if "resume" in given else _new(given.get("tree") or new_tree(given))
-    training.suggests = suggests
-    return training
+        return _resumed(given) if "resume" in given else _new(given.get("tree") or new_tree(given))
 
 
 def new_tree(given: Mapping[str, Any]) -> Tree:
@@ -169,7 +156,6 @@ class _Training:
         facts: What ``config.json`` gets besides what ``fit`` writes.
         numbered: Whether the folder gets a numbered name if ``out`` exists.
         trusted: As in ``Algorithm.from_checkpoint``.
-        suggests: Whether commands to try next are printed at the end.
     """
 
     algo: Any
@@ -177,10 +163,13 @@ class _Training:
     facts: Mapping[str, Any]
     numbered: bool = False
     trusted: bool = True
-    suggests: bool = True
 
-    def run(self) -> int:
-        """Trains until the run has its steps. Returns the exit status."""
+    def run(self, *, suggests: bool = True) -> int:
+        """Trains until the run has its steps. Returns the exit status.
+
+        Args:
+            suggests: Whether commands to try next are printed at the end.
+        """
         algo, config = self.algo, self.algo.config
         caller = CommandLine(self.facts, self.trusted)
         try:
@@ -194,11 +183,11 @@ class _Training:
             algo.stop()
         if caller.signal is not None:
             return exit_status(caller.signal)
-        if self.suggests:
+        if suggests:
             steps = suggestions.more_steps(config.steps, max(algo.num_agent_steps, config.steps))
-            events = path / EVENTS if "tensorboard" in config.track else None
+            events = path / run_files.EVENTS if "tensorboard" in config.track else None
             commands = suggestions.after_a_run(path, steps, events=events, trusted=self.trusted)
-            print("\n".join(["", "Next:", *(f"  {each}" for each in commands)]), flush=True)
+            suggestions.print_next(commands)
         return 0
 
 
@@ -242,7 +231,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         check_python_config(source, trusted)
         source = absolute_spec(source)
     check_is_run(path, "train --resume")
-    data, checkpoint = read_config(path), checkpoint_to_resume(path)
+    data, checkpoint = run_files.read_config(path), checkpoint_to_resume(path)
     if checkpoint is None and SETTINGS not in data:
         raise CheckpointError(
             f"train --resume: {path} was begun in Python, and has no checkpoint yet. Run the program again."
@@ -270,7 +259,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"--steps N"
             )
         check_extras(algo.config)
-        if algo.num_agent_steps >= algo.config.steps and (path / FINAL).exists():
+        if algo.num_agent_steps >= algo.config.steps and (path / run_files.FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {algo.num_agent_steps:,} agent steps of "
                 f"{algo.config.steps:,} done. To train it further, use more steps: "
@@ -296,19 +285,20 @@ def checkpoint_to_resume(path: Path) -> Path | None:
     Raises:
         CheckpointError: If the run names a checkpoint that does not exist, or its checkpoints are lost.
     """
-    folder = path / CHECKPOINTS
+    folder = path / run_files.CHECKPOINTS
     if (folder / LATEST).exists():
-        iteration_of(found := find_checkpoint(path))
+        run_files.iteration_of(found := find_checkpoint(path))
         return found
-    with reading(folder):
+    with run_files.reading(folder):
         if found := numbered_checkpoints(folder):
             return max(found, key=lambda each: int(each.name))
-        is_lost = (path / CURVES).exists() or (path / FINAL).exists()
-        is_lost |= not folder.is_dir() and (path / METRICS).is_file() and bool((path / METRICS).stat().st_size)
+        is_lost = (path / run_files.CURVES).exists() or (path / run_files.FINAL).exists()
+        metrics = path / run_files.METRICS
+        is_lost |= not folder.is_dir() and metrics.is_file() and bool(metrics.stat().st_size)
     if is_lost:  # to begin anew would overwrite what the run has logged
         raise CheckpointError(
             f"train --resume: {path} had checkpoints, but none is in {folder} any more. Put them back, or start a new "
-            f"run with the same settings: {command(PROGRAM, 'train', '--config', path / CONFIG)}"
+            f"run with the same settings: {command(PROGRAM, 'train', '--config', path / run_files.CONFIG)}"
         )
     return None
 
@@ -341,7 +331,7 @@ def check_changeable(changes: Mapping[str, Any], cls: type) -> None:
 
 def _earlier_changes(path: Path, data: Mapping[str, Any], probe: Any) -> Tree:
     """Returns the settings that were changed when the run was resumed earlier."""
-    who = f"{path / CONFIG}: {CHANGED}"
+    who = f"{path / run_files.CONFIG}: {CHANGED}"
     try:
         changed = tree_of_data(nested(flat(data.get(CHANGED, {}), who)), who, probe)
         check_changeable(changed, type(probe))
