@@ -29,10 +29,10 @@ from marl_connectors.algorithms.fitting.video import RECORDING, is_mp4, record_v
 from marl_connectors.cli.folders import check_video_can_be_made
 from marl_connectors.cli.made_config import use_threads
 from marl_connectors.cli.restored_runs import (
-    check_python_config,
     checkpoint_named,
     load_algorithm,
     naming_a_lost_config,
+    python_source,
 )
 from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.cli.values import require_extras
@@ -41,8 +41,7 @@ from marl_connectors.json_data import jsonable
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates the modules of a checkpoint as the parsed options say. Returns the exit status."""
-    if args.config is not None:
-        check_python_config(args.config, args.trusted)
+    source = python_source(args.config, args.trusted)
     checkpoint = checkpoint_named(args.checkpoint, "evaluate")
     if args.video is not None:
         require_extras("PIL", *(["imageio_ffmpeg"] if is_mp4(Path(args.video)) else []))
@@ -50,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads)
     # What an environment prints is not part of JSON data.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        with naming_a_lost_config(checkpoint, "evaluate", args.config), announced(BUILDING):
-            options = {"trusted": args.trusted, "new_episodes": True, "local": True, "source": args.config}
+        with naming_a_lost_config(checkpoint, "evaluate", source), announced(BUILDING):
+            options = {"trusted": args.trusted, "new_episodes": True, "local": True, "source": source}
             algo = load_algorithm(checkpoint, **options)
         try:
             with InterruptGate(stops=WITH_ENDED_EPISODES) as gate:

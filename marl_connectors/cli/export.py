@@ -14,23 +14,22 @@ from marl_connectors.algorithms.inference.load_policy import load_policy
 from marl_connectors.algorithms.inference.onnx_export import require_onnx
 from marl_connectors.cli.restored_runs import (
     check_of_run,
-    check_python_config,
     checkpoint_named,
     config_of_python_file,
     naming_a_lost_config,
+    python_source,
 )
 from marl_connectors.programs import command
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports the policy of a checkpoint as the parsed options say. Returns the exit status."""
-    if args.config is not None:
-        check_python_config(args.config, args.trusted)
+    source = python_source(args.config, args.trusted)
     checkpoint = checkpoint_named(args.checkpoint, "export")
     require_onnx()
-    with naming_a_lost_config(checkpoint, "export", args.config), announced("loading the policy"):
+    with naming_a_lost_config(checkpoint, "export", source), announced("loading the policy"):
         check_of_run(checkpoint)
-        config = config_of_python_file(checkpoint, args.config) if args.trusted else None
+        config = config_of_python_file(checkpoint, source) if args.trusted else None
         policy = load_policy(checkpoint, args.module, config=config, trusted=args.trusted)
     folder = Path(args.checkpoint) / "export" if args.out is None else Path(args.out)
     doing = "writing the programs" + (", and comparing them with the policy" if args.check else "")

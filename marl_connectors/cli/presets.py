@@ -54,17 +54,10 @@ def preset_sentence(tree: Mapping[str, Any]) -> str:
 
 def expectation(task: ZooTask) -> str:
     """Returns what to expect of a task: return, success, steps and time."""
-    success = task.expected.success
-    share = (
-        f", success {percent(success)} ({task.success.name})"
-        if task.success is not None and success is not None
-        else ""
-    )
-    return (
-        f"expected return {expected_return(task)}{share} {manner(task)} after {tree_of_task(task)[STEPS]:,} agent "
-        f"steps, "
-        f"about {duration(task.expected.minutes)}"
-    )
+    measure, success = task.success, task.expected.success
+    share = "" if measure is None or success is None else f", success {percent(success)} ({measure.name})"
+    steps, time = f"{tree_of_task(task)[STEPS]:,} agent steps", duration(task.expected.minutes)
+    return f"expected return {expected_return(task)}{share} {manner(task)} after {steps}, about {time}"
 
 
 def manner(task: ZooTask) -> str:

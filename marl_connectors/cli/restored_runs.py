@@ -186,7 +186,7 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
 
     Args:
         checkpoint: The folder of the checkpoint.
-        source: The file or module that the user names in place of the one of the run, as for ``load_config``.
+        source: The file or module that the user names in place of the one of the run, as ``python_source`` returns it.
 
     Returns:
         The config; also None if the file of the run is not there any more, and the user has named no other.
@@ -196,11 +196,9 @@ def config_of_python_file(checkpoint: Path, source: str | None = None) -> Any:
     """
     _, tree = _tree_around(checkpoint)
     former = tree.get(SOURCE)
-    if source is not None:
-        source = absolute_spec(source)
-    elif former is not None and has_source(former):
+    if source is None and former is not None and has_source(former):
         source = str(former)
-    else:
+    if source is None:
         return None
     if not tree:
         return load_config(source)
@@ -229,16 +227,18 @@ def with_source(tree: Mapping[str, Any], source: str) -> Tree:
     return {**{place: renamed(value) for place, value in tree.items()}, SOURCE: source}
 
 
-def check_python_config(source: str, trusted: bool) -> None:
-    """Checks that ``--config`` names Python code, and no file with other settings, for a run that exists.
+def python_source(source: str | None, trusted: bool) -> str | None:
+    """Returns the Python file or module that ``--config`` names for a run that exists, with an absolute path.
 
     Args:
-        source: What it names.
+        source: What it names; None if it was not given.
         trusted: Whether ``--untrusted`` was left out.
 
     Raises:
         ConfigError: If it is something else, or if no such code is to be run.
     """
+    if source is None:
+        return None
     if not trusted:
         raise ConfigError("--config: it runs the code of a Python file, and --untrusted runs none. Leave one out.")
     if Path(source).suffix.lower() in (".yaml", ".yml", ".json"):
@@ -246,6 +246,7 @@ def check_python_config(source: str, trusted: bool) -> None:
             f"--config: expected the Python file of the run's config, but got {source!r}. A run has its settings "
             f"already; with --resume, --set changes single ones."
         )
+    return absolute_spec(source)
 
 
 def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) -> Tree:

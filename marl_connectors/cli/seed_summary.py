@@ -61,17 +61,13 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     Args:
         values: At least one number, one for each seed.
     """
-    mean, half_width = mean_and_half_width(np.asarray(values, np.float64)[:, None])
-    middle, spread = float(mean[0]), float(half_width[0])
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    found = SeedStatistics(len(values), middle, std, (middle - spread, middle + spread))
-    if len(values) < MANY_SEEDS:
-        return found
-    drawn = np.random.default_rng(0).choice(np.asarray(values, np.float64), (_RESAMPLES, len(values)))
-    low, high = np.quantile([interquartile_mean(sample) for sample in drawn], [0.025, 0.975])
-    return SeedStatistics(
-        found.num_seeds, middle, std, found.interval, interquartile_mean(values), (float(low), float(high))
-    )
+    mean, half_width = (float(each[0]) for each in mean_and_half_width(np.asarray(values, np.float64)[:, None]))
+    std, robust = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan, []
+    if len(values) >= MANY_SEEDS:
+        drawn = np.random.default_rng(0).choice(np.asarray(values, np.float64), (_RESAMPLES, len(values)))
+        interval = np.quantile([interquartile_mean(sample) for sample in drawn], [0.025, 0.975])
+        robust = [interquartile_mean(values), tuple(interval.tolist())]
+    return SeedStatistics(len(values), mean, std, (mean - half_width, mean + half_width), *robust)
 
 
 def mean_and_half_width(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -349,20 +345,16 @@ def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:
     for result in results:
         for module_id, points in result.curve.items():
             curves.setdefault(module_id, []).append(points)
-    random_play = {
-        module_id: float(np.mean(levels))
-        for module_id in curves
-        if (levels := [result.random_play[module_id] for result in results if _has_level(result, module_id)])
-    }
+    random_play = {}
+    for module_id in curves:
+        levels = np.array([result.random_play.get(module_id, math.nan) for result in results])
+        if np.isfinite(levels).any():
+            random_play[module_id] = float(np.mean(levels[np.isfinite(levels)]))
     picture = io.BytesIO()
     means = {name: mean_curve(own) for name, own in curves.items()}
     draw_curves(picture, means, random_play, path.name, single=curves)
     with run_files.writing(path / LEARNING_CURVES):
         run_files.replace_file(path / LEARNING_CURVES, picture.getvalue())
-
-
-def _has_level(result: SeedResult, module_id: str) -> bool:
-    return math.isfinite(result.random_play.get(module_id, math.nan))
 
 
 def mean_curve(

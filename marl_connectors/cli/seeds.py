@@ -28,8 +28,8 @@ from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.layers import ALGO, SOURCE, tree_of_options
 from marl_connectors.cli.made_config import new_config
 from marl_connectors.cli.parser import words_of
-from marl_connectors.cli.python_config import absolute_spec, load_config
-from marl_connectors.cli.restored_runs import check_python_config, with_source
+from marl_connectors.cli.python_config import load_config
+from marl_connectors.cli.restored_runs import python_source, with_source
 from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
 from marl_connectors.cli.training_run import OUT, PARALLEL
@@ -259,11 +259,9 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
         )
     tree, seeds = seed_summary.read_seeds(path)
     reading = {name: given[name] for name in ("trusted", "new_episodes") if name in given}
-    source = given.get("config")
+    source = python_source(given.get("config"), given.get("trusted", True))
     if source is not None:
-        check_python_config(source, given.get("trusted", True))
-        reading["config"] = absolute_spec(source)
-        tree = with_source(tree, reading["config"])
+        reading["config"], tree = source, with_source(tree, source)
     config = load_config(tree[SOURCE]) if tree.get(SOURCE) is not None else config_class(tree[ALGO])()
     words = tree_of_options(words_of(given)._replace(config=None), config)
     more, parallel = seeds_of(words.pop(SEEDS_PLACE, seeds)), words.pop(PARALLEL, 1)

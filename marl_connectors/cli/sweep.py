@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,7 @@ from marl_connectors.cli.layers import (
 )
 from marl_connectors.cli.made_config import make_config
 from marl_connectors.cli.parser import words_of
-from marl_connectors.cli.python_config import absolute_spec
-from marl_connectors.cli.restored_runs import check_python_config, with_source
+from marl_connectors.cli.restored_runs import python_source, with_source
 from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.seed_summary import is_seeds_folder
@@ -173,7 +173,8 @@ class _Sweep:
                 self._take_up(study)
             if not self._has_more(study):
                 print(f"All {len(_latest(study.get_trials()))} trials of this sweep are done.", flush=True)
-            status = self._train(study)
+            ended = partial(self._ended, study)
+            status = train_several(self._runs(study), self.parallel, ended, self._watch)
             self._write(study)
             return self._finish(study, status)
         finally:
@@ -206,10 +207,6 @@ class _Sweep:
                 study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs.get(_FOLDER)})
 
     # Training.
-
-    def _train(self, study: Any) -> int:
-        """Trains several trials at a time. Returns the status of an interruption, or 0."""
-        return train_several(self._runs(study), self.parallel, lambda *result: self._ended(study, *result), self._watch)
 
     def _watch(self, name: str) -> None:
         """Reads what the run of a trial has reached."""
@@ -289,14 +286,14 @@ class _Sweep:
             "search": {name: space.to_json() for name, space in self.search.items()},
             "metric": self.metric,
             "trials": self.trials,
-            "results": [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()],
+            "results": _results(study),
         }
         with run_files.writing(self.path):
             run_files.write_json(self.path / SWEEP, data)
 
     def _finish(self, study: Any, status: int) -> int:
         """Prints and draws the results, and which commands to try next. Returns the exit status."""
-        results = [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()]
+        results = _results(study)
         finished = [result for result in results if result["state"] == "complete"]
         is_done = len(results) >= self.trials and not any(result["state"] == "interrupted" for result in results)
         lowest = self.metric.startswith(LOWEST)
@@ -373,6 +370,11 @@ def searched_tree(values: Mapping[str, Any], config: Any) -> Tree:
 def _latest(trials: list[Any]) -> dict[str, Any]:
     """Returns the newest of Optuna's trials of each run folder. A trial that was interrupted has a second one."""
     return {trial.user_attrs[_FOLDER]: trial for trial in trials if trial.user_attrs.get(_FOLDER)}
+
+
+def _results(study: Any) -> list[dict[str, Any]]:
+    """Returns what each trial has reached, as JSON data."""
+    return [_described(trial) for trial in _latest(study.get_trials(deepcopy=False)).values()]
 
 
 def _described(trial: Any) -> dict[str, Any]:
@@ -499,9 +501,8 @@ def _resumed(given: Mapping[str, Any]) -> _Sweep:
         raise ConfigError(
             f"sweep --resume: --metric cannot be changed, because trials have values of {metric!r}. Start a new sweep."
         )
-    if "config" in given:
-        check_python_config(given["config"], trusted=True)
-        user = with_source(user, absolute_spec(given["config"]))
+    if source := python_source(given.get("config"), trusted=True):
+        user = with_source(user, source)
     config = make_config(resolved(user))
     return _Sweep(
         *(path, user, search, wanted, given.get("trials", trials), parallel, given.get("pruner", "median"), config)

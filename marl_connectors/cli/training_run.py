@@ -24,13 +24,12 @@ from marl_connectors.cli.layers import SETTINGS, resolved, tree_of_data, tree_of
 from marl_connectors.cli.made_config import annealed, configured, make_config, new_config, use_threads
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.presets import preset_sentence
-from marl_connectors.cli.python_config import absolute_spec
 from marl_connectors.cli.restored_runs import (
     check_is_run,
-    check_python_config,
     config_to_resume,
     load_algorithm,
     naming_a_lost_config,
+    python_source,
     tree_of_run,
 )
 from marl_connectors.cli.tree import (
@@ -226,10 +225,8 @@ def facts_of(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """Restores a run from its latest checkpoint."""
-    path, trusted, source = Path(given["resume"]), given.get("trusted", True), given.get("config")
-    if source is not None:
-        check_python_config(source, trusted)
-        source = absolute_spec(source)
+    path, trusted = Path(given["resume"]), given.get("trusted", True)
+    source = python_source(given.get("config"), trusted)
     check_is_run(path, "train --resume")
     data, checkpoint = run_files.read_config(path), checkpoint_to_resume(path)
     if checkpoint is None and SETTINGS not in data:

@@ -49,19 +49,9 @@ def _list() -> str:
     rows = []
     for task in tasks():
         tree, expected = tree_of_task(task), task.expected
-        rows.append(
-            [
-                *(
-                    task.name,
-                    task.algo,
-                    tree[MAPPING],
-                    f"{tree[STEPS]:,}",
-                    duration(expected.minutes),
-                ),
-                *(expected_return(task), _percent(expected.success)),
-                *(_number(task, expected.random_return), _number(task, expected.published)),
-            ]
-        )
+        row = [task.name, task.algo, tree[MAPPING], f"{tree[STEPS]:,}", duration(expected.minutes)]
+        row += [expected_return(task), _percent(expected.success)]
+        rows.append([*row, _number(task, expected.random_return), _number(task, expected.published)])
     train, show = command(PROGRAM, "train", "TASK"), command(PROGRAM, "zoo", "TASK")
     how = f"Train one with: {train}. Show one with all of its settings: {show}."
     return f"{table(header, rows)}\n\n{_ABOUT} {how}"

@@ -98,14 +98,8 @@ def config_from_state(
 
 def to_state(value: Any, setting: str = "") -> Any:
     """Returns a setting's value as JSON data."""
-    if setting == "env":
-        return env_to_json(value)
-    if setting == "wrappers":
-        return wrappers_to_json(value)
-    if setting == "policy_mapping_fn":
-        return mapping_to_json(value)
-    if setting == "algorithm_configs":
-        return [[pattern, _algorithm_to_state(config)] for pattern, config in value.items()]
+    if setting in _OWN_FORMS:
+        return _OWN_FORMS[setting][0](value)
     if isinstance(value, NamedPieces):
         return {"__kind__": _PIECES, "value": value.to_json()}
     return _encode(value)
@@ -124,23 +118,20 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
             the wrong kind.
     """
     names = names or Names()
-    if setting == "env":
-        return env_from_json(data, names)
-    if setting == "wrappers":
-        return wrappers_from_json(data, names)
-    if setting == "policy_mapping_fn":
-        return mapping_from_json(data, names)
-    if setting == "algorithm_configs":
-        return _algorithms_from_state(data, names)
+    if setting in _OWN_FORMS:
+        return _OWN_FORMS[setting][1](data, names)
     if setting in _OF_PIECES and isinstance(data, Mapping) and data.get("__kind__") == _PIECES:
         return NamedPieces.from_json(data.get("value"), names)
     return _Decoder(setting, names).decode(data, _EXPECTED.get(setting, _NOTHING))
 
 
-def _algorithm_to_state(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the config of one algorithm of several as JSON data: the settings that it has for itself."""
-    settings = {name: to_state(getattr(config, name), name) for name in sorted(settings_of_algorithm(type(config)))}
-    return {"class": qualified_name(type(config)), "settings": settings}
+def _algorithms_to_state(configs: Mapping[str, AlgorithmConfig]) -> list[Any]:
+    """Returns the configs of several algorithms as JSON data: the settings that each has for itself."""
+    found = []
+    for pattern, config in configs.items():
+        settings = {name: to_state(getattr(config, name), name) for name in sorted(settings_of_algorithm(type(config)))}
+        found.append([pattern, {"class": qualified_name(type(config)), "settings": settings}])
+    return found
 
 
 def _algorithms_from_state(data: Any, names: Names) -> dict[str, AlgorithmConfig]:
@@ -149,6 +140,15 @@ def _algorithms_from_state(data: Any, names: Names) -> dict[str, AlgorithmConfig
             of_run: dict[str, Any] = {"action_mask_key": AlgorithmConfig.action_mask_key}
             return {pattern: config_from_state(own, names=names, **of_run) for pattern, own in pairs}
     raise CheckpointError(f"checkpoint, setting 'algorithm_configs': expected pairs, but it is {brief(data)}.")
+
+
+_OWN_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Names], Any]]] = {
+    "env": (env_to_json, env_from_json),
+    "wrappers": (wrappers_to_json, wrappers_from_json),
+    "policy_mapping_fn": (mapping_to_json, mapping_from_json),
+    "algorithm_configs": (_algorithms_to_state, _algorithms_from_state),
+}
+"""The settings with a JSON form of their own: what writes it, and what reads it."""
 
 
 def arguments_from_state(data: Any, who: str, names: Names) -> Any:
