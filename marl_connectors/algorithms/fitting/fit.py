@@ -87,7 +87,7 @@ def fit(
         run = None
         if folder is not None:
             opened = stack.enter_context(RunFolder.opened(algo, Path(folder), caller))
-            run = Run(algo, opened, caller, _say if progress else _say_nothing, progress)
+            run = Run(algo, opened, caller, _say if progress else Progress().say, progress)
         return _Loop(algo, name, goal, conditions, caller, progress, run, more).run_to_the_end()
 
 
@@ -119,6 +119,7 @@ class _Loop:
         """
         self._algo, self._name, self._goal, self._conditions = algo, name, goal, conditions
         self._caller, self._shows, self._run, self._callbacks = caller, shows, run, callbacks
+        self._say = _say if shows else Progress().say
         self._parts = [] if run is None else [make(run) for make in PARTS]
         self._saver = None if run is None else Saver(algo, run.folder, run.settings.checkpoint_every, self._saved(run))
         self._gate = InterruptGate()
@@ -189,7 +190,7 @@ class _Loop:
         """Runs iterations until the goal is reached or a signal asks for an end."""
         results, run, saver = self._results, self._run, self._saver
         if run is not None:
-            run.say = display.say if self._shows else _say_nothing
+            run.say = display.say
         try:
             while not results.stopped_by:
                 with self._gate.iteration(), contextlib.nullcontext() if saver is None else saver.iteration():
@@ -216,7 +217,7 @@ class _Loop:
             raise StopSignal(self._gate.requested) from error
         finally:
             if run is not None:
-                run.say = _say if self._shows else _say_nothing
+                run.say = self._say
         if run is not None and saver is not None:
             saver.save(self._algo.iteration)
             run.folder.draw_curves()
@@ -323,17 +324,9 @@ class _Loop:
         }
         self._say("\nEverything of this run:\n" + "\n".join(f"  {name:<12} {place}" for name, place in rows.items()))
 
-    def _say(self, sentence: str) -> None:
-        if self._shows:
-            _say(sentence)
-
 
 def _say(sentence: str) -> None:
     print(sentence, flush=True)
-
-
-def _say_nothing(sentence: str) -> None:
-    pass
 
 
 def _counts(algo: Any) -> dict[str, int]:
