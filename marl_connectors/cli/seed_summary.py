@@ -62,7 +62,8 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
         values: At least one number, one for each seed.
     """
     mean, half_width = (float(each[0]) for each in mean_and_half_width(np.asarray(values, np.float64)[:, None]))
-    std, robust = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan, []
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    robust: list[Any] = []
     if len(values) >= MANY_SEEDS:
         drawn = np.random.default_rng(0).choice(np.asarray(values, np.float64), (_RESAMPLES, len(values)))
         interval = np.quantile([interquartile_mean(sample) for sample in drawn], [0.025, 0.975])
