@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_instead, summaries
@@ -14,8 +13,6 @@ from marl_connectors.validators import (
     Validator,
     any_of,
     boolean,
-    either,
-    instance_of,
     integer,
     list_of,
     one_of,
@@ -24,18 +21,6 @@ from marl_connectors.validators import (
     setting,
     text,
 )
-
-
-def _as_option(read: Any, value: str) -> Any:
-    """Returns what a function of ``values`` reads.
-
-    Raises:
-        ConfigError: If it refuses the text.
-    """
-    try:
-        return read(value)
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"{error}.") from None
 
 
 def _algorithm(value: Any) -> str:
@@ -50,20 +35,19 @@ def seeds_of(value: Any) -> list[int]:
     Raises:
         ConfigError: If they are something else.
     """
-    if isinstance(value, (str, int)) and not isinstance(value, bool):
-        return _as_option(seed_list, str(value))
-    found = list_of(integer(min=0), "").keep(value)
+    found = seed_list(str(value)) if isinstance(value, (str, int)) and not isinstance(value, bool) else value
+    found = list_of(integer(min=0), "").keep(found)
     if not found:
         raise Unfit
     if len(set(found)) < len(found):
-        raise ConfigError(f"expected each seed once, but got {found}.")
+        raise ConfigError(f"expected each seed once, but got {value!r}.")
     return found
 
 
 def _opponent(value: Any) -> str | None:
     if not isinstance(value, str):
         raise Unfit
-    return _as_option(opponent, value)
+    return opponent(value)
 
 
 _SEEDS = Validator(
@@ -93,7 +77,7 @@ class CommandSettings:
         default=None,
     )
     preset: bool | str = setting(
-        either(boolean(), instance_of(str, expected="the name of a task, as config.json has it")),
+        boolean(),
         "Whether the run begins with the zoo's settings for the environment.",
         default=True,
         option=Option("--preset", "environment", "begin with the zoo's settings for ENV"),
@@ -143,7 +127,7 @@ class CommandSettings:
         option=Option("--threads N", "speed", "threads of torch; one is fastest for small networks"),
     )
     seeds: Any = setting(
-        optional(_SEEDS),
+        _SEEDS,
         "The seeds, if the run is trained once with each of them.",
         default=None,
         option=Option("--seeds A-B", "run", "train once with each of these seeds: 0-4, or 0,3,7"),
@@ -155,7 +139,7 @@ class CommandSettings:
         option=Option("--parallel N", "speed", "train N seeds or trials at a time, each in a process"),
     )
     out: str | None = setting(
-        optional(text("the path of a folder")),
+        text("the path of a folder"),
         "The folder of the run, of the runs with several seeds, or of the sweep.",
         default=None,
         option=Option("--out DIR", "output", "folder of the run (default runs/ENV-POLICIES-seedN)"),

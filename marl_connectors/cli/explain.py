@@ -11,6 +11,7 @@ from marl_connectors.cli.layers import PRESET, resolved, user_tree
 from marl_connectors.cli.made_config import in_this_process, make_config, use_threads
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.training_run import BUILDING
+from marl_connectors.cli.tree import ENV
 from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def _algorithm(given: dict[str, Any]) -> Any:
     """Builds the algorithm of the user's config with the given options; or of the options and defaults alone."""
     words = words_of(given)
-    if words.last("ENV") is None and words.config is None:
+    if words.last(ENV) is None and words.config is None:
         raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
     user = user_tree(words)
     if words.config is None:

@@ -13,13 +13,17 @@ from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, are_a
 from marl_connectors.cli.other_names import section_instead
 from marl_connectors.cli.python_config import absolute_spec, has_source, load_config
 from marl_connectors.cli.tree import (
+    ALGO,
     DICTS,
     ENV,
     MODEL,
     NUM_ENVS,
     PIECES,
+    PRESET,
+    REPLACED,
     RUN,
     SEED,
+    SOURCE,
     STEPS,
     Tree,
     above,
@@ -43,7 +47,6 @@ SEARCH: Final = "search"
 """The key of a file for the settings that ``sweep`` searches. Other commands do without it."""
 SETTINGS: Final = "settings"
 """The key in a run's ``config.json`` of its tree of settings."""
-ALGO, SOURCE, PRESET = "run.algo", "run.config", "run.preset"
 _OTHER_FILES: Final = (".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".ipynb", ".pkl")
 """Endings of files that others use for settings, so that a source with one of them is no module."""
 _SCHEMA: Final = "$schema"
@@ -79,9 +82,16 @@ class Words(NamedTuple):
     given: Sequence[tuple[str, Any]]
     config: str | None = None
 
-    def last(self, flag: str) -> Any:
-        """Returns the value of an option, the last one of several; None if it was not given."""
-        return next((value for each, value in reversed(self.given) if each == flag), None)
+    def last(self, place: str) -> tuple[str, Any] | None:
+        """Returns how an option or ``--set`` has named a setting, and its value, the last one of several."""
+        key, found = place.rpartition(".")[2], None
+        for flag, value in self.given:
+            name, _, own = value.partition("=") if flag == "--set" else (flag, "", value)
+            if flag == "--set" and name.strip() in (place, key):
+                found = f"--set {name.strip()}", own.strip()
+            elif flag in (f"--{key}", key.upper()):
+                found = flag, own
+        return found
 
 
 def defaults(algo: str) -> Tree:
@@ -100,45 +110,42 @@ def user_tree(words: Words) -> Tree:
         ConfigError: If a setting does not exist or has a wrong value, or if there is no environment.
     """
     data, who, python = ({}, "", None) if words.config is None else read_file(words.config)
-    if isinstance(env := words.last("ENV"), str):
-        _check_is_env(env)
-    is_complete = SETTINGS in data  # it is the config.json of a run
-    data = nested(flat(data[SETTINGS], who)) if is_complete else data
-    early = _early(data, who)
-    if not is_complete and isinstance(early.get(PRESET), str):
-        raise ConfigError(f"{who}: preset: expected True or False, got {early[PRESET]!r}.")
+    if (env := words.last(ENV)) is not None:
+        _check_is_env(env[1])
+    is_written = SETTINGS in data and "env" not in data  # by a command
+    data = nested(flat(data[SETTINGS], f"{who}: {SETTINGS}")) if is_written else data
+    in_file = _early(data, who, is_written)
+    early = in_file | _early_options(words)
+    is_complete = isinstance(in_file.get(PRESET), str)  # it is the config.json of a run
+    if is_complete and early.get(ENV) != in_file.get(ENV):
+        in_file[PRESET] = ""
     python = python or early.get(SOURCE)
     if python is not None:
         config = load_config(python)
         found: Tree = {SOURCE: python, ALGO: algorithm_of(config)}
-        wanted = words.last("--algo") or (None if is_complete else early.get(ALGO))
-        if wanted is not None and wanted.lower() != found[ALGO]:
+        if (wanted := early.get(ALGO, found[ALGO])) != found[ALGO]:
             raise ConfigError(
-                f"--algo: {python} makes the config of {found[ALGO]!r}, which an option cannot turn into that of "
-                f"{wanted!r}. Leave it out, or use another config in the file."
+                f"{(words.last(ALGO) or [f'{who}: algo'])[0]}: {python} makes the config of {found[ALGO]!r}, which an "
+                f"option cannot turn into that of {wanted!r}. Leave it out, or use another config in the file."
             )
     else:
         check_keys(data, who, type(_probe("ppo")))
-        algo = _algorithm(words, early, who)
+        algo = _algorithm(early, who)
         config, found = config_class(algo)(), {ALGO: algo}
-        if is_complete and not are_alike(early.get(ALGO, algo), algo):
-            data = {**data, "training": dict(ALGORITHMS[algo].training)}
-    own = tree_of_data(data, who, config)
+        if is_complete and not are_alike(in_file.get(ALGO, algo), algo):
+            data, in_file[PRESET] = {**data, "training": dict(ALGORITHMS[algo].training)}, ""
+    own = {**tree_of_data(data, who, config), **({PRESET: in_file[PRESET]} if PRESET in in_file else {})}
     tree = {**(merged if is_complete else above)(own, tree_of_options(words, config)), **found}
     if (task := _variant(tree.get(ENV))) is not None:
         tree[ENV] = task.words[0]
     return tree
 
 
-def _algorithm(words: Words, early: Mapping[str, Any], who: str) -> str:
+def _algorithm(early: Mapping[str, Any], who: str) -> str:
     """Returns the algorithm of a new run: that of an option, of the file, or of the zoo's task."""
-    env, option = words.last("ENV") or early.get(ENV), words.last("--algo")
-    if env is None:
+    if ENV not in early:
         raise ConfigError(f"{who}: it has no environment. Add the key 'env', or name one on the command line.")
-    if option is not None:
-        return read_setting(ALGO, option, _probe("ppo"), "--algo")[ALGO]
-    preset = words.last("--preset")
-    task = _variant(env) or (find_task(env) if early.get(PRESET, True) and preset in (None, True) else None)
+    task = _variant(early[ENV]) or (find_task(early[ENV]) if early.get(PRESET, True) else None)
     return early.get(ALGO) or ("ppo" if task is None else task.algo)
 
 
@@ -147,16 +154,27 @@ def _probe(algo: str) -> Any:
     return config_class(algo)()
 
 
-def _early(data: Mapping[str, Any], who: str) -> Tree:
+def _early_options(words: Words) -> Tree:
+    """Returns the options that decide which settings there are."""
+    found: Tree = {}
+    for place in (ALGO, PRESET, ENV):
+        if (option := words.last(place)) is not None:
+            found |= read_setting(place, option[1], _probe("ppo"), option[0])
+    return found
+
+
+def _early(data: Mapping[str, Any], who: str, is_written: bool) -> Tree:
     """Returns the settings of a file that decide which others there are, checked as far as that needs it."""
     found: Tree = {}
     for place in (SOURCE, ALGO, PRESET, ENV):
         section, _, name = place.partition(".")
         own = data.get(section)
         value = data.get(name, own.get(name) if isinstance(own, Mapping) else None)
-        if place == SOURCE and value is not None:
-            found[SOURCE] = _python_beside(value, who)
-        elif value is not None and not (place == ALGO and SOURCE in found):
+        if place == SOURCE:
+            found |= {} if value is None else {SOURCE: _python_beside(value, who)}
+        elif place == PRESET and is_written and isinstance(value, str):
+            found[PRESET] = value  # the name of the zoo's task
+        elif value is not None and not (place == ALGO and is_written and SOURCE in found):
             found |= read_setting(place, value, _probe("ppo"), f"{who}: {name}")
     return found
 
@@ -174,8 +192,8 @@ def resolved(user: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> 
         more: Settings above them.
     """
     more = more or {}
-    if isinstance(user.get(PRESET), str):  # it is complete
-        return merged(user, more)
+    if isinstance(user.get(PRESET), str):  # it is complete, but for the seed in that of several seeds
+        return above({SEED: _DEFAULTS[SEED]}, merged(user, more))
     user = above(user, more)
     return {**merged(_under(user), user), PRESET: _under(user)[PRESET], ALGO: user[ALGO]}
 
@@ -233,7 +251,7 @@ def tree_of_options(words: Words, config: Any) -> Tree:
                 lists.setdefault(place, []).extend([value] if isinstance(value, str) else value)
                 value = lists[place]
             elif option.key == "modules":
-                value = [name.strip() for name in value.split(",") if name.strip()]
+                value = [name.strip() for name in value.split(",")]
             elif option.is_opposite:
                 value = not value
         own = read_setting(place, value, config, who)
@@ -242,21 +260,20 @@ def tree_of_options(words: Words, config: Any) -> Tree:
 
 
 def _pair(flag: str, text: str) -> tuple[str, Any]:
-    import argparse
-
     try:
         return key_value(text)
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"{flag}: {error}.") from None
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def _add(found: Tree, named: dict[str, str], own: Tree, who: str) -> None:
-    """Adds settings to a tree, which must not have been set to something else under another name."""
+    """Adds settings to a tree, which must not have been set in another way."""
     for place, value in own.items():
         if named.get(place, who) != who and found[place] != value:
             raise ConfigError(f"{who}: it is the same setting as {named[place]}. Use one of them.")
-        if NUM_ENVS in {place, *found} and "env_runners.num_envs_per_env_runner" in {place, *found}:
-            raise ConfigError(f"{who}: 'num_envs_per_env_runner' and 'num_envs' were both given. Use one of them.")
+        for other in REPLACED.get(place, ()):
+            if other in found and place in REPLACED.get(other, ()):
+                raise ConfigError(f"{who}: it cannot be given with {named[other]}. Use one of them.")
         named[place], found[place] = who, value
 
 
@@ -340,7 +357,7 @@ def tree_of_data(data: Mapping[str, Any], who: str, config: Any, *, check: bool 
             continue
         if key in {*sections(cls), RUN}:
             for name, own in (value or {}).items():
-                if f"{key}.{name}" in (SOURCE, ALGO):
+                if f"{key}.{name}" in (SOURCE, ALGO, PRESET):
                     continue
                 label = f"{who}: {key}.{name}"
                 place = place_of(f"{key}.{name}", cls, who)
@@ -374,6 +391,7 @@ def _python_beside(source: Any, who: str) -> str:
             f"{who}: config: it names a Python file with an AlgorithmConfig, such as my_config.py, but got "
             f"{brief(source)}. Settings are at the top of the file and in its sections: training: {{lr: 3e-4}}"
         )
+    source = read_setting(SOURCE, source, _probe("ppo"), f"{who}: config")[SOURCE]
     if Path(source).suffix.lower() in FILES:
         raise ConfigError(
             f"{who}: config: expected a Python file with an AlgorithmConfig, but got {source!r}. Copy the settings of "
@@ -400,6 +418,4 @@ def _hint(key: Any, value: Any, who: str, cls: type) -> str:
         return f"Write it as {section}: {{{name}: {value}}}."
     if key == "set":
         return "Settings are in their sections: training: {lr: 3e-4}."
-    if key in ("new_episodes", "resume", "untrusted"):
-        return f"It is no setting, but an option: --{str(key).replace('_', '-')}"
     return section_instead(key) or closest(key, [*keys, *known], who)

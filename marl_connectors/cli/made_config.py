@@ -77,6 +77,8 @@ def configured(config: Any, tree: Mapping[str, Any]) -> Any:
         if key or place in PIECES or (section == "run" and name in settings_of(CommandSettings)):
             continue
         given.setdefault(section, {})[name] = as_object(config, place, value, place)
+    if tree.get("run.video") == NO_VIDEO:
+        given["run"] = {"video_every": 0, **given["run"]}
     if MAPPING in tree:
         given["multi_agent"] = {"policies": None, **given["multi_agent"]}
     if {NUM_ENVS, NUM_ENV_RUNNERS} & tree.keys() and NUM_ENVS_EACH not in tree:
@@ -198,6 +200,10 @@ def make_config(tree: Mapping[str, Any]) -> Any:
         ConfigError: If the settings do not fit together, or do not fit the environment.
     """
     config = new_config(tree)
+    if config.steps is None:
+        raise ConfigError(
+            "--steps: expected the agent steps at which the run ends, but got None. Leave it out, or use N."
+        )
     _check_agents(config, tree)
     task = find_task(config.env) if isinstance(config.env, str) else None
     if task is not None and task.success is not None:

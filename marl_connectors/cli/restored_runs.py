@@ -15,7 +15,7 @@ from marl_connectors.algorithms.fitting.metric_names import LOWEST
 from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
 from marl_connectors.cli.folders import SWEEP
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
-from marl_connectors.cli.layers import ALGO, SETTINGS, SOURCE
+from marl_connectors.cli.layers import ALGO, PRESET, SETTINGS, SOURCE
 from marl_connectors.cli.made_config import configured, in_this_process, make_config
 from marl_connectors.cli.python_config import absolute_spec, has_source, load_config, module_name
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
@@ -269,15 +269,14 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
             f"{path / run_files.CONFIG}: expected its settings to have an environment and one of the algorithms "
             f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
         )
-    for place in [each for each in tree if each.startswith("run.") and each != ALGO]:
+    who, probe = str(path / run_files.CONFIG), config_class("ppo")()
+    for place in [each for each in tree if each.startswith("run.") and each not in (ALGO, PRESET)]:
         try:
-            tree |= read_setting(place, tree[place], config_class("ppo")(), f"{path / run_files.CONFIG}: {place}")
+            tree |= read_setting(place, tree[place], probe, f"{who}: {place}")
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
         except KeyError as error:
-            raise CheckpointError(
-                f"{path / run_files.CONFIG}: {place} is no setting, so the file is damaged. Start a new run."
-            ) from error
+            raise CheckpointError(f"{who}: {place} is no setting, so the file is damaged. Start a new run.") from error
     return tree if source is None else with_source(tree, source)
 
 
@@ -291,7 +290,7 @@ def config_to_resume(
     tree = tree_of_run(path, data, source)
     if tree and tree.get(SOURCE) is None:
         return config_class(tree[ALGO])()
-    if checkpoint is None or (trusted and tree and has_source(tree[SOURCE])):
+    if checkpoint is None or (trusted and tree and (source is not None or has_source(tree[SOURCE]))):
         return load_config(tree[SOURCE])
     state = algorithm_state(checkpoint, with_replay_buffers=False)
     return restored_config(state, None, {}, Names(trusted))

@@ -24,11 +24,11 @@ from marl_connectors.algorithms.fitting.stop_signals import exit_status
 from marl_connectors.cli import seed_summary, standard_streams, suggestions, training_run
 from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.folders import SEEDS, new_folder
-from marl_connectors.cli.known_algorithms import config_class
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
 from marl_connectors.cli.layers import ALGO, SOURCE, tree_of_options
 from marl_connectors.cli.made_config import new_config
 from marl_connectors.cli.parser import words_of
-from marl_connectors.cli.python_config import load_config
+from marl_connectors.cli.python_config import has_source, load_config
 from marl_connectors.cli.restored_runs import python_source, with_source
 from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.seed_summary import FINISHED, SeedResult, is_seeds_folder, seed_folder
@@ -51,8 +51,6 @@ def is_for_seeds(given: Mapping[str, Any]) -> bool:
 def run(given: Mapping[str, Any]) -> int:
     """Trains modules with several seeds as the options and the file of the command say. Returns the exit status."""
     require_extras("matplotlib", "PIL", *(["rich"] if sys.stdout.isatty() else []))
-    if {"--seed", "--seeds"} <= {flag for flag, _ in given.get("given", [])}:
-        raise ConfigError("train: --seed and --seeds were both given. Use one of them.")
     runs = _resumed(given) if "resume" in given else _new(given)
     try:
         return runs.run()
@@ -262,7 +260,11 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
     source = python_source(given.get("config"), given.get("trusted", True))
     if source is not None:
         reading["config"], tree = source, with_source(tree, source)
-    config = load_config(tree[SOURCE]) if tree.get(SOURCE) is not None else config_class(tree[ALGO])()
+    own, trusted = tree.get(SOURCE), given.get("trusted", True)
+    if own is not None and trusted and has_source(own):
+        config = load_config(own)
+    else:
+        config = config_class(tree[ALGO] if tree[ALGO] in ALGORITHMS else "ppo")()
     words = tree_of_options(words_of(given)._replace(config=None), config)
     more, parallel = seeds_of(words.pop(SEEDS_PLACE, seeds)), words.pop(PARALLEL, 1)
     changes = {
@@ -271,7 +273,13 @@ def _resumed(given: Mapping[str, Any]) -> _SeedRuns:
         if not (place in tree and tree[place] == value) and not (place == OUT and Path(value) == path)
     }
     training_run.check_changeable(changes, type(config))
-    return _SeedRuns(path, list(dict.fromkeys([*seeds, *more])), tree, changes, reading, parallel, is_new=False)
+    seeds = list(dict.fromkeys([*seeds, *more]))
+    if not trusted and (new := [seed for seed in seeds if not (path / seed_folder(seed) / run_files.CONFIG).is_file()]):
+        raise ConfigError(
+            f"train --resume: the runs of the seeds {seeds_text(new)} begin anew and import what {path / SEEDS} names, "
+            f"but --untrusted imports none of it. Leave --untrusted out."
+        )
+    return _SeedRuns(path, seeds, tree, changes, reading, parallel, is_new=False)
 
 
 def _of_one(tree: Tree) -> Tree:

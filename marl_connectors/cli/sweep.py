@@ -48,7 +48,18 @@ from marl_connectors.cli.run_processes import FAILED, RunProcess, train_several
 from marl_connectors.cli.search_space import Choices, Range, search_space
 from marl_connectors.cli.seed_summary import is_seeds_folder
 from marl_connectors.cli.training_run import OUT, PARALLEL, SEEDS
-from marl_connectors.cli.tree import NUM_ENV_WORKERS, SEED, STEPS, Tree, flat, nested, place_of, read_setting
+from marl_connectors.cli.tree import (
+    ENV,
+    NUM_ENV_WORKERS,
+    SEED,
+    STEPS,
+    Tree,
+    above,
+    flat,
+    nested,
+    place_of,
+    read_setting,
+)
 from marl_connectors.cli.values import literal_text, require_extras
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.json_data import parsed_json
@@ -195,7 +206,8 @@ class _Sweep:
             for trial in _latest(trials).values():
                 study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs[_FOLDER]})
         # Other numbers are drawn when the sweep continues.
-        study.sampler = optuna.samplers.TPESampler(seed=resolved(self.user)[SEED] + len(study.get_trials()))
+        seed = resolved(self.user)[SEED]
+        study.sampler = optuna.samplers.TPESampler(seed=None if seed is None else seed + len(study.get_trials()))
         return study
 
     def _take_up(self, study: Any) -> None:
@@ -404,7 +416,7 @@ def _short(value: Any) -> str:
 def _new(given: Mapping[str, Any]) -> _Sweep:
     """Makes the folder of a new sweep, after the settings at the ends of all ranges were tried."""
     words = words_of(given)
-    if words.last("ENV") is None and words.config is None:
+    if words.last(ENV) is None and words.config is None:
         raise ConfigError("sweep: expected an environment, --config FILE or --resume SWEEP.")
     data, who, _ = ({}, "", None) if words.config is None else read_file(words.config)
     in_file = search_space(data[SEARCH], f"{who}: {SEARCH}") if SEARCH in data else {}
@@ -421,7 +433,7 @@ def _new(given: Mapping[str, Any]) -> _Sweep:
     config = make_config(resolved(user))
     options = tree_of_options(words, config)
     quick = {"run.video": "none", "run.baseline_seconds": 2.0, "run.keep_checkpoints": 1}
-    user |= {place: value for place, value in quick.items() if place not in options}
+    user = above(user, {place: value for place, value in quick.items() if place not in options})
     of_evaluations, of_training = AUTO_METRICS
     metric = given.get("metric", (of_evaluations if config.evaluation_interval else of_training)[-1])
     if parallel > 1 or metric.endswith(f"/{SUCCESS}"):
@@ -454,6 +466,8 @@ def _check_names(names: Sequence[str], config: Any) -> None:
     for name in names:
         if (place := place_of(name, type(config), "--search")) in seen:
             raise ConfigError(f"--search: {name!r} is searched twice. Leave one out.")
+        if place in (OUT, PARALLEL, SEEDS):
+            raise ConfigError(f"--search: {name!r} is no setting of a trial. Leave it out.")
         seen.add(place)
 
 

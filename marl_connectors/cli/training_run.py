@@ -21,7 +21,7 @@ from marl_connectors.cli import suggestions
 from marl_connectors.cli.folders import check_can_be_made
 from marl_connectors.cli.known_algorithms import algorithm_of
 from marl_connectors.cli.layers import SETTINGS, resolved, tree_of_data, tree_of_options, user_tree
-from marl_connectors.cli.made_config import annealed, configured, make_config, new_config, use_threads
+from marl_connectors.cli.made_config import annealed, configured, make_config, use_threads
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.presets import preset_sentence
 from marl_connectors.cli.restored_runs import (
@@ -35,6 +35,7 @@ from marl_connectors.cli.restored_runs import (
 from marl_connectors.cli.tree import (
     ANNEAL,
     BATCH_SIZE,
+    ENV,
     NUM_LEARNERS,
     RUN,
     STEPS,
@@ -118,7 +119,7 @@ def prepared(given: Mapping[str, Any]) -> _Training:
 def new_tree(given: Mapping[str, Any]) -> Tree:
     """Returns all settings of the run that the parsed options begin."""
     words = words_of(given)
-    if words.last("ENV") is None and words.config is None:
+    if words.last(ENV) is None and words.config is None:
         raise ConfigError(
             f"train: expected an environment, --config FILE or --resume RUN. Try: {suggestions.first_run()}"
         )
@@ -233,6 +234,11 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         raise CheckpointError(
             f"train --resume: {path} was begun in Python, and has no checkpoint yet. Run the program again."
         )
+    if checkpoint is None and not trusted:
+        raise ConfigError(
+            f"train --resume: {path} has no checkpoint yet, so it begins anew and imports what its {run_files.CONFIG} "
+            f"names, but --untrusted imports none of it. Leave --untrusted out."
+        )
     with naming_a_lost_config(checkpoint or path, "train --resume", source):
         probe = config_to_resume(path, data, checkpoint, source, trusted)
         tree = tree_of_run(path, data, source)
@@ -244,7 +250,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         return _Training(built(make_config(tree), tree), path, facts_of(tree))
     if NUM_LEARNERS in now and BATCH_SIZE in tree and BATCH_SIZE not in now:  # they share the same train batch
         now[BATCH_SIZE] = share(tree[BATCH_SIZE] * max(1, tree.get(NUM_LEARNERS, 0)), now[NUM_LEARNERS])
-    changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now)})
+    changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now, probe)})
     use_threads({**tree, **changed}.get("run.threads", 1))
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": given.get("new_episodes", False), "chosen": now}
     with naming_a_lost_config(checkpoint, "train --resume", source):
@@ -300,7 +306,7 @@ def checkpoint_to_resume(path: Path) -> Path | None:
     return None
 
 
-def check_changeable(changes: Mapping[str, Any], cls: type) -> None:
+def check_changeable(changes: Mapping[str, Any], cls: type, who: str = "train --resume") -> None:
     """Checks that settings can change when a run is resumed: those that neither modules nor episodes depend on.
 
     Raises:
@@ -308,7 +314,7 @@ def check_changeable(changes: Mapping[str, Any], cls: type) -> None:
     """
     if OUT in changes:
         raise ConfigError(
-            "train --resume: --out cannot be given, because the run goes on in its own folder. Leave it out, or copy "
+            f"{who}: --out cannot be given, because the run goes on in its own folder. Leave it out, or copy "
             "the folder and resume the copy."
         )
     for place in changes:
@@ -320,8 +326,8 @@ def check_changeable(changes: Mapping[str, Any], cls: type) -> None:
         ):
             known = [option for other, option in short_forms(cls).values() if places(cls)[other].changeable]
             raise ConfigError(
-                f"train --resume: {option_of(place, cls)} cannot be changed, because the checkpoint's modules, "
-                f"pipelines or episodes depend on it. Start a new run with it. You can change: --set, --config, "
+                f"{who}: {option_of(place, cls)} cannot be changed, because the checkpoint's modules, pipelines or "
+                f"episodes depend on it. Start a new run with it. You can change: --set training.NAME, --config, "
                 f"{', '.join(option.flag for option in known)}."
             )
 
@@ -330,15 +336,19 @@ def _earlier_changes(path: Path, data: Mapping[str, Any], probe: Any) -> Tree:
     """Returns the settings that were changed when the run was resumed earlier."""
     who = f"{path / run_files.CONFIG}: {CHANGED}"
     try:
-        changed = tree_of_data(nested(flat(data.get(CHANGED, {}), who)), who, probe)
-        check_changeable(changed, type(probe))
+        changed = flat(data.get(CHANGED, {}), who)
+        # Nothing that a file of others names is imported: only settings without names can change.
+        check_changeable(tree_of_data(nested(changed), who, probe, check=False), type(probe), who)
+        changed = tree_of_data(nested(changed), who, probe)
     except ConfigError as error:
         raise CheckpointError(f"{error} Correct it.") from error
     return changed
 
 
-def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any]) -> Tree:
+def _annealed_again(tree: Mapping[str, Any], now: Mapping[str, Any], config: Any) -> Tree:
     """Returns the learning rates of a resumed run that fall to 0, if the command changes its steps or these rates."""
     if not tree.get(ANNEAL) or not (STEPS in now or learning_rates(now)) or has_lr_schedule(now):
         return {}
-    return annealed(configured(new_config({**tree, ANNEAL: False}), learning_rates(now)), {**tree, **now}[STEPS])
+    env = {place: own for place, own in tree.items() if place == ENV}
+    rates = {**learning_rates(tree), **learning_rates(now)}
+    return annealed(configured(config, {**env, **rates}), {**tree, **now}[STEPS])

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.command_settings import CommandSettings
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
 from marl_connectors.cli.other_names import section_instead, setting_instead
 from marl_connectors.cli.values import literal, without_unit
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
@@ -34,6 +35,7 @@ NUM_ENVS, NUM_ENVS_EACH = "run.num_envs", "env_runners.num_envs_per_env_runner"
 NUM_ENV_RUNNERS, NUM_LEARNERS = "env_runners.num_env_runners", "learners.num_learners"
 BATCH_SIZE, MINIBATCH_SIZE = "training.train_batch_size_per_learner", "training.minibatch_size"
 NUM_ENV_WORKERS = "env_runners.num_env_workers"
+ALGO, SOURCE, PRESET = "run.algo", "run.config", "run.preset"
 SEED, STEPS, ANNEAL = "debugging.seed", "run.steps", "run.anneal_lr"
 DICTS: Final = (ENV_CONFIG, MODEL)
 """Settings that are dicts, whose keys have places of their own."""
@@ -43,9 +45,11 @@ PIECES: Final = {
     "learners.learner_connector": LEARNER,
 }
 """The settings that are lists of names of connector pieces, with the pipelines of these."""
+_ONLY_OPTIONS: Final = ("config", "new_episodes", "resume", "untrusted")
+"""The options that are no settings."""
 _NAME = re.compile(r"[\w.]+:[\w.]+")
 _NONE = ("none", "null")
-_REPLACED: Final[Mapping[str, tuple[str, ...]]] = {
+REPLACED: Final[Mapping[str, tuple[str, ...]]] = {
     MAPPING: (MODULES,),
     NUM_ENVS: (NUM_ENVS_EACH,),
     NUM_ENVS_EACH: (NUM_ENVS,),
@@ -129,7 +133,7 @@ def _first(section: str, name: str, cls: type, who: str) -> str:
     """Returns the place of a setting of a section."""
     known = sections(cls)
     name, _, key = name.partition(".")
-    in_command = section == RUN and name in settings_of(CommandSettings)
+    in_command = section == RUN and name in settings_of(CommandSettings) and f"{RUN}.{name}" != SOURCE
     if not in_command and name not in known.get(section, ()):
         raise ConfigError(_unknown(section, name, cls, who))
     setting_name = name if in_command else known[section][name].name
@@ -168,6 +172,10 @@ def closest(name: object, known: Any, who: str) -> str:
     """Returns a closing sentence about an unknown name: what to use instead, the closest, or where all are listed."""
     if instead := setting_instead(str(name), who):
         return instead
+    if name in _ONLY_OPTIONS:
+        return f"It is no setting, but an option: --{str(name).replace('_', '-')}"
+    if algos := [each for each in ALGORITHMS if name in sections(config_class(each))["training"]]:
+        return f"It is a setting of other algorithms: {', '.join(algos)}."
     close = did_you_mean(name, known)
     return close if close.startswith("Did you mean") else f"All settings are listed by: {command(PROGRAM, 'schema')}"
 
@@ -211,29 +219,29 @@ def read_setting(place: str, value: Any, config: Any, who: str, *, check: bool =
         return {place: names}
     for parent in DICTS:
         if place.startswith(f"{parent}."):
-            return {place: _in_dict(parent, place, value, config, who)}
+            return {place: _in_dict(parent, place, value, config, who, check)}
     own = places(type(config))[place]
     value = fitting(own.validator, value)
     if place == "evaluation.evaluation_config" and isinstance(value, Mapping):
         known = settings_of(type(config))
         value = {key: fitting(known[key].validator, each) if key in known else each for key, each in value.items()}
     if check:
-        _check(config, place, own, as_object(config, place, value, who), who)
+        _check(config, own, as_object(config, place, value, who), who)
     return {place: value}
 
 
-def _check(config: Any, place: str, own: Setting, value: Any, who: str) -> None:
+def _check(config: Any, own: Setting, value: Any, who: str) -> None:
     try:
-        if place.startswith(f"{RUN}.") and own.name in settings_of(CommandSettings):
-            checked(CommandSettings, own.name, value, who)
-        else:
+        if settings_of(type(config)).get(own.name) == own:
             config._checked(own.name, value, who)
+        elif own.validator is not None:  # of the command line, or an argument that the config does not keep
+            own.validator.check(value, who, own.name)
     except ConfigError as error:
         text = str(error).replace(f"{who}: {own.name}: ", f"{who}: ", 1)
         raise ConfigError(f"{text}{without_unit(value)}") from error
 
 
-def _in_dict(parent: str, place: str, value: Any, config: Any, who: str) -> Any:
+def _in_dict(parent: str, place: str, value: Any, config: Any, who: str, check: bool) -> Any:
     """Returns the value of an argument of the environment, or of a setting of the modules."""
     name, known = place.removeprefix(f"{parent}."), settings_of(DefaultModelConfig)
     if parent == ENV_CONFIG:
@@ -246,7 +254,8 @@ def _in_dict(parent: str, place: str, value: Any, config: Any, who: str) -> Any:
         who = who.removesuffix(f" {name}").removesuffix(f".{name}")
         raise ConfigError(f"{who}: the default modules have no setting {name!r}. {did_you_mean(name, known)}")
     try:
-        checked(DefaultModelConfig, name, as_named(known[name].validator, value, who), who)
+        if check:
+            checked(DefaultModelConfig, name, as_named(known[name].validator, value, who), who)
     except ConfigError as error:
         raise ConfigError(str(error).replace(f"{who}: {name}: ", f"{who}: ", 1)) from error
     return value
@@ -288,7 +297,9 @@ def fitting(validator: Validator | None, value: Any) -> Any:
     if isinstance(value, str) and dict(validator.schema or {}).get("type") == "array":
         return _parts(value)
     found = literal(value) if isinstance(value, str) else value
-    return int(found) if isinstance(found, float) and found.is_integer() else found
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    return value if isinstance(found, tuple) else found  # 1,000 is no tuple for its author
 
 
 def _readings(value: Any) -> Iterator[Any]:
@@ -310,7 +321,7 @@ def _readings(value: Any) -> Iterator[Any]:
 
 
 def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [part.strip() for part in text.split(",")]
 
 
 def as_object(config: Any, place: str, value: Any, who: str) -> Any:
@@ -352,7 +363,7 @@ def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Tree:
     A value also replaces others in the lower tree that mean the same, such as the seeds if there is a seed. Another
     environment has other arguments and wrappers.
     """
-    gone = {other for place in upper for other in _REPLACED.get(place, ()) if other not in upper}
+    gone = {other for place in upper for other in REPLACED.get(place, ()) if other not in upper}
     if upper.get(ENV, lower.get(ENV)) != lower.get(ENV):
         gone |= {place for place in lower if place in _OF_ENV or place.startswith(f"{ENV_CONFIG}.")}
     if upper.get("run.video") == "none":

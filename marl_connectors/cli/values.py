@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from marl_connectors.errors import ConfigError
 from marl_connectors.packages import require_packages
 
 _EXPONENTS = {"k": 3, "m": 6, "g": 9, "b": 9}
@@ -60,12 +61,12 @@ def key_value(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, but got {text!r}")
+        raise ConfigError(f"expected KEY=VALUE, but got {text!r}.")
     found = literal(value.strip())
     if isinstance(found, str) and re.match(r"\{.*:.*\}$", value.strip(), re.DOTALL):
-        raise argparse.ArgumentTypeError(
+        raise ConfigError(
             f"expected a dict such as \"{key.strip()}={{'name': 1}}\", in quotes and with quotes around names, but got "
-            f"{text!r}"
+            f"{text!r}."
         )
     return key.strip(), found
 
@@ -93,7 +94,7 @@ def opponent(text: str) -> str | None:
     if text.lower() == "none":
         return None
     if who.lower() != "random" or (":" in text and not all(part.strip() for part in teams.split(","))):
-        raise argparse.ArgumentTypeError(f"expected random, random:TEAM,TEAM or none, but got {text!r}")
+        raise ConfigError(f"expected random, random:TEAM,TEAM or none, but got {text!r}.")
     return "random" + text[len("random") :]
 
 
@@ -138,13 +139,11 @@ def seed_list(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or not (last.isdecimal() if dash else True) or (dash and int(last) < int(first)):
-            raise argparse.ArgumentTypeError(f"expected seeds such as 0-4 or 0,3,7, but got {text!r}")
-        low, high = whole_number(first), whole_number(last or first)
+            raise ConfigError(f"expected seeds such as 0-4 or 0,3,7, but got {text!r}.")
+        low, high = int(first), int(last or first)
         if high - low >= _MOST_SEEDS:
-            raise argparse.ArgumentTypeError(f"expected at most {_MOST_SEEDS} seeds, each a run, but got {text!r}")
+            raise ConfigError(f"expected at most {_MOST_SEEDS} seeds, each a run, but got {text!r}.")
         seeds += range(low, high + 1)
-    if len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"expected each seed once, but got {text!r}")
     return seeds
 
 

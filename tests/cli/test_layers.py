@@ -18,7 +18,7 @@ from marl_connectors.cli.made_config import make_config, new_config
 from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse, words_of
 from marl_connectors.cli.tree import flat, nested, read_setting
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.json_data import jsonable
 from marl_connectors.learner.learner import Learner
 from marl_connectors.packages import is_installed
@@ -307,6 +307,19 @@ MISTAKES = [
     ("training: {learner_connector: {a: 1}}", "run.yaml: training.learner_connector: expected a list of"),
     ("env_to_module: [3]", "run.yaml: env_to_module: expected a list of"),
     ("config: nowhere.py", "run.yaml: config: there is no file 'nowhere.py' beside it"),
+    ("config: 3", "run.yaml: config: expected the name of a Python file or module, or None, got 3"),
+    ("run: {config: [a]}", "run.yaml: config: expected the name of a Python file or module, or None, got ['a']"),
+    ("config: ''", "run.yaml: config: expected the name of a Python file or module, or None, got ''"),
+    ("out: null", "run.yaml: out: expected the path of a folder, got None"),
+    ("seeds: null", "run.yaml: seeds: expected seeds such as 0-4 or 0,3,7, or a list of them, got None"),
+    ("seed: 1\nseeds: 0-2", "run.yaml: seeds: it cannot be given with run.yaml: seed. Use one of them."),
+    ("steps: null", "--steps: expected the agent steps at which the run ends, but got None"),
+    ("preset: null", "run.yaml: preset: expected True or False, got None"),
+    ("hidden: ''", "run.yaml: hidden: expected a list of whole numbers from 1, such as [64, 64], got ['']"),
+    ("framework: {framework: tf2}", "run.yaml: framework.framework: expected 'torch', got 'tf2'"),
+    ("settings: {training: {lr: 3}}", "run.yaml: unknown key 'settings'. What is under it belongs to the top of the"),
+    ("training: {dueling: true}", "run.yaml: training: unknown setting 'dueling'. It is a setting of other algorithms"),
+    ("training: {resume: run}", "run.yaml: training: unknown setting 'resume'. It is no setting, but an option: --res"),
 ]
 
 
@@ -317,6 +330,50 @@ def test_a_file_whose_environment_has_no_name_is_named(value, tmp_path, monkeypa
     assert main(["train", "--config", "run.yaml"]) == 2
     wanted = "run.yaml: env: expected a name"
     assert capsys.readouterr().err.startswith(f"marl-connectors: error: {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "preset=maybe"], "--set preset: expected True or False, got 'maybe'"),
+        (
+            ["--set", "run.config=my.py"],
+            "--set: run: unknown setting 'config'. It is no setting, but an option: --config",
+        ),
+        (["--set", "twin_q=true"], "--set: unknown setting 'twin_q'. It is a setting of other algorithms: sac, "),
+        (["--set", "framework=tf"], "--set framework: expected 'torch', got 'tf'"),
+        (["--seeds", "none"], "--seeds: expected seeds such as 0-4 or 0,3,7, but got 'none'"),
+        (["--set", "seeds=0-2", "--seed", "1"], "--seed: it cannot be given with --set seeds. Use one of them."),
+        (
+            ["--set", "hidden=[3]", "--hidden", "4"],
+            "--hidden: it is the same setting as --set hidden. Use one of them.",
+        ),
+        (["--set", "lr=1", "--set", "training.lr=2"], "--set training.lr: it is the same setting as --set lr. Use one"),
+        (["--num-envs", "3", "--set", "num_envs_per_env_runner=2"], "runner: it cannot be given with --num-envs. Use"),
+        (["--steps", "1,000"], "--steps: expected a whole number from 1, or None, got '1,000'"),
+        (["--hidden", ""], "--hidden: expected a list of whole numbers"),
+        (["--hidden", "64,,64"], "--hidden: expected a list of whole numbers"),
+        (["--track", ""], "--track: expected a list of tensorboard"),
+        (["--modules", ""], "--modules: expected a collection of module ids"),
+        (
+            ["--steps", "1e30"],
+            "--steps: expected a whole number from 1, or None, got 1000000000000000019884624838656. The",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mistake_on_the_command_line_is_named_as_it_was_written(settings, words, message):
+    with pytest.raises(ConfigError) as error:
+        settings("CartPole-v1", *words)
+    assert message in str(error.value)
+
+
+def test_set_decides_about_algorithm_preset_and_environment_as_the_options_do(settings):
+    assert settings("CartPole-v1", "--set", "algo=DQN") == settings("CartPole-v1", "--algo", "dqn")
+    assert settings("Pendulum-v1", "--set", "run.preset=false") == settings("Pendulum-v1", "--no-preset")
+    assert settings("Pendulum-v1")["run.algo"] == "sac"  # which the preset chooses
+    file = "env: CartPole-v1\nsteps: 70\n"
+    assert settings("--set", "environment.env=Pendulum-v1", file=file) == settings("Pendulum-v1", file=file)
 
 
 def test_an_algorithm_on_the_command_line_may_accept_what_that_of_the_file_does_not(settings):
@@ -440,6 +497,26 @@ def test_the_config_json_of_a_run_with_options_above_it(settings, tmp_path):
     assert settings(*of_run, "--num-learners", "1")["training.train_batch_size_per_learner"] == 27
     dqn = settings(*of_run, "--algo", "dqn")
     assert dqn["training.n_step"] == 3 and "training.clip_param" not in dqn
+    presets = [before, settings(*of_run, "--seed", "3"), other, dqn, settings(*of_run, "--no-preset")]
+    assert [each["run.preset"] for each in presets] == ["CartPole-v1", "CartPole-v1", "", "", ""]
+
+
+def test_the_files_of_several_runs_begin_a_single_one(settings, tmp_path):
+    whole = settings("CartPole-v1", "--set", "lr=0.5")
+    several = {place: own for place, own in whole.items() if place != "debugging.seed"}
+    (tmp_path / "seeds.json").write_text(json.dumps({"settings": nested(several)}))
+    assert settings("--config", "seeds.json") == whole
+    assert "debugging.seed" not in settings("--config", "seeds.json", "--seeds", "0-2")
+    user = user_tree(words_of(parse(["train", "CartPole-v1", "--set", "lr=0.5", "--no-preset"])))
+    (tmp_path / "sweep.json").write_text(json.dumps({"settings": nested(user)}))
+    assert settings("--config", "sweep.json") == settings("CartPole-v1", "--set", "lr=0.5", "--no-preset")
+
+
+@pytest.mark.parametrize("content", [3, None, "x"])
+def test_damaged_settings_of_a_run_are_named(content, settings, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"settings": content}))
+    with pytest.raises(CheckpointError, match=r"config\.json: settings: expected settings by section, but got "):
+        settings("--config", "config.json")
 
 
 # Configs in Python files.
@@ -498,6 +575,9 @@ def test_a_yaml_file_can_name_a_python_file_beside_it(settings, python_file, tmp
     file.write_text(f"config: ../{python_file.name}\nsteps: 10\ntraining: {{gamma: 0.25}}\n")
     found = settings("--config", str(file))
     assert (found["run.steps"], make_config(found).gamma, found["run.config"]) == (10, 0.25, str(python_file))
+    file.write_text(f"config: ../{python_file.name}\nalgo: dqn\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml: algo: .* makes the config of 'mappo', which an option cannot"):
+        settings("--config", str(file))
 
 
 def test_a_run_from_python_is_trained_resumed_and_evaluated_with_its_lambdas(python_file, capsys):

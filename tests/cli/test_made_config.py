@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from marl_connectors import Algorithm
+from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.cli.layers import resolved, user_tree
-from marl_connectors.cli.made_config import make_config, new_config
+from marl_connectors.cli.made_config import configured, make_config, new_config
 from marl_connectors.cli.main import main
 from marl_connectors.cli.parser import parse, words_of
 from marl_connectors.cli.restored_runs import tree_of_run
@@ -282,3 +282,9 @@ def test_explain_accepts_settings_of_the_modules(capsys):
     assert "state_in" in capsys.readouterr().out
     assert main(["explain", *words, "--model", "cell=3"]) == 2
     assert "--model: the default modules have no setting 'cell'" in capsys.readouterr().err
+
+
+def test_without_videos_there_are_none_during_training_either():
+    config = PPOConfig().environment("CartPole-v1").run(video="gif", video_every=3)
+    assert (configured(config.copy(), {"run.video": "none"}).video_every, config.video_every) == (0, 3)
+    assert configured(config, {"run.video": "mp4"}).video_every == 3

@@ -157,7 +157,7 @@ def test_changed_settings_hold_for_seeds_that_are_begun_later(command, behaviour
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "fake_env", "--seeds", "0-2", "--seed", "1"], "--seed and --seeds were both given"),
+        (["train", "fake_env", "--seeds", "0-2", "--seed", "1"], "--seed: it cannot be given with --seeds. Use one"),
         (["train", "fake_env", "--parallel", "2"], "--parallel is for several seeds. Add --seeds"),
         (
             ["train", "fake_env", "--seeds", "3-1"],

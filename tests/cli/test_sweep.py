@@ -224,6 +224,8 @@ def test_lists_are_shown_as_they_are_written(command, behaviour):
         (["sweep", "fake_env", "--search", "lr=2"], "lr: expected a range or several choices"),
         (["sweep", "fake_env", "--search", "learning=1..2"], "unknown setting 'learning'"),
         (["sweep", "fake_env", "--search", "gamma=0.5..1.5"], "gamma"),
+        (["sweep", "fake_env", "--search", "out=a,b"], "--search: 'out' is no setting of a trial. Leave it out."),
+        (["sweep", "fake_env", "--search", "run.seeds=0-1,0-2"], "--search: 'run.seeds' is no setting of a trial."),
         (["sweep", "--resume", "nowhere"], "expected the folder of a sweep, but nowhere has no sweep.json"),
         (["sweep", "--resume", "s", "--seed", "1"], "--seed cannot be changed"),
     ],
@@ -246,3 +248,11 @@ def test_searched_values_are_of_options_modules_environments_or_of_the_config():
     values = {"hidden": [8], "model.use_lstm": True, "env_config.N": 3, "training.lr": 0.1}
     model = {"rl_module.model_config.fcnet_hiddens": [8], "rl_module.model_config.use_lstm": True}
     assert searched_tree(values, PPOConfig()) == {**model, "environment.env_config.N": 3, "training.lr": 0.1}
+
+
+def test_a_file_may_have_videos_during_training_and_no_seed(command, behaviour):
+    Path("run.yaml").write_text("env: fake_env\nsteps: 300\nvideo: gif\nvideo_every: 2\nseed: null\n")
+    few = ["--set", "train_batch_size_per_learner=100", "--trials", "1", "--out", "s"]
+    assert command("sweep", "--config", "run.yaml", *few, "--search", "lr=0.1..0.9") == 0
+    assert data()["settings"]["run"]["video"] == "none" and "video_every" not in data()["settings"]["run"]
+    assert [trial["state"] for trial in data()["results"]] == ["complete"]

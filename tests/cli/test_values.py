@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.values import (
     count,
     key_value,
@@ -16,7 +17,9 @@ from marl_connectors.cli.values import (
     seed_list,
     whole_number,
 )
+from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable
+from marl_connectors.validators import Unfit
 
 
 @pytest.mark.parametrize(
@@ -61,14 +64,15 @@ def test_other_numbers_are_refused(text):
 @pytest.mark.parametrize("text", ["9223372036854775808", "1e23"])
 def test_numbers_above_those_of_64_bits_are_refused(text):
     assert whole_number("9223372036854775807") == 2**63 - 1
-    for read in (whole_number, seed_list):
-        with pytest.raises(argparse.ArgumentTypeError):
-            read(text)
+    with pytest.raises(argparse.ArgumentTypeError):
+        whole_number(text)
+    with pytest.raises(ConfigError if "e" in text else Unfit):
+        seeds_of(text)
 
 
 def test_a_range_of_seeds_has_at_most_1000():
     assert seed_list("5-1004") == list(range(5, 1005))
-    with pytest.raises(argparse.ArgumentTypeError, match="at most 1000 seeds"):
+    with pytest.raises(ConfigError, match="at most 1000 seeds"):
         seed_list("5-1005")
 
 
