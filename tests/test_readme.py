@@ -138,7 +138,7 @@ def test_the_other_commands_of_the_readme_train_tasks_of_the_zoo():
     lines = [line.partition(" ")[2] for line in block.splitlines()]
     commands = [parser.parse_args(shlex.split(line, comments=True)) for line in lines]
     assert [args.command for args in commands] == ["zoo", "train", "train", "train"]
-    assert all(find_task(words_of(args).last("ENV")) for args in commands if args.command == "train")
+    assert all(find_task(words_of(args).last("environment.env")[1]) for args in commands if args.command == "train")
 
 
 def test_the_readme_is_read_in_a_minute():

@@ -107,6 +107,7 @@ def test_a_sweep_continues_with_more_trials_and_several_at_a_time(command, behav
     assert len({result["params"]["lr"] for result in data()["results"]}) == 4
 
 
+@pytest.mark.slow
 def test_the_lowest_value_is_the_best_for_min(command, behaviour):
     words = ["lr=0.1,0.5", "--trials", "3", "--steps", "200", "--metric", "min:env_runners/episode_return_mean"]
     assert command(*START, *words) == 0
@@ -250,6 +251,7 @@ def test_searched_values_are_of_options_modules_environments_or_of_the_config():
     assert searched_tree(values, PPOConfig()) == {**model, "environment.env_config.N": 3, "training.lr": 0.1}
 
 
+@pytest.mark.slow
 def test_a_file_may_have_videos_during_training_and_no_seed(command, behaviour):
     Path("run.yaml").write_text("env: fake_env\nsteps: 300\nvideo: gif\nvideo_every: 2\nseed: null\n")
     few = ["--set", "train_batch_size_per_learner=100", "--trials", "1", "--out", "s"]

@@ -72,6 +72,7 @@ def mean(results):
     return stats["mean"]
 
 
+@pytest.mark.slow
 def test_agents_that_block_each_other_with_their_most_likely_actions_are_measured_with_drawn_ones(trained, capsys):
     final, said = trained()
     assert 4.0 < mean(final) < 6.0  # each of 10 steps pays with a probability of 1/2
@@ -109,6 +110,7 @@ def test_algorithms_that_learn_values_are_measured_with_their_best_actions_alone
     assert not {"drawn_actions", "most_likely_actions"} & final.keys() and "most likely actions" not in said
 
 
+@pytest.mark.slow
 def test_the_table_of_seeds_has_both_ways(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", f"{__name__}:Door", *RUN, "--seeds", "0-1", "--out", "runs"]) == 0

@@ -306,6 +306,7 @@ def test_the_files_of_another_run_are_neither_replaced_nor_mixed_up(algo, tmp_pa
             assert len(quiet(other, num_iterations=1, folder=tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_may_have_several_folders_and_go_on_in_each_of_them(algo, tmp_path):
     for number, folder in enumerate(("a", "b", "a"), 1):
         results = quiet(algo, num_iterations=1, folder=tmp_path / folder)
@@ -627,6 +628,7 @@ def test_wrong_arguments_for_the_folder_are_named_before_training(algo, tmp_path
 # Settings of the run --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arguments_do_the_same_as_settings_of_the_config(tmp_path):
     kept = {"steps": 2 * STEPS, "checkpoint_every": 1, "keep_checkpoints": 1, "keep_best": None, "eval_episodes": 1}
     kept |= {"video": "gif", "video_every": 1, "track": ["tensorboard"], "baseline_seconds": 5.0}

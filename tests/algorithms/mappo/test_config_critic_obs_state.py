@@ -268,6 +268,7 @@ def test_wrong_states_name_copy_and_step(state, why):
     check_error(Wrong, why)
 
 
+@pytest.mark.slow
 def test_wrong_states_in_a_worker_process_do_too():
     check_error(NanState, "contains NaN", num_env_workers=1)
 
