@@ -107,7 +107,7 @@ def play(kind, seed, num_steps=60, **settings):
             num_over += len(check(result, before, vector_env, waiting))
     finally:
         vector_env.close()
-    assert num_over > 8
+    assert num_over > min(8, 3 * vector_env.num_envs), "episodes are short, so that many of them end"
     return found
 
 
