@@ -247,6 +247,14 @@ def test_keys_of_an_environments_arguments_need_not_be_texts(settings):
     assert found.env_config == {3: "x", "b": 2, "a": 1}
 
 
+@pytest.mark.parametrize(
+    ("option", "key", "expected"), [("--no-env-check", "false", True), ("--env-check", "true", False)]
+)
+def test_a_switch_may_be_the_opposite_of_its_setting(settings, option, key, expected):
+    assert settings("CartPole-v1", option)["environment.disable_env_checking"] is expected
+    assert settings(file=f"env: CartPole-v1\nenv_check: {key}")["environment.disable_env_checking"] is expected
+
+
 def test_numbers_in_yaml_are_numbers(settings):
     found = settings(file="env: CartPole-v1\nsteps: 1e5\ntraining: {lr: 1e-3, num_epochs: 1.0e+1, vf_clip_param: .inf}")
     values = [found[place] for place in ("run.steps", "training.num_epochs", "training.lr", "training.vf_clip_param")]

@@ -107,7 +107,6 @@ def test_a_sweep_continues_with_more_trials_and_several_at_a_time(command, behav
     assert len({result["params"]["lr"] for result in data()["results"]}) == 4
 
 
-@pytest.mark.slow
 def test_the_lowest_value_is_the_best_for_min(command, behaviour):
     words = ["lr=0.1,0.5", "--trials", "3", "--steps", "200", "--metric", "min:env_runners/episode_return_mean"]
     assert command(*START, *words) == 0
