@@ -263,8 +263,9 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
         CheckpointError: If the file is damaged.
     """
     tree = flat(data.get(SETTINGS, {}), f"{path / run_files.CONFIG}: {SETTINGS}")
-    algo = tree.get(ALGO)
-    if tree and not (isinstance(tree.get(ENV, ""), str) and (algo in ALGORITHMS or isinstance(tree.get(SOURCE), str))):
+    has_class = isinstance(tree.get(SOURCE), str) or tree.get(ALGO) in list(ALGORITHMS)
+    is_run = has_class and isinstance(tree.get(ENV, ""), str) if tree else "algorithm" in data
+    if not is_run:
         raise CheckpointError(
             f"{path / run_files.CONFIG}: expected its settings to have an environment and one of the algorithms "
             f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
