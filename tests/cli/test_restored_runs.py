@@ -107,7 +107,7 @@ def test_untrusted_imports_nothing_that_the_files_of_a_run_name(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     Path("of_a_stranger.py").write_text("def count(**kwargs): pass\nconfig = None\n")
     assert main(["train", MATCH, "--seeds", "0", "--out", "seeds", *TINY]) == 0
-    for name in ("unborn", "changed", "annealed"):
+    for name in ("unborn", "changed", "annealed", "of_python"):
         shutil.copytree("seeds/seed0", name)
     shutil.rmtree("unborn/checkpoints")
     for file in ("curves.png", "final.json", "metrics.jsonl"):
@@ -128,6 +128,11 @@ def test_untrusted_imports_nothing_that_the_files_of_a_run_name(tmp_path, monkey
     config["settings"]["run"]["anneal_lr"] = True
     Path("annealed/config.json").write_text(json.dumps({**config, "settings": {**config["settings"], **named}}))
     assert main(["train", "--resume", "annealed", "--steps", "80", "--untrusted"]) == 0
+    config = json.loads(Path("of_python/config.json").read_text())
+    config["settings"]["run"]["config"] = str(tmp_path / "of_a_stranger.py")
+    Path("of_python/config.json").write_text(json.dumps(config))
+    assert main(["evaluate", "of_python", "--episodes", "1", "--baseline-seconds", "1", "--untrusted"]) == 0
+    assert main(["train", "--resume", "of_python", "--steps", "80", "--untrusted"]) == 0
     several = json.loads(Path("seeds/seeds.json").read_text())
     several["settings"]["run"]["config"] = str(tmp_path / "of_a_stranger.py")
     Path("seeds/seeds.json").write_text(json.dumps(several))

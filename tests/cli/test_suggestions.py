@@ -170,6 +170,7 @@ def test_every_command_that_a_run_suggests_works(kind, folder, capsys):
     all_of_it_works(KINDS[kind], capsys)
 
 
+@pytest.mark.slow
 def test_every_command_that_a_run_of_several_algorithms_suggests_works(folder, capsys):
     (folder / "mixed.py").write_text(SEVERAL_ALGORITHMS)
     tiny = [*["--steps", "30", "--eval-episodes", "1", "--no-video"], "--config", "mixed.py"]

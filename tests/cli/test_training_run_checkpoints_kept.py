@@ -124,10 +124,11 @@ def test_a_metric_of_the_users_own_code_may_come_later_and_is_named_once(command
 
 def test_a_wrong_metric_is_refused_before_a_resumed_run_trains(command, monkeypatch):
     train(command, monkeypatch, [1.0, 5.0])
-    before = (RUN / "metrics.jsonl").read_bytes()
+    files = [RUN / "metrics.jsonl", RUN / "config.json"]
+    before = [file.read_bytes() for file in files]
     assert command("train", "--resume", "run", "--steps", "400", "--keep-best", "env_runners/retrun") == 2
     assert "--keep-best: no result is called 'env_runners/retrun'." in command.err and command.err.count("\n") == 1
-    assert (RUN / "metrics.jsonl").read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
 
 
 @pytest.mark.few(1)

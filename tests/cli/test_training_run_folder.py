@@ -137,7 +137,6 @@ def test_damaged_baselines_are_named(run, text, what):
     assert what in resume(run, 2)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
@@ -158,7 +157,6 @@ def test_a_config_of_wrong_types_names_the_setting(run, key, value, what):
     assert "run/config.json" in error and what in error
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"settings": 3}', '{"settings": {"run": 3}}', "[" * 10**5])
 def test_a_config_that_is_none_is_named(run, text):
     (RUN / "config.json").write_text(text)

@@ -56,6 +56,13 @@ def test_both_ways_in_leave_the_same_files():
     assert ours["algorithm"]["steps"] == theirs["algorithm"]["steps"] == 80 and ours["algorithm"]["eval_episodes"] == 2
 
 
+def test_a_run_of_python_without_a_number_of_steps_needs_one_to_go_on(capsys):
+    fitted("run", num_iterations=1)
+    assert main(["train", "--resume", "run"]) == 2
+    assert "run was begun in Python without a number of agent steps" in capsys.readouterr().err
+    assert len(rows("run")) == 1
+
+
 @pytest.mark.slow
 def test_a_run_of_python_goes_on_with_the_command_line_as_if_it_had_never_stopped(capsys):
     fitted("whole", steps=4 * STEPS, checkpoint_every=1)

@@ -82,6 +82,7 @@ def program(*words: str) -> str:
     return f"{shlex.quote(sys.executable)} -m marl_connectors {' '.join(words)}"
 
 
+@pytest.mark.slow
 def test_the_step_of_a_message_and_those_after_a_run_work(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)

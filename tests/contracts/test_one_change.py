@@ -288,8 +288,8 @@ def check_run(seed, folder):
         algo.stop()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", [10, 21, 27, 34, 40, 51, 61, 71, 78, 84, 90, *fresh_seeds(60)])
+@pytest.mark.few(10)
+@pytest.mark.parametrize("seed", [10, 21, 27, 34, 40, 51, 61, 71, 78, 84, 90, *fresh_seeds(90)])
 def test_what_must_hold_of_every_run_holds_after_one_change(seed, tmp_path):
     check_run(seed, tmp_path)
 
