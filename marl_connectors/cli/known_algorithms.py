@@ -180,18 +180,3 @@ def known_sections() -> dict[str, list[str]]:
         for section, own in sections(config_class(algo)).items():
             found.setdefault(section, {}).update(dict.fromkeys(own))
     return {section: list(names) for section, names in found.items()}
-
-
-def configs_with(section: str, setting: str, algo: str | None = None) -> list[Any]:
-    """Returns new configs that have a setting: that of ``algo`` alone if it has it, or else those of all algorithms.
-
-    Args:
-        section: The section of the setting.
-        setting: Its name, which is one of ``known_sections``.
-        algo: The name of an algorithm, or None.
-    """
-    from marl_connectors.algorithms.config.sections import sections
-
-    classes = {name: config_class(name) for name in ALGORITHMS}
-    having = {name: cls for name, cls in classes.items() if setting in sections(cls).get(section, [])}
-    return [having[algo]()] if algo in having else [cls() for cls in having.values()]
