@@ -15,16 +15,15 @@ accepts data that ``save_state`` can have written.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,10 +31,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from marl_connectors.errors import CheckpointError
+from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.json_data import parsed_json
 from marl_connectors.names import brief, import_module
 from marl_connectors.never_called import RefusesIgnoredMethods
+from marl_connectors.state import STORED_KINDS, State, decode_state, encode_state
 from marl_connectors.version import library_version
 
 if TYPE_CHECKING:
@@ -50,25 +50,15 @@ BEST: Final = "best"
 _RUN_METRICS: Final = "metrics.jsonl"
 """A file that each folder of a run has."""
 
-_TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
-    "__tensor__",
-    "__scalar__",
-    "__tuple__",
-    "__dict__",
-    "__float__",
-    "__bytes__",
-)
-_KINDS: Final = "biuf"
-"""The numpy kinds that safetensors stores: bool, integers, floats."""
 _TENSORS_FILE: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 
 
-def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
+def save_state(path: str | os.PathLike[str], state: State | Mapping[Any, Any]) -> None:
     """Writes a state. If writing is interrupted, ``path`` contains the whole new state or is unchanged.
 
     The state may contain None, booleans, integers, floats (also infinite ones and NaN), strings, bytes, lists, tuples,
     dicts with keys of those types, numpy arrays and scalars, and torch tensors. ``load_state`` returns the same types,
-    except for tensors, which become numpy arrays (float32 for bfloat16).
+    except for tensors, which become numpy arrays (float32 for bfloat16), and dataclasses, which become dicts.
 
     Args:
         path: The directory to write. An existing checkpoint there is replaced, and missing parents are created.
@@ -83,7 +73,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
 class EncodedState:
     """A state in the form in which it is written."""
 
-    def __init__(self, state: Mapping[Any, Any]):
+    def __init__(self, state: State | Mapping[Any, Any]):
         """Encodes a state. The arrays are those of the state.
 
         Raises:
@@ -98,7 +88,7 @@ class EncodedState:
             ) from error
 
     @classmethod
-    def copy_of(cls, state: Mapping[Any, Any]) -> Self:
+    def copy_of(cls, state: State | Mapping[Any, Any]) -> Self:
         """Encodes a state, and copies its arrays, so that they do not change with it."""
         encoded = cls(state)
         encoded._tensors = {key: array.copy() for key, array in encoded._tensors.items()}
@@ -203,7 +193,7 @@ def _read_tensors(
             there = set(opened.keys())
             for key in sorted(there.intersection(wanted)):
                 array = tensors[key] = opened.get_tensor(key)
-                if array.dtype.kind not in _KINDS:
+                if array.dtype.kind not in STORED_KINDS:
                     raise ValueError("it contains arrays of a type that is never written")
                 if _array_hash(array) != hashes.get(key):
                     raise ValueError(f"the SHA-256 of {brief(key)} differs")
@@ -226,8 +216,8 @@ _PLACES: Final = {
     ("env_runner", "module_to_env_connector"): ("env_runner", "module_to_env"),
 }
 """The folders of components in RLlib's checkpoints of algorithms, and the places of their states in ours."""
-REPLAY_BUFFERS: Final = ("off_policy", "replays")
-"""The places of replay buffers in the states of algorithms. They may be large, and only training needs them."""
+REPLAY_BUFFERS: Final = ("replays",)
+"""The fields of replay buffers in the states of algorithms. They may be large, and only training needs them."""
 
 
 class Checkpointable(RefusesIgnoredMethods):
@@ -283,6 +273,23 @@ class Checkpointable(RefusesIgnoredMethods):
                 ``restore_from_path``.
         """
         return _components().component_from_checkpoint(cls, path, trusted=trusted)
+
+
+@contextmanager
+def taking_over(part: str) -> Iterator[None]:
+    """Turns any error while a part of a checkpoint is read or applied into a CheckpointError that names the part."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except MarlConnectorsError as error:
+        raise CheckpointError(f"checkpoint: its {part} does not fit: {error}") from error
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"checkpoint: its {part} cannot be taken over ({what[:300]}). It is damaged, or of another version, "
+            f"or does not fit the code that it names."
+        ) from error
 
 
 def new_folder() -> str:
@@ -509,101 +516,3 @@ def _array_hash(array: np.ndarray) -> str:
     found = hashlib.sha256(f"{array.dtype.name} {list(array.shape)} ".encode())
     found.update(array.data)
     return found.hexdigest()
-
-
-# The encoding -------------------------------------------------------------------------------------------------------
-
-
-def encode_state(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
-    """Converts a value to JSON data and adds its arrays to ``tensors``. ``where`` is its path in the state."""
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {_FLOAT: repr(value)}
-    if isinstance(value, Mapping):
-        return _encode_mapping(value, where, tensors)
-    if type(value) in (list, tuple):
-        items = [encode_state(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
-        return items if type(value) is list else {_TUPLE: items}
-    if type(value) is bytes:
-        return {_BYTES: base64.b64encode(value).decode()}
-    array = _as_array(value)
-    if array is None or array.dtype.kind not in _KINDS or array.dtype.itemsize > 8:
-        kind = type(value).__name__ if array is None else f"array of {array.dtype}"
-        raise CheckpointError(
-            f"save_state: expected JSON values, arrays of numbers and tensors, but state[{'/'.join(where)}] is a "
-            f"{kind}. Convert it first."
-        )
-    key = "/".join(where) or "state"
-    while key in tensors:
-        key += "'"
-    tensors[key] = array
-    return {_SCALAR if isinstance(value, np.generic) else _TENSOR: key}
-
-
-def is_id(value: Any) -> bool:
-    """Whether a value can be the id of an agent: ``load_state`` returns an equal one of the same type.
-
-    Such values are strings, numbers, bytes, numpy's numbers, and tuples of all these and None.
-    """
-    if type(value) is tuple:
-        return all(part is None or is_id(part) for part in value)
-    if type(value) is str:
-        return value.isascii() or value.encode(errors="replace").decode() == value
-    if isinstance(value, np.generic):
-        return value.dtype.kind in _KINDS and value.dtype.itemsize <= 8 and bool(value == value)
-    return type(value) in (int, bool, float, bytes) and value == value
-
-
-def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
-    if all(type(key) is str and not key.startswith("__") for key in value):
-        return {key: encode_state(item, (*where, key), tensors) for key, item in value.items()}
-    pairs = [
-        [encode_state(key, (*where, str(key), "key"), tensors), encode_state(item, (*where, str(key)), tensors)]
-        for key, item in value.items()
-    ]
-    return {_DICT: pairs}
-
-
-def _as_array(value: Any) -> np.ndarray | None:
-    """Converts an array, scalar or torch tensor to a C-ordered array in native byte order; None for other values."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-    elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        tensor = value.detach().cpu()
-        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    else:
-        return None
-    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
-
-
-def decode_state(data: Any, tensors: dict[str, np.ndarray]) -> Any:
-    """Returns the value that was passed to ``encode_state``, and removes its arrays from ``tensors``.
-
-    Raises:
-        KeyError, TypeError, ValueError: If ``encode_state`` cannot have returned the data.
-    """
-    if isinstance(data, list):
-        return [decode_state(item, tensors) for item in data]
-    if not isinstance(data, dict):
-        return data
-    match data:
-        case {"__tensor__": str(key)} if len(data) == 1:
-            return tensors.pop(key)
-        case {"__scalar__": str(key)} if len(data) == 1 and tensors[key].shape == ():
-            return tensors.pop(key)[()]
-        case {"__tuple__": list(items)} if len(data) == 1:
-            return tuple(decode_state(item, tensors) for item in items)
-        case {"__dict__": list(pairs)} if len(data) == 1:
-            found = {decode_state(key, tensors): decode_state(item, tensors) for key, item in pairs}
-            if len(found) != len(pairs):
-                raise ValueError("a dict has a key twice")
-            return found
-        case {"__float__": "inf" | "-inf" | "nan" as text} if len(data) == 1:
-            return float(text)
-        case {"__bytes__": str(text)} if len(data) == 1:
-            return base64.b64decode(text, validate=True)
-    for key in data:
-        if key.startswith("__"):
-            raise ValueError(f"{brief(key)} is not a key that is written there")
-    return {key: decode_state(item, tensors) for key, item in data.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from marl_connectors.connectors.flat_action_masks import (
 from marl_connectors.environments.spec import EnvDescription
 from marl_connectors.errors import ConfigError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.spaces import describe, values_per_choice
+from marl_connectors.state import State
 from marl_connectors.typing import AgentID
 
 AUTO = "auto"
@@ -38,8 +38,7 @@ _DISTRIBUTIONS = (
 """Methods of an RLModule that return its action distributions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Masking:
+class Masking(State, frozen=True):
     """The action masks of a run. ``str`` is a sentence that says whether they are applied; it is empty without masks.
 
     Attributes:
@@ -67,10 +66,6 @@ class Masking:
                 action_mask_key=self.key, observation_key="auto", keep_in_observations=self.keeps_observations
             )
         ]
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the state as JSON data, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"in_infos": list(self.in_infos)}
 
     def __str__(self) -> str:
         return self.sentence
@@ -184,12 +179,6 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
                     stacklevel=3,
                 )
                 return
-
-
-def masking_from_state(state: Mapping[str, Any]) -> Masking:
-    """Returns the Masking whose ``get_state`` returned this state."""
-    known: dict[str, Any] = {name: state[name] for name in Masking.__slots__}
-    return Masking(**{**known, "in_infos": tuple(state["in_infos"])})
 
 
 def _masked_agents(key: str, env: EnvDescription) -> dict[AgentID, str]:

@@ -20,7 +20,7 @@ from gymnasium import Space
 
 from marl_connectors.algorithms import build, checkpoint_restore
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
-from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
+from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
 from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
@@ -38,7 +38,7 @@ from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_se
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, rendered, with_recorder
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
-from marl_connectors.checkpoints import new_folder, run_folders_of, save_state
+from marl_connectors.checkpoints import new_folder, run_folders_of, save_state, taking_over
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -69,6 +69,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.spec_fields import MODULE_ID
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
+from marl_connectors.state import read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import instance_of, integer, optional
 
@@ -1294,32 +1295,32 @@ class Algorithm(RefusesIgnoredMethods):
 
     # Checkpoints.
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that the next iteration depends on, as JSON data, arrays and tensors."""
+    def get_state(self) -> AlgorithmState:
+        """Returns everything that the next iteration depends on."""
         multi = MultiRLModuleSpec.from_module(self.rl_module)
         specs: Any = multi.rl_module_specs
         multi.rl_module_specs = {}
-        return {
-            "config": config_to_state(self.config),
-            "changed_settings": sorted(self._changed_settings),
-            "seed": self.seed,
-            "iteration": self.iteration,
-            "time_total_s": self.time_total_s,
-            "num_evaluations": self._num_evaluations,
-            "num_episodes": self._num_episodes,
-            "recent_tallies": [summary.get_state() for summary in self._recent],
-            "spaces": checkpoint_restore.described_spaces(self._setup),
-            "agents": checkpoint_restore.agents_to_state(self._setup),
-            "masking": self.masking.get_state(),
-            "multi_rl_module": to_state(multi),
-            "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
-            "learner": self.learner.get_state(),
-            "env_runner": self.env_runner_group.get_state(),
-            "metrics": self.metrics.get_state(),
-            "offline_data": self.offline_data.get_state(),
-        }
+        return AlgorithmState(
+            config=config_to_state(self.config),
+            changed_settings=sorted(self._changed_settings),
+            seed=self.seed,
+            iteration=self.iteration,
+            time_total_s=self.time_total_s,
+            num_evaluations=self._num_evaluations,
+            num_episodes=self._num_episodes,
+            recent_episodes=[summary.get_state() for summary in self._recent],
+            spaces=checkpoint_restore.described_spaces(self._setup),
+            agents=checkpoint_restore.agents_to_state(self._setup),
+            masking=self.masking,
+            multi_rl_module=to_state(multi),
+            specs={module_id: to_state(spec) for module_id, spec in specs.items()},
+            learner=self.learner.get_state(),
+            env_runner=self.env_runner_group.get_state(),
+            metrics=self.metrics.get_state(),
+            offline_data=self.offline_data.get_state(),
+        )
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: AlgorithmState | Mapping[str, Any]) -> None:
         """Sets the state that ``get_state`` returned. If that fails, the algorithm is unchanged.
 
         Names of functions and classes in the state are imported, as by ``from_checkpoint(..., trusted=True)``.
@@ -1329,14 +1330,13 @@ class Algorithm(RefusesIgnoredMethods):
                 ongoing episode cannot be replayed. If the change cannot be undone (the environment must be repeatable
                 for that), the message says that the algorithm must not be used any more.
         """
-        self._set_state(state, Names())
+        self._set_state(read_state(AlgorithmState, state), Names())
 
-    def _set_state(self, state: dict[str, Any], names: Names, new_episodes: bool = False) -> None:
+    def _set_state(self, state: AlgorithmState, names: Names, new_episodes: bool = False) -> None:
         """Sets a whole state, or leaves everything unchanged."""
-        check_state(state)
         with taking_over("config"):
             check_seed(state, self.config)
-            changed = {*state["changed_settings"], *self._changed_settings, "policies"}  # modules are compared below
+            changed = {*state.changed_settings, *self._changed_settings, "policies"}  # modules are compared below
             check_settings(state, self.config, names, restored_later=changed)
         with taking_over("setup"):
             self._check_fits(state)
@@ -1374,35 +1374,35 @@ class Algorithm(RefusesIgnoredMethods):
 
         return undo
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         """Sets everything but the settings."""
         with taking_over("counts"):
-            self.seed = state["seed"]
-            self.iteration = state["iteration"]
-            self.time_total_s = state["time_total_s"]
-            self._num_evaluations = state["num_evaluations"]
-            self._num_episodes = state["num_episodes"]
+            self.seed = state.seed
+            self.iteration = state.iteration
+            self.time_total_s = state.time_total_s
+            self._num_evaluations = state.num_evaluations
+            self._num_episodes = state.num_episodes
             self._recent.clear()
-            self._recent.extend(EpisodeSummary.from_state(summary) for summary in state["recent_tallies"])
-            self.metrics.set_state(state["metrics"])
+            self._recent.extend(EpisodeSummary.from_state(summary) for summary in state.recent_episodes)
+            self.metrics.set_state(state.metrics)
         with taking_over("learner"):
-            if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
+            if AddStatesFromEpisodesToBatch.__name__ in state.env_runner["env_to_module"]:
                 build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)
-            self.learner.set_state(state["learner"])
+            self.learner.set_state(state.learner)
         with taking_over("env_runner"):
-            self.env_runner_group.set_state(state["env_runner"], new_episodes)
-        self.offline_data.set_state(state.get("offline_data"), self.seed)
+            self.env_runner_group.set_state(state.env_runner, new_episodes)
+        self.offline_data.set_state(state.offline_data, self.seed)
 
-    def _restore_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
+    def _restore_changed_settings(self, state: AlgorithmState, given: Collection[str], names: Names) -> None:
         """Restores the settings that changed during the run of the state or during this run."""
         with taking_over("config"):
-            for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
-                if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
+            for name in sorted({*state.changed_settings, *self._changed_settings}.difference(given)):
+                if to_state(getattr(self.config, name), name) != state.config.settings[name]:
                     self._set(**{name: checkpoint_restore.changed_setting(state, name, names, self.config)})
             self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
-            self._changed_settings = {*state["changed_settings"], *given}
+            self._changed_settings = {*state.changed_settings, *given}
 
-    def _check_fits(self, state: dict[str, Any]) -> None:
+    def _check_fits(self, state: AlgorithmState) -> None:
         checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
@@ -1477,7 +1477,6 @@ class Algorithm(RefusesIgnoredMethods):
         """
         state = checkpoint_restore.algorithm_state(path, with_replay_buffers=with_replay_buffers)
         names = Names(trusted)
-        check_state(state)
         given = checkpoint_restore.given_settings(
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )

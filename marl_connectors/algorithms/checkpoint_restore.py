@@ -9,10 +9,11 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors.algorithms import checkpoint_settings
-from marl_connectors.algorithms.action_mask_setting import Masking, masking_from_state
+from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.build import spec_of
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
+    ConfigState,
     config_from_state,
     from_state,
     spec_fields,
@@ -27,7 +28,8 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.rl_module.states import check_state_out
 from marl_connectors.spaces import describe, same
-from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.state import ID, Array, Index, Seed, State, read_state
+from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
 
 FILES = {
     "input_": None,
@@ -44,7 +46,88 @@ ELSEWHERE = {"num_env_runners": 0, "evaluation_num_env_runners": 0, "num_learner
 """The settings that let parts of a run be in other processes, with their values for this process."""
 
 
-def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> dict[str, Any]:
+class AgentsState(State):
+    """The agents of an environment.
+
+    Attributes:
+        single_agent: Whether it is an environment of Gymnasium.
+        takes_turns: Whether one agent acts at a time.
+        spaces: Each distinct space as JSON data.
+        agents: Each agent, and the places of its observation space and its action space in ``spaces``.
+    """
+
+    single_agent: bool
+    takes_turns: bool
+    spaces: list[dict[str, Any]]
+    agents: list[tuple[ID, Index, Index]]
+
+    def __post_init__(self) -> None:
+        agent_ids = [agent_id for agent_id, *_ in self.agents]
+        if not agent_ids or (self.single_agent and agent_ids != [DEFAULT_AGENT_ID]):
+            raise ValueError(f"Expected the agents of an environment, got {brief(agent_ids)}")
+        if max(max(places) for _, *places in self.agents) >= len(self.spaces):
+            raise ValueError(f"Expected places of the {len(self.spaces)} spaces, got {brief(self.agents)}")
+
+
+class AlgorithmState(State):
+    """Everything that the next iteration of an Algorithm depends on.
+
+    Attributes:
+        config: The settings.
+        changed_settings: The settings that the run itself changed, such as the mapping.
+        seed: The seed from which all random streams follow.
+        iteration: The number of completed iterations.
+        time_total_s: The seconds that these took.
+        num_evaluations: The number of evaluations.
+        num_episodes: The number of finished episodes.
+        recent_episodes: The summaries of the episodes whose means are reported.
+        spaces: The texts that describe each agent's observation and action space.
+        agents: The agents and their spaces.
+        masking: The action masks that are applied.
+        multi_rl_module: The spec of the MultiRLModule as JSON data, without those of its modules.
+        specs: The spec of each module as JSON data.
+        learner: The state of the learner or of the LearnerSet.
+        env_runner: The state that one env runner with all sub-environments has.
+        metrics: The metrics that callbacks have logged.
+        offline_data: The positions in recorded episodes.
+        replays: The states of replay buffers, by algorithm; ``""`` stands for the one of a run with one algorithm.
+    """
+
+    config: ConfigState
+    changed_settings: list[str]
+    seed: Seed
+    iteration: Index
+    time_total_s: float
+    num_evaluations: Index
+    num_episodes: Index
+    recent_episodes: list[Any]
+    spaces: dict[str, list[str]]
+    agents: AgentsState
+    masking: Masking
+    multi_rl_module: dict[str, Any]
+    specs: dict[ModuleID, dict[str, Any]]
+    learner: Any
+    env_runner: Any
+    metrics: Any
+    offline_data: Any
+    replays: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        known = set(self.parameters) - {SHARED}
+        if set(self.specs) != known:
+            raise ValueError(f"Expected the specs of the modules {sorted(known)}, got those of {sorted(self.specs)}")
+        if unknown := set(self.changed_settings) - self.config.settings.keys():
+            raise ValueError(f"Expected changed_settings to be in the config, got {min(unknown)!r}")
+
+    @property
+    def parameters(self) -> dict[ModuleID, dict[str, Any]]:
+        """The parameters of each module, and those that modules share."""
+        learner = self.learner
+        found = learner.get("module") if isinstance(learner, Mapping) else learner.module
+        return read_state(dict[ModuleID, dict[str, Array]], found)
+
+
+def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> AlgorithmState:
     """Returns the state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
 
     Args:
@@ -55,9 +138,9 @@ def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> di
         CheckpointError: If there is no checkpoint, or it is not one of an Algorithm.
     """
     state = load_state(find_checkpoint(path), without=() if with_replay_buffers else REPLAY_BUFFERS)
-    if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
+    if not {"config", "learner", "env_runner"} <= set(state):
         raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
-    return state
+    return read_state(AlgorithmState, state)
 
 
 def given_settings(**settings: Any) -> dict[str, Any]:
@@ -68,7 +151,7 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 # Whether a checkpoint fits a run.
 
 
-def check_num_envs(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
+def check_num_envs(state: AlgorithmState, config: AlgorithmConfig | None) -> None:
     """Checks the number of sub-environments. They are made before anything looks at the episodes in them.
 
     Only the number of all sub-environments matters, and not how they are divided among env runners.
@@ -76,7 +159,7 @@ def check_num_envs(state: Mapping[str, Any], config: AlgorithmConfig | None) -> 
     Raises:
         CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
     """
-    settings, episodes = state["config"]["settings"], len(state["env_runner"]["episode_numbers"])
+    settings, episodes = state.config.settings, len(state.env_runner["episode_numbers"])
     number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
     is_whole = all(isinstance(value, int) for value in (number, runners))
     if config is None and not (is_whole and number * max(1, runners) == episodes):
@@ -97,7 +180,7 @@ def check_policies_to_train(config: AlgorithmConfig) -> None:
         raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
 
 
-def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:
+def check_fits(state: AlgorithmState, setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:
     """Checks that a state belongs to an environment and to modules like those of a run.
 
     Args:
@@ -110,18 +193,18 @@ def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule,
         CheckpointError: If it does not.
     """
     here = described_spaces(setup)
-    if here != state["spaces"]:
+    if here != state.spaces:
         raise CheckpointError(
-            f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {setup.name} "
+            f"checkpoint: it is of an environment with agents {_briefly(state.spaces)}, but {setup.name} "
             f"has {_briefly(here)}. Restore it into the environment that it was made in."
         )
-    _check_modules_fit(state["learner"]["module"], modules)
-    for group in (state["env_runner"]["episodes"] or {"groups": ()})["groups"]:
+    _check_modules_fit(state.parameters, modules)
+    for group in (state.env_runner["episodes"] or {"groups": ()})["groups"]:
         columns, module_id = group["rollout"]["columns"], group["members"][1]
         if module_id is not None and Columns.STATE_OUT in columns:
             num_rows = len(columns[Columns.T])
             check_state_out(modules[module_id], module_id, columns[Columns.STATE_OUT], num_rows)
-    number = len(state["env_runner"]["episode_numbers"])
+    number = len(state.env_runner["episode_numbers"])
     if number != num_envs:
         raise CheckpointError(
             f"checkpoint: it has {number} sub-environments, this run has {num_envs}. Use the same number: "
@@ -151,7 +234,7 @@ def _check_modules_fit(saved: Mapping[ModuleID, Mapping[str, Any]], modules: Mul
 
 
 def restored_config(
-    state: Mapping[str, Any],
+    state: AlgorithmState,
     config: AlgorithmConfig | None,
     given: Mapping[str, Any],
     names: Names,
@@ -167,18 +250,18 @@ def restored_config(
         skip: Settings that are not read.
     """
     if config is None:
-        restored = config_from_state(state["config"], names=names, skip=skip, **given)
+        restored = config_from_state(state.config, names=names, skip=skip, **given)
         if not names.trusted:  # its author does not choose which files are read and written
             restored.change(**{name: value for name, value in FILES.items() if name not in given})
     else:
-        checkpoint_settings.check_class(state["config"], config, names)
+        checkpoint_settings.check_class(state.config, config, names)
         restored = config.copy()
-        for name in state["changed_settings"]:
+        for name in state.changed_settings:
             if name not in given and name not in skip:
                 restored.change(**{name: changed_setting(state, name, names, restored)})
         restored.change(**given)
         checkpoint_settings.check_settings(state, restored, names, restored_later=skip)
-    restored.seed = state["seed"]
+    restored.seed = state.seed
     return restored
 
 
@@ -203,14 +286,12 @@ def check_stays_here(config: AlgorithmConfig, wanted: Mapping[str, Any]) -> None
             )
 
 
-def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
+def restored_masking(state: AlgorithmState, config: AlgorithmConfig) -> Masking | None:
     """Returns the action masks that the run of a checkpoint applied; None if the config decides."""
-    if state["config"]["settings"]["action_mask_key"] != config.action_mask_key:
-        return None
-    return masking_from_state(state["masking"])
+    return state.masking if state.config.settings["action_mask_key"] == config.action_mask_key else None
 
 
-def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: AlgorithmConfig) -> Any:
+def changed_setting(state: AlgorithmState, name: str, names: Names, config: AlgorithmConfig) -> Any:
     """Returns the value of a setting that changed during training.
 
     Args:
@@ -223,9 +304,9 @@ def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: A
         CheckpointError: If it cannot be imported by name.
     """
     if name == "policies":
-        return checkpoint_settings.changed_policies(state["config"]["settings"][name], config.policies)
+        return checkpoint_settings.changed_policies(state.config.settings[name], config.policies)
     try:
-        return from_state(state["config"]["settings"][name], name, names)
+        return from_state(state.config.settings[name], name, names)
     except CheckpointError as error:
         raise CheckpointError(
             f"checkpoint: {name} was changed during training, to a value that cannot be imported by name. Pass the "
@@ -234,7 +315,7 @@ def changed_setting(state: Mapping[str, Any], name: str, names: Names, config: A
 
 
 def restored_specs(
-    state: Mapping[str, Any], config: AlgorithmConfig, names: Names, wanted: Collection[ModuleID] | None = None
+    state: AlgorithmState, config: AlgorithmConfig, names: Names, wanted: Collection[ModuleID] | None = None
 ) -> dict[ModuleID, RLModuleSpec]:
     """Returns the specs of the modules of a checkpoint. Classes without importable names are those of the config.
 
@@ -246,7 +327,7 @@ def restored_specs(
     """
     return {
         module_id: _restored_spec(module_id, data, config, names)
-        for module_id, data in state["rl_modules"]
+        for module_id, data in state.specs.items()
         if wanted is None or module_id in wanted
     }
 
@@ -279,7 +360,7 @@ def described_spaces(setup: EnvSpec) -> dict[str, list[str]]:
     return {str(agent_id): [describe(space) for space in setup.agent_spaces(agent_id)] for agent_id in setup.agent_ids}
 
 
-def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
+def agents_to_state(setup: EnvSpec) -> AgentsState:
     """Returns the environment's agents and their spaces as JSON data, with each distinct space once."""
     known: list[Space] = []
 
@@ -289,22 +370,22 @@ def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
             known.append(space)
         return len(known) - 1 if found is None else found
 
-    agents = [[agent_id, *map(place, setup.agent_spaces(agent_id))] for agent_id in setup.agent_ids]
-    return {
-        "single_agent": setup.single_agent,
-        "takes_turns": setup.takes_turns,
-        "spaces": [to_state(space) for space in known],
-        "agents": agents,
-    }
+    places = {agent_id: tuple(map(place, setup.agent_spaces(agent_id))) for agent_id in setup.agent_ids}
+    return AgentsState(
+        single_agent=setup.single_agent,
+        takes_turns=setup.takes_turns,
+        spaces=[to_state(space) for space in known],
+        agents=[(agent_id, seen, taken) for agent_id, (seen, taken) in places.items()],
+    )
 
 
-def agents_from_state(state: Mapping[str, Any]) -> dict[AgentID, tuple[Any, Any]]:
+def agents_from_state(state: AgentsState) -> dict[AgentID, tuple[Any, Any]]:
     """Maps each agent to its observation and action space."""
-    known = [from_state(space, "space of an agent") for space in state["spaces"]]
+    known = [from_state(space, "space of an agent") for space in state.spaces]
     for space in known:
         if not isinstance(space, Space):
             raise CheckpointError(f"checkpoint: expected the space of an agent, but it is {brief(space)}.")
-    return {agent_id: (known[i], known[j]) for agent_id, i, j in state["agents"]}
+    return {agent_id: (known[i], known[j]) for agent_id, i, j in state.agents}
 
 
 def _briefly(agents: dict[str, list[str]]) -> str:

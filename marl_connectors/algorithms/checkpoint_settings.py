@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.sections import fixed_settings
-from marl_connectors.algorithms.config.state import config_class_of, to_state
+from marl_connectors.algorithms.config.state import ConfigState, config_class_of, to_state
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Names, brief, qualified_name
+from marl_connectors.state import read_state
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 
 _DECIDES_STRUCTURE: Final = (
     "get_default_rl_module_class",
@@ -34,7 +38,7 @@ _NOT_SET: Final = object()
 
 
 def check_settings(
-    state: Mapping[str, Any], config: AlgorithmConfig, names: Names, *, restored_later: Collection[str] = ()
+    state: AlgorithmState, config: AlgorithmConfig, names: Names, *, restored_later: Collection[str] = ()
 ) -> None:
     """Checks that the settings of a config can take effect in a run that goes on from a checkpoint.
 
@@ -48,24 +52,24 @@ def check_settings(
     Raises:
         CheckpointError: If it is the config of another algorithm, or differs in one of its fixed settings.
     """
-    settings, module_ids = state["config"]["settings"], [module_id for module_id, _ in state["rl_modules"]]
-    check_class(state["config"], config, names)
-    algorithms, own_configs = _algorithms_in(state["config"]), config.configs_of_algorithms()
+    settings, module_ids = state.config.settings, list(state.specs)
+    check_class(state.config, config, names)
+    algorithms, own_configs = _algorithms_in(state.config), config.configs_of_algorithms()
     _check_same(_ALGORITHMS, list(algorithms), list(own_configs))
     for name, own in own_configs.items():
         check_class(algorithms[name], own, names)
-        there = algorithms[name]["settings"]
+        there = algorithms[name].settings
         for setting in sorted((fixed_settings(type(own)) - {_SPEC}) & there.keys()):
             _check_same(setting, _plain(there[setting]), _plain(to_state(getattr(own, setting), setting)))
     if _OVERRIDES not in restored_later:
         _check_overrides(settings, algorithms, config, module_ids)
     if _POLICIES not in restored_later:
         _check_policies(settings, config, module_ids)
-    _check_specs(settings, algorithms, config, dict(state["rl_modules"]))
+    _check_specs(settings, algorithms, config, state.specs)
 
 
 @contextmanager
-def naming_changes(state: Mapping[str, Any], config: AlgorithmConfig) -> Iterator[None]:
+def naming_changes(state: AlgorithmState, config: AlgorithmConfig) -> Iterator[None]:
     """Adds to a CheckpointError in its block in which settings a config differs from that of a checkpoint's run.
 
     Args:
@@ -75,7 +79,7 @@ def naming_changes(state: Mapping[str, Any], config: AlgorithmConfig) -> Iterato
     try:
         yield
     except CheckpointError as error:
-        there = state["config"]["settings"]
+        there = state.config.settings
         pairs = {
             name: (_plain(there[name]), _plain(to_state(value, name)))
             for name, value in config.to_dict().items()
@@ -87,17 +91,17 @@ def naming_changes(state: Mapping[str, Any], config: AlgorithmConfig) -> Iterato
         raise CheckpointError(f"{error} Settings that differ from those of its run: {', '.join(changed)}.") from error
 
 
-def check_seed(state: Mapping[str, Any], config: AlgorithmConfig) -> None:
+def check_seed(state: AlgorithmState, config: AlgorithmConfig) -> None:
     """Checks that a config has no seed, or that of the checkpoint, from which all of its random streams follow.
 
     Raises:
         CheckpointError: If it has another seed.
     """
     if config.seed is not None:
-        _check_same("seed", state["seed"], config.seed)
+        _check_same("seed", state.seed, config.seed)
 
 
-def check_class(saved: Mapping[str, Any], config: AlgorithmConfig, names: Names) -> None:
+def check_class(saved: ConfigState, config: AlgorithmConfig, names: Names) -> None:
     """Checks that a config is of the algorithm of a saved config, as far as the class of that one can be known.
 
     The classes may differ if one is derived from the other and both have the same kinds of modules and learners.
@@ -106,7 +110,7 @@ def check_class(saved: Mapping[str, Any], config: AlgorithmConfig, names: Names)
         CheckpointError: If it is not.
     """
     here = type(config)
-    if saved["class"] == qualified_name(here):
+    if saved.class_name == qualified_name(here):
         return
     try:
         there = config_class_of(saved, names)
@@ -123,28 +127,29 @@ def check_class(saved: Mapping[str, Any], config: AlgorithmConfig, names: Names)
 # What is compared.
 
 
-def _algorithms_in(saved: Mapping[str, Any]) -> dict[str, Any]:
+def _algorithms_in(saved: ConfigState) -> dict[str, ConfigState]:
     """Returns the saved configs of each algorithm, as ``configs_of_algorithms`` does."""
-    settings = saved["settings"]
+    settings = saved.settings
     if _ALGORITHMS not in settings:
         return {"": saved}
     found = {}
     for pattern, own in settings[_ALGORITHMS]:
-        inherited = {"model_config": settings["model_config"]} if own["settings"].get("model_config") is None else {}
-        found[pattern] = {"class": own["class"], "settings": {**settings, **own["settings"], **inherited}}
+        own = read_state(ConfigState, own)
+        inherited = {"model_config": settings["model_config"]} if own.settings.get("model_config") is None else {}
+        found[pattern] = ConfigState(class_name=own.class_name, settings={**settings, **own.settings, **inherited})
     return found
 
 
 def _check_overrides(
     settings: Mapping[str, Any],
-    algorithms: Mapping[str, Any],
+    algorithms: Mapping[str, ConfigState],
     config: AlgorithmConfig,
     module_ids: Collection[ModuleID],
 ) -> None:
     """Compares the fixed settings of modules with settings of their own."""
     here: Mapping[ModuleID, Any] = config.algorithm_config_overrides_per_module
     for module_id in module_ids:
-        own, there = config.get_config_for_module(module_id), algorithms[config.algorithm_of(module_id)]["settings"]
+        own, there = config.get_config_for_module(module_id), algorithms[config.algorithm_of(module_id)].settings
         saved = _entries(_entries(settings.get(_OVERRIDES)).get(module_id))
         changed, there = {*saved, *here.get(module_id, ())}, {**there, **saved}
         for setting in sorted(fixed_settings(type(own)) & changed & there.keys()):
@@ -174,7 +179,10 @@ def changed_policies(data: Any, own: Any) -> Any:
 
 
 def _check_specs(
-    settings: Mapping[str, Any], algorithms: Mapping[str, Any], config: AlgorithmConfig, built: Mapping[ModuleID, Any]
+    settings: Mapping[str, Any],
+    algorithms: Mapping[str, ConfigState],
+    config: AlgorithmConfig,
+    built: Mapping[ModuleID, Any],
 ) -> None:
     """Compares ``rl_module_spec``, and the specs of modules in it and in ``policies``.
 
@@ -189,7 +197,7 @@ def _check_specs(
         models = there.pop(_MODEL, None), here.pop(_MODEL, None)
         _check_same(_SPEC, there or {name: actual.get(name) for name in here}, here, of)
         if models != (None, None) and models[1] != actual.get(_MODEL):
-            saved = algorithms[config.algorithm_of(module_id)]["settings"]
+            saved = algorithms[config.algorithm_of(module_id)].settings
             saved = {**saved, **_entries(_entries(settings.get(_OVERRIDES)).get(module_id))}
             default = _plain(saved.get(_MODEL)), _plain(to_state(config.get_config_for_module(module_id).model_config))
             one, other = (own if own is not None else of_config for own, of_config in zip(models, default, strict=True))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from marl_connectors.algorithms.build import build_learner_for_spaces, has_state_pieces
-from marl_connectors.algorithms.checkpoint_schema import taking_over
 from marl_connectors.algorithms.config.state import (
+    ConfigState,
     arguments_from_state,
     config_from_state,
     config_to_state,
@@ -20,7 +20,7 @@ from marl_connectors.algorithms.config.state import (
     to_state,
 )
 from marl_connectors.algorithms.inference.load_policy import load_policy
-from marl_connectors.checkpoints import component_state, load_with_place
+from marl_connectors.checkpoints import component_state, load_with_place, taking_over
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.errors import CheckpointError
@@ -28,6 +28,7 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.names import Expected, Names, brief, qualified_name
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.state import read_state
 
 _NOT_OF_LEARNERS = (
     "env",
@@ -70,7 +71,7 @@ def _described_modules(modules: MultiRLModule) -> dict[str, Any]:
     specs: Any = multi.rl_module_specs
     return {
         "multi_rl_module": to_state(dataclasses.replace(multi, rl_module_specs={})),
-        "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
+        "specs": {module_id: to_state(spec) for module_id, spec in specs.items()},
     }
 
 
@@ -104,7 +105,7 @@ def component_from_checkpoint(cls: type[Any], path: str | PathLike[str], *, trus
             pass
         case _:
             hint = ""
-            if "rl_modules" in data:
+            if "specs" in data:
                 hint = (
                     " It is one of an Algorithm. Name the component in it, such as "
                     f"{path}/learner_group/learner/rl_module/MODULE_ID."
@@ -125,7 +126,7 @@ def _make(kind: str, how: Mapping[str, Any], names: Names) -> Any:
     if kind == "modules":
         return _modules(how, names)
     if kind == "learner":
-        config = config_from_state(how["config"], names=names, skip=_NOT_OF_LEARNERS)
+        config = config_from_state(read_state(ConfigState, how["config"]), names=names, skip=_NOT_OF_LEARNERS)
         return build_learner_for_spaces(
             config,
             _modules(how["modules"], names),
@@ -153,7 +154,7 @@ def _modules(how: Mapping[str, Any], names: Names) -> MultiRLModule:
     multi = from_state(how["multi_rl_module"], "rl_module_spec", names)
     if not isinstance(multi, MultiRLModuleSpec):
         raise CheckpointError(f"checkpoint: expected the spec of a MultiRLModule, but it is {brief(multi)}.")
-    specs = {module_id: _spec(data, names) for module_id, data in how["rl_modules"]}
+    specs = {module_id: _spec(data, names) for module_id, data in how["specs"].items()}
     return dataclasses.replace(multi, rl_module_specs=specs, load_state_path=None).build()
 
 
@@ -193,7 +194,7 @@ def _of_algorithm(
     elif "rl_module" in place:
         with taking_over("modules"):
             module_id = "/".join(place[place.index("rl_module") + 1 :])
-            component = _spec(dict(data["rl_modules"])[module_id], names).build()
+            component = _spec(data["specs"][module_id], names).build()
     else:
         raise CheckpointError(
             f"{who}: {path} is the place of a learner, which needs the rest of the algorithm. Use "

@@ -122,7 +122,6 @@ def load_algorithm(
     """
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, algorithm_state, restored_config
-    from marl_connectors.algorithms.checkpoint_schema import check_state
     from marl_connectors.names import Names
 
     check_of_run(checkpoint)
@@ -130,10 +129,9 @@ def load_algorithm(
     if not changed and not local and trusted and made is None:
         return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
     state, changed = algorithm_state(checkpoint, with_replay_buffers=False), changed or {}
-    check_state(state)
     own = {} if made is None else _without_names(made, state)
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": new_episodes, "with_replay_buffers": not local}
-    if not changed and not own and not any(state["config"]["settings"].get(name) for name in ELSEWHERE):
+    if not changed and not own and not any(state.config.settings.get(name) for name in ELSEWHERE):
         return Algorithm.from_checkpoint(checkpoint, **options)
     config = configured(restored_config(state, None, own, Names(trusted)), changed)
     if local:
@@ -165,12 +163,12 @@ def check_of_run(checkpoint: Path) -> None:
     run, tree = _tree_around(checkpoint)
     if not tree:
         return
-    config = algorithm_state(checkpoint, with_replay_buffers=False)["config"]
-    env, compared = config["settings"].get("env"), {}
+    config = algorithm_state(checkpoint, with_replay_buffers=False).config
+    env, compared = config.settings.get("env"), {}
     if isinstance(env, dict) and env.get("type") == "name" and ENV in tree:
         compared["environment"] = (env["name"], tree[ENV])
     if tree.get(SOURCE) is None:
-        compared["algorithm"] = (config["class"], qualified_name(config_class(tree[ALGO])))
+        compared["algorithm"] = (config.class_name, qualified_name(config_class(tree[ALGO])))
     for what, (found, own) in compared.items():
         if found != own:
             raise CheckpointError(
@@ -331,6 +329,6 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
 
 def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
-    kept = state["config"]["settings"]
+    kept = state.config.settings
     missing = [name for name in kept if re.search(_WITHOUT_NAME, json.dumps(kept[name]))]
     return {name: getattr(config, name) for name in missing}

@@ -16,7 +16,6 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.checkpoints import decode_state, encode_state
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.action_units import ALL, ENV, NORMALIZED
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -44,6 +43,7 @@ from marl_connectors.offline.agent_rows import (
 )
 from marl_connectors.offline.block_check import check_space
 from marl_connectors.packages import how_to_install
+from marl_connectors.state import decode_state, encode_state
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 

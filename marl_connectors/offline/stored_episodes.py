@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from marl_connectors import spaces
-from marl_connectors.checkpoints import decode_state, encode_state
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
@@ -30,6 +29,7 @@ from marl_connectors.offline.block_check import (
     check_times,
 )
 from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
+from marl_connectors.state import decode_state, encode_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
 Chunk = SingleAgentEpisode | AgentChunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from marl_connectors.policy_mapping import (
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.state import State, fields_of, read_state
 from marl_connectors.typing import ModuleID
 
 _PASS_CONFIG = (
@@ -44,26 +45,39 @@ _PIECES = "pieces"
 """The kind of NamedPieces, which those settings can have."""
 
 
-def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns all settings as JSON data. Functions and classes are importable names, or marked as not importable."""
-    settings = config.to_dict()
-    return {
-        "class": qualified_name(type(config)),
-        "settings": {name: to_state(settings[name], name) for name in settings},
-    }
+class ConfigState(State):
+    """The state of a config.
+
+    Attributes:
+        class_name: The importable name of its class; None if it has none.
+        settings: The settings as JSON data. Functions and classes are importable names, or marked as not importable.
+    """
+
+    class_name: str | None
+    settings: dict[str, Any]
 
 
-def config_class_of(state: Mapping[str, Any], names: Names) -> type[AlgorithmConfig]:
+def config_to_state(config: AlgorithmConfig) -> ConfigState:
+    """Returns all settings."""
+    return _state_of(config, config.to_dict())
+
+
+def _state_of(config: AlgorithmConfig, names: Iterable[str]) -> ConfigState:
+    settings = {name: to_state(getattr(config, name), name) for name in names}
+    return ConfigState(class_name=qualified_name(type(config)), settings=settings)
+
+
+def config_class_of(state: ConfigState, names: Names) -> type[AlgorithmConfig]:
     """Returns the class of the config that ``config_to_state`` described.
 
     Raises:
         CheckpointError: If it cannot be imported, or is none of a config.
     """
-    return names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")
+    return names.resolve(state.class_name, _CONFIG_CLASS, who="checkpoint, config class")
 
 
 def config_from_state(
-    state: Mapping[str, Any], *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
+    state: ConfigState, *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
 ) -> AlgorithmConfig:
     """Returns the config that ``config_to_state`` described.
 
@@ -78,11 +92,11 @@ def config_from_state(
             or has a value that a setting cannot have.
     """
     names = names or Names()
-    if state["class"] is None:
+    if state.class_name is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config = config_class_of(state, names)()
     known = config.to_dict()
-    for name, value in state["settings"].items():
+    for name, value in state.settings.items():
         if name not in known:
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
         if name not in instead and name not in skip:
@@ -127,18 +141,20 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
 
 def _algorithms_to_state(configs: Mapping[str, AlgorithmConfig]) -> list[Any]:
     """Returns the configs of several algorithms as JSON data: the settings that each has for itself."""
-    found = []
-    for pattern, config in configs.items():
-        settings = {name: to_state(getattr(config, name), name) for name in sorted(settings_of_algorithm(type(config)))}
-        found.append([pattern, {"class": qualified_name(type(config)), "settings": settings}])
-    return found
+    return [
+        [pattern, fields_of(_state_of(config, sorted(settings_of_algorithm(type(config)))))]
+        for pattern, config in configs.items()
+    ]
 
 
 def _algorithms_from_state(data: Any, names: Names) -> dict[str, AlgorithmConfig]:
     match data:
         case list(pairs) if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             of_run: dict[str, Any] = {"action_mask_key": AlgorithmConfig.action_mask_key}
-            return {pattern: config_from_state(own, names=names, **of_run) for pattern, own in pairs}
+            return {
+                pattern: config_from_state(read_state(ConfigState, own), names=names, **of_run)
+                for pattern, own in pairs
+            }
     raise CheckpointError(f"checkpoint, setting 'algorithm_configs': expected pairs, but it is {brief(data)}.")
 
 

@@ -14,6 +14,8 @@ from gymnasium import Space, spaces
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.checkpoint_restore import (
+    AgentsState,
+    AlgorithmState,
     agents_from_state,
     algorithm_state,
     given_settings,
@@ -21,10 +23,10 @@ from marl_connectors.algorithms.checkpoint_restore import (
     restored_masking,
     restored_specs,
 )
-from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.inference.policy import Policy
+from marl_connectors.checkpoints import taking_over
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -107,7 +109,6 @@ def load_policy(
         ModuleError: If it has no module of that id.
     """
     state, names = algorithm_state(checkpoint, with_replay_buffers=False), Names(trusted)
-    check_state(state)
     if module_id is not None:
         _check_module(module_id, state)
         policy_mapping_fn = SharedPolicy(module_id)
@@ -125,7 +126,7 @@ def load_policy(
         module_to_env,
         agent_spaces=saved.agents.spaces,
         single_agent=saved.agents.single_agent,
-        takes_turns=state["agents"].get("takes_turns", False),
+        takes_turns=state.agents.takes_turns,
         policy_mapping_fn=saved.config.policy_mapping_fn,
         default_agent_id=default_agent,
         unknown_agents_like=None if saved.agents.single_agent else default_agent,
@@ -157,7 +158,7 @@ class _Saved(NamedTuple):
 
 
 def _read(
-    state: Mapping[str, Any],
+    state: AlgorithmState,
     config: AlgorithmConfig | None,
     given: Mapping[str, Any],
     env: Any,
@@ -165,7 +166,7 @@ def _read(
     names: Names,
 ) -> _Saved:
     used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
-    masking, agents = restored_masking(state, used), _Agents(state["agents"], env)
+    masking, agents = restored_masking(state, used), _Agents(state.agents, env)
     spec, parameters = _saved_modules(state, used, module_id, names)
     lookback = used.episode_lookback_horizon
     if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
@@ -176,10 +177,10 @@ def _read(
 
 
 def _build_pipelines(
-    state: Mapping[str, Any], saved: _Saved, device: torch.device, is_users: bool
+    state: AlgorithmState, saved: _Saved, device: torch.device, is_users: bool
 ) -> tuple[EnvToModulePipeline, ModuleToEnvPipeline]:
     """Builds the pipelines of training with their states. Errors in builders of a user's config stay as they are."""
-    states = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
+    states = state.env_runner["env_to_module"], state.env_runner["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in states[0]
     with nullcontext() if is_users else taking_over("connector pieces"):
         env_to_module, _ = build.build_env_to_module(saved.config, saved.agents, device=device, masking=saved.masking)
@@ -235,20 +236,20 @@ def _read_by(module: RLModule, parameters: Mapping[str, Any]) -> Mapping[str, An
     return {name: value for name, value in parameters.items() if not f"{name}.".startswith(paths)}
 
 
-def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
-    known = [own for own, _ in state["rl_modules"]]
-    if module_id not in known:
-        raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {did_you_mean(module_id, known)}")
+def _check_module(module_id: ModuleID, state: AlgorithmState) -> None:
+    if module_id not in state.specs:
+        hint = did_you_mean(module_id, list(state.specs))
+        raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {hint}")
 
 
 def _saved_modules(
-    state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None, names: Names
+    state: AlgorithmState, config: AlgorithmConfig, module_id: ModuleID | None, names: Names
 ) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
     """Returns the specs and the parameters of a checkpoint's modules, or of one if they run one by one."""
     multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
-        multi = from_state(state["multi_rl_module"], "rl_module_spec", names)
-    parameters = state["learner"]["module"]
+        multi = from_state(state.multi_rl_module, "rl_module_spec", names)
+    parameters = state.parameters
     wanted = None
     if module_id is not None and multi.multi_rl_module_class is MultiRLModule:
         wanted, parameters = [module_id], {module_id: parameters[module_id]}
@@ -262,9 +263,9 @@ def _saved_modules(
 class _Agents:
     """The agents and spaces in a checkpoint. Pipelines are built from them instead of from an environment."""
 
-    def __init__(self, state: Mapping[str, Any], env: Any):
+    def __init__(self, state: AgentsState, env: Any):
         self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
-        self.single_agent: bool = state["single_agent"]
+        self.single_agent: bool = state.single_agent
         self.agent_ids: list[AgentID] = list(self.spaces)
         self.info_masks: Mapping[AgentID, Any] | None = None
         self.user_env = _EnvOfCheckpoint(self) if env is None else env

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import AUTO, warn_of_late_masks
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 from marl_connectors.algorithms.mixed.config import MixedConfig
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import ReplayingAlgorithm
 from marl_connectors.algorithms.off_policy.replay_training import UpdateResults
@@ -90,12 +90,14 @@ class Mixed(ReplayingAlgorithm):
             warn_of_late_masks(episodes)
         results.add(self.learner.update(episodes=episodes, timesteps=self._timesteps(), names=self._on_policy))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> AlgorithmState:
         """Returns everything that the next iteration depends on, with the replay buffers."""
-        return {**super().get_state(), "replays": {name: replay.get_state() for name, replay in self.replays.items()}}
+        state = super().get_state()
+        state.replays = {name: replay.get_state() for name, replay in self.replays.items()}
+        return state
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
             for name, replay in self.replays.items():
-                replay.set_state(state["replays"][name])
+                replay.set_state(state.replays[name])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
@@ -149,11 +149,13 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
         """The steps of all modules."""
         return self.replay.buffer
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> AlgorithmState:
         """Returns everything that the next iteration depends on, with the replay buffer."""
-        return {**super().get_state(), "off_policy": self.replay.get_state()}
+        state = super().get_state()
+        state.replays = {"": self.replay.get_state()}
+        return state
 
-    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
-            self.replay.set_state(state["off_policy"])
+            self.replay.set_state(state.replays[""])
