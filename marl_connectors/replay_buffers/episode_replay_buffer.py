@@ -67,6 +67,7 @@ class EpisodeReplayBuffer:
         self.num_samples = 0
         self.num_steps_sampled = 0
         self._rings: dict[ModuleID, RowRing] = {}
+        self._start: dict[str, Any] = {}
 
     def __len__(self) -> int:
         """The number of steps that are kept, of all modules together."""
@@ -222,6 +223,20 @@ class EpisodeReplayBuffer:
     def _draw(self, ring: RowRing, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the positions of steps, and their importance in the loss; None if all are equally likely."""
         return ring.draw(number, generator), None
+
+    def begin(self) -> None:
+        """Remembers what the buffer holds, for ``go_back``. This costs next to nothing: no rows are copied."""
+        self._start = {name: value for name, value in vars(self).items() if name != "_start"}
+        self._start["_rings"] = dict(self._rings)
+        for ring in self._rings.values():
+            ring.begin()
+
+    def go_back(self) -> None:
+        """Restores what the buffer held at ``begin``, which it forgets then."""
+        vars(self).update(self._start)
+        self._start = {}
+        for ring in self._rings.values():
+            ring.go_back()
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that later samples depend on, as JSON data and arrays."""

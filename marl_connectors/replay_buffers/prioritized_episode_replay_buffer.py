@@ -97,10 +97,17 @@ class PrioritizedRowRing(RowRing):
 
     def set_priorities(self, positions: np.ndarray, weights: np.ndarray) -> None:
         """Sets the weights of some steps; of a step that comes twice, the last one."""
+        self._reweights(positions)
         self.tree.set(positions, weights)
         self.greatest = max(self.greatest, float(weights.max(initial=0.0)))
 
+    def _reweights(self, positions: np.ndarray) -> None:
+        """Keeps weights that are about to change."""
+        if self._overwritten is not None:
+            self._overwritten.append((self.tree.set, positions, self.tree.weights[positions]))
+
     def _after_write(self, positions: np.ndarray) -> None:
+        self._reweights(positions)
         self.tree.set(positions, np.where(self.flags[positions] & ACTED, self.greatest, 0.0))
 
     def _after_move(self, moved: Callable[[np.ndarray], np.ndarray]) -> None:

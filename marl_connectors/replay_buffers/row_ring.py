@@ -133,6 +133,8 @@ class RowRing:
         self._open: dict[str, OpenEpisode] = {}
         self._free: list[tuple[int, int]] = []
         self._ended: dict[str, dict[str, tuple[int, int]]] = {}
+        self._start: dict[str, Any] = {}
+        self._overwritten: list[tuple[Callable[[np.ndarray, Any], None], np.ndarray, np.ndarray]] | None = None
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return zeros(shape, dtype, self.spill_folder)
@@ -151,6 +153,29 @@ class RowRing:
     def positions(self, lanes: np.ndarray | int, rows: np.ndarray) -> np.ndarray:
         """Returns the positions in the columns of some rows."""
         return rows % self.num_rows * self.num_lanes + lanes
+
+    # Going back.
+
+    def begin(self) -> None:
+        """Remembers what the ring holds, for ``go_back``. From here on, rows are kept that are overwritten."""
+        self._start = {name: value for name, value in vars(self).items() if name not in ("_start", "_overwritten")}
+        self._start["columns"] = {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()}
+        self._start["_ended"] = {episode_id: dict(own) for episode_id, own in self._ended.items()}
+        self._start |= {"_open": dict(self._open), "_free": list(self._free)}
+        self._overwritten = []
+
+    def go_back(self) -> None:
+        """Restores what the ring held at ``begin``, which it forgets then."""
+        for restore, positions, values in reversed(self._overwritten or []):
+            restore(positions, values)
+        vars(self).update(self._start)
+        self._start, self._overwritten = {}, None
+
+    def _overwrites(self, positions: np.ndarray) -> None:
+        """Keeps rows that are about to change."""
+        if self._overwritten is not None:
+            for array in (self.flags, self.numbers, *leaves(self.columns)):
+                self._overwritten.append((array.__setitem__, positions, array[positions]))
 
     # Adding.
 
@@ -343,6 +368,7 @@ class RowRing:
             rows, lanes, flags, numbers = rows[is_kept], lanes[is_kept], flags[is_kept], numbers[is_kept]
             columns = {name: take(column, np.flatnonzero(is_kept)) for name, column in columns.items()}
         positions = self.positions(lanes, rows)
+        self._overwrites(positions)
         # Of two chunks of one episode, the second overwrites the row of the first one's last observation.
         is_one_each = len(set(places.lanes.tolist())) == len(places.lanes)
         replaced = self.flags[positions if is_one_each else np.unique(positions)]
@@ -371,6 +397,7 @@ class RowRing:
         is_kept = rows >= self.written[lanes] - self.num_rows
         is_kept &= self.numbers[positions] == places.numbers[told]
         positions, told = positions[is_kept], told[is_kept]
+        self._overwrites(positions)
         np.bitwise_or.at(self.flags, positions, ends[told])
         if late[told].any():
             np.add.at(self.columns[Columns.REWARDS], positions, late[told])  # type: ignore[arg-type]
@@ -407,6 +434,7 @@ class RowRing:
     def _add_to_last(self, positions: np.ndarray, agent_id: AgentID, reward: float) -> None:
         """Adds a reward to the last one of some rows in which an agent acted."""
         last = positions[(self.flags[positions] & ACTED) > 0][-1:]
+        self._overwrites(last)
         self.columns[Columns.REWARDS][last] += reward  # type: ignore[index]
 
     def forget_ended(self, episode_id: EpisodeID) -> None:

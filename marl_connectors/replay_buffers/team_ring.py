@@ -213,6 +213,7 @@ class TeamRing(RowRing):
         """Sets the flags of all agents to 0 in the rows of new chunks."""
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions = self.positions(np.repeat(places.lanes, counts), np.repeat(places.starts, counts) + number)
+        self._overwrites(positions)
         for flags in self.columns.get(AGENT_FLAGS, {}).values():
             flags[positions] = 0
 
@@ -245,6 +246,7 @@ class TeamRing(RowRing):
         is_kept = (at >= 0) & (at >= self.written[lanes] - self.num_rows)
         is_kept &= self.numbers[positions] == places.numbers[episodes]
         fresh = np.flatnonzero(is_kept)  # of two lives in one row, the later one comes last
+        self._overwrites(positions[fresh])
         at_agents: Any = (positions[fresh], np.repeat(own.slots, rows.counts)[fresh])
         at_environment: Any = (positions[fresh], 0)
         for name, values in {**columns, AGENT_FLAGS: flags}.items():
@@ -279,6 +281,7 @@ class TeamRing(RowRing):
             stop, kept = int(places.starts[e] + t - started[e]), int(self.written[places.lanes[e]]) - self.num_rows
             positions = self.positions(places.lanes[e], np.arange(max(stop - int(t), kept, 0), max(stop, 0)))
             positions = positions[self.numbers[positions] == places.numbers[e]]
+            self._overwrites(positions)
             if has_moved:  # an observation that it waited with until another one came is no row any more
                 flags[positions[flags[positions, slot] == ALIVE], slot] = 0
             if chunk.t_started:
@@ -290,6 +293,7 @@ class TeamRing(RowRing):
         module_id, slot = self._slots[agent_id]
         flags: Any = self.columns[AGENT_FLAGS]
         last = positions[(flags[module_id][positions, slot] & ACTED) > 0][-1:]
+        self._overwrites(last)
         self.columns[Columns.REWARDS][module_id][last, slot] += reward  # type: ignore[index]
 
     def has(self, name: str, module_id: ModuleID) -> bool:

@@ -139,7 +139,7 @@ class ReplayTraining:
                 f"burn_in_len={config.burn_in_len} has no effect, because no module has a memory. Leave it out, or "
                 f'give the modules one: DQN, VDN and QMIX accept model_config={{"use_gru": True}}.'
             )
-        self.updates_due = 0.0
+        self.updates_due = self._due_at_start = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
@@ -234,6 +234,16 @@ class ReplayTraining:
                 f'"max_seq_len": {self.config.burn_in_len + 20}}}), or a smaller burn_in_len.'
             )
         return length
+
+    def begin(self) -> None:
+        """Remembers the buffer and the updates that are due, for ``go_back``."""
+        self.buffer.begin()
+        self._due_at_start = self.updates_due
+
+    def go_back(self) -> None:
+        """Goes back to ``begin``."""
+        self.buffer.go_back()
+        self.updates_due = self._due_at_start
 
     def get_state(self) -> dict[str, Any]:
         """Returns the buffer's state and the updates that are due."""
