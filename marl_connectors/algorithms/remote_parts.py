@@ -12,9 +12,9 @@ from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.remote_learners import RemoteLearners
+from marl_connectors.cluster.remote_learners import RemoteLearners
 
 
 class RemoteParts:

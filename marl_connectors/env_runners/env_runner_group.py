@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.hosted_env_runner import EnvRunnerBlueprint
-from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.cluster.hosted_env_runner import EnvRunnerBlueprint
+from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.errors import counted
 from marl_connectors.metrics import MetricsLogger

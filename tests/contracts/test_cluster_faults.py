@@ -20,7 +20,7 @@ from helpers.runs.clusters import Harm, actor_processes, parameters, spread, tra
 from helpers.runs.random_runs import counts_itself
 from helpers.runs.rank_configs import random_ranks_config
 from marl_connectors.cluster import actor_pool
-from marl_connectors.learner import remote_learners
+from marl_connectors.cluster import remote_learners
 from marl_connectors.seeding import global_generators_kept
 
 

@@ -13,7 +13,7 @@ import pytest
 from ray import cloudpickle, exceptions
 
 from marl_connectors.cluster import ray_cluster
-from marl_connectors.env_runners import hosted_env_runner
+from marl_connectors.cluster import hosted_env_runner
 
 
 class Ref:

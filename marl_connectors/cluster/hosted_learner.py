@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from marl_connectors.cluster.pickling import pickled_result
-from marl_connectors.cluster.references import EpisodeShare
+from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
 

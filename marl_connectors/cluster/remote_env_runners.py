@@ -20,7 +20,7 @@ from marl_connectors.cluster.pickling import pickled, pickled_function, received
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.env_runners.done_episodes import merged_order, shares
-from marl_connectors.env_runners.hosted_env_runner import (
+from marl_connectors.cluster.hosted_env_runner import (
     EnvRunnerBlueprint,
     HostedEnvRunner,
     PlayReply,
