@@ -67,59 +67,37 @@ def save_state(path: str | os.PathLike[str], state: State | Mapping[Any, Any]) -
     Raises:
         CheckpointError: If something in the state cannot be written, or if ``path`` exists and is not a checkpoint.
     """
-    EncodedState(state).save_to_path(path)
-
-
-class EncodedState:
-    """A state in the form in which it is written."""
-
-    def __init__(self, state: State | Mapping[Any, Any]):
-        """Encodes a state. The arrays are those of the state.
-
-        Raises:
-            CheckpointError: If something in the state cannot be written.
-        """
-        self._tensors: dict[str, np.ndarray] = {}
-        try:
-            self._encoded = encode_state(state, (), self._tensors)
-        except RecursionError as error:
-            raise CheckpointError(
-                "save_state: the state is nested too deep, or contains itself. Flatten it first."
-            ) from error
-
-    @classmethod
-    def copy_of(cls, state: State | Mapping[Any, Any]) -> Self:
-        """Encodes a state, and copies its arrays, so that they do not change with it."""
-        encoded = cls(state)
-        encoded._tensors = {key: array.copy() for key, array in encoded._tensors.items()}
-        return encoded
-
-    def save_to_path(self, path: str | os.PathLike[str]) -> None:
-        """Writes the state, as ``save_state`` does."""
-        target = Path(path)
-        _check_replaceable(target)
-        hashes = {key: _array_hash(array) for key, array in self._tensors.items()}
-        tensors_file = f"tensors-{_json_hash(hashes)[:16]}.safetensors"
-        document = {
-            "format_version": FORMAT_VERSION,
-            "library_version": library_version(),
-            "tensors_file": tensors_file,
-            "tensors_sha256": hashes,
-            "state_sha256": _json_hash(self._encoded),
-            "state": self._encoded,
-        }
-        text = json.dumps(document, indent=1, allow_nan=False)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}.tmp-{uuid.uuid4().hex[:12]}"
-        temporary.mkdir()
-        try:
-            _write_synced(temporary / tensors_file, safetensors.numpy.save(self._tensors))
-            _write_synced(temporary / STATE_FILE, text.encode())
-            sync_directory(temporary)
-            _put_in_place(temporary, target, tensors_file)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    tensors: dict[str, np.ndarray] = {}
+    try:
+        encoded = encode_state(state, (), tensors)
+    except RecursionError as error:
+        raise CheckpointError(
+            "save_state: the state is nested too deep, or contains itself. Flatten it first."
+        ) from error
+    target = Path(path)
+    _check_replaceable(target)
+    hashes = {key: _array_hash(array) for key, array in tensors.items()}
+    tensors_file = f"tensors-{_json_hash(hashes)[:16]}.safetensors"
+    document = {
+        "format_version": FORMAT_VERSION,
+        "library_version": library_version(),
+        "tensors_file": tensors_file,
+        "tensors_sha256": hashes,
+        "state_sha256": _json_hash(encoded),
+        "state": encoded,
+    }
+    text = json.dumps(document, indent=1, allow_nan=False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.tmp-{uuid.uuid4().hex[:12]}"
+    temporary.mkdir()
+    try:
+        _write_synced(temporary / tensors_file, safetensors.numpy.save(tensors))
+        _write_synced(temporary / STATE_FILE, text.encode())
+        sync_directory(temporary)
+        _put_in_place(temporary, target, tensors_file)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def load_state(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> dict[Any, Any]:

@@ -101,6 +101,19 @@ def fields_of(state: State) -> dict[str, Any]:
     return msgspec.structs.asdict(state)
 
 
+def copied(value: Any) -> Any:
+    """Returns a copy of a state, or of a part of one, that shares no arrays, lists and dicts with it."""
+    if isinstance(value, State):
+        return type(value)(**{name: copied(part) for name, part in fields_of(value).items()})
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(copied, value))
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.clone() if _as_array(value) is not None and hasattr(value, "clone") else value
+
+
 def _read_value(kind: Any, value: Any) -> Any:
     """Checks a value of one of the types above that msgspec does not know.
 

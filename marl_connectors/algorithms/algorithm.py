@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import math
@@ -50,7 +49,6 @@ from marl_connectors.environments.vector.env_failures import close_env
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
-    EpisodeError,
     MappingError,
     MarlConnectorsWarning,
     ModuleError,
@@ -70,7 +68,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.spec_fields import MODULE_ID
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
-from marl_connectors.state import read_state
+from marl_connectors.state import copied, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import instance_of, integer, optional
 
@@ -82,8 +80,10 @@ _LOG_OF_MASKS = logging.getLogger("marl_connectors.action_masks")
 """Says that masks are ignored. The command line silences it, because it prints what becomes of masks itself."""
 _EPISODES_AT_A_TIME = 50
 """The number of episodes that ``record`` keeps in memory."""
-_MOST_SAMPLES = 5
-"""How often the episodes of one train batch are sampled, if nodes that have them are lost."""
+_COUNTS = ("seed", "iteration", "time_total_s", "_num_evaluations", "_num_episodes")
+"""The attributes of an Algorithm that count what it has done."""
+_MOST_TRIES = 5
+"""How often an iteration is tried, if nodes that have its episodes are lost."""
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 """What ``policies_to_train`` accepts."""
 
@@ -188,6 +188,7 @@ class Algorithm(RefusesIgnoredMethods):
         if self.config.num_learners:
             check_can_be_divided(self.config, self.learner.pipeline)
         self.metrics = MetricsLogger()
+        self._go_back: Callable[[], None] | None = None
         self.iteration = 0
         self.time_total_s = 0.0
         self.run_folders: set[Path] = set()
@@ -404,21 +405,33 @@ class Algorithm(RefusesIgnoredMethods):
 
     @torch.inference_mode(False)
     def train(self) -> dict[str, Any]:
-        """Runs one iteration.
+        """Runs one iteration. If it fails or is interrupted, the algorithm goes back to where it was before.
+
+        After an error in an environment, a module or a piece, the next iteration begins new episodes.
 
         Returns:
             The results that docs/results.md lists: ``env_runners`` (returns and lengths of the newest episodes, steps
             and seconds of this iteration's samples), ``learners`` (loss statistics by module), ``timers``, and counts
             of steps and iterations.
         """
+        for tries_left in reversed(range(_MOST_TRIES)):
+            try:
+                with self._transaction():
+                    return self._run_iteration()
+            except Exception as error:
+                if not (tries_left and self._remote.is_lost(error)):
+                    raise
+                _LOG.warning("Episodes were lost with a node (%s). The iteration is repeated.", type(error).__name__)
+        raise AssertionError
+
+    def _run_iteration(self) -> dict[str, Any]:
         began = time.perf_counter()
         interval = self.config.evaluation_interval
         is_evaluated = interval is not None and (self.iteration + 1) % interval == 0
         is_parallel = is_evaluated and self.config.evaluation_parallel_to_training
-        with self._evaluation_undone_on_error() if is_parallel else nullcontext():
-            watch = _Watch(is_enough=self.ends_evaluations)
-            evaluation = self._begin_evaluation(watch=watch) if is_parallel else None
-            sampled, learned = self._sample_and_update()
+        watch = _Watch(is_enough=self.ends_evaluations)
+        evaluation = self._begin_evaluation(watch=watch) if is_parallel else None
+        sampled, learned = self._sample_and_update()
         runners = self.env_runner_group
         ended = time.perf_counter()
         self.iteration += 1
@@ -575,30 +588,76 @@ class Algorithm(RefusesIgnoredMethods):
         return lambda: f"iteration {iteration}: sampling, {runners.num_steps_so_far[place] - before:,} of {wanted}"
 
     def _sample_and_update(self) -> tuple[float, dict[str, Any]]:
-        """Returns the time at which the episodes of a train batch were sampled, and the results of the update.
-
-        Episodes that a node had and that were lost with it, before the learners fetched them, are sampled again.
-        """
+        """Returns the time at which the episodes of a train batch were sampled, and the results of the update."""
         self.offline_data.begin(self.seed)
         by_agents = self.config.count_steps_by == "agent_steps"
         read, size = self.offline_data.sample(self.config.total_train_batch_size, by_agent_steps=by_agents)
-        for tries_left in reversed(range(_MOST_SAMPLES)):
-            with self._doing(self._describe_sampling(size)):
-                live = self._sample(size)
-            if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
-                warn_of_late_masks(together(read, live).episodes())
-            before = self.offline_data.record(live)
-            sampled = time.perf_counter()
+        with self._doing(self._describe_sampling(size)):
+            live = self._sample(size)
+        if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
+            warn_of_late_masks(together(read, live).episodes())
+        self.offline_data.record(live)
+        sampled = time.perf_counter()
+        with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
+            return sampled, self._update(together(read, live))
+
+    # The one way back.
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Brings the algorithm back to where it is now if anything in its block fails.
+
+        Within another such block, that one begins anew after it.
+
+        Raises:
+            CheckpointError: If it cannot go back.
+        """
+        outer, self._go_back = self._go_back, self._now()
+        try:
+            yield
+        except BaseException as error:
             try:
-                with self._doing(lambda: f"iteration {self.iteration + 1}: updating the modules"):
-                    return sampled, self._update(together(read, live))
-            except Exception as error:
-                if not (tries_left and live.is_remote and self._remote.is_lost(error)):
-                    raise
-                _LOG.warning("Episodes were lost with a node (%s). They are sampled again.", type(error).__name__)
-                self.env_runner_group.repeat_iteration()
-                self.offline_data.undo(before)
-        raise AssertionError
+                self._go_back()
+            except Exception as second:
+                raise CheckpointError(
+                    f"{error} The algorithm could not go back to where it was before ({second}). Do not use it any "
+                    f"more; build it anew."
+                ) from error
+            raise
+        finally:
+            self._go_back = None if outer is None else self._now()
+
+    def _now(self) -> Callable[[], None]:
+        """Returns a function that brings the algorithm back to where it is now.
+
+        This takes little time: the parameters, the optimizers' moments and the rows of ongoing episodes are copied, and
+        no replay buffer.
+        """
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        settings, changed, recent = self.config.to_dict(), set(self._changed_settings), list(self._recent)
+        modules, learner, metrics = dict(self.rl_module), copied(self.learner.get_state()), self.metrics.get_state()
+        parts = [self.env_runner_group.now(), self.offline_data.now()]
+
+        def go_back() -> None:
+            if self._num_evaluations != counts["_num_evaluations"]:
+                self._is_start_reported = True
+                if self.eval_env_runner_group is not None:
+                    self.eval_env_runner_group.abandon_playing()
+            vars(self).update(counts)
+            if settings != self.config.to_dict():
+                self.config.change(**settings)
+                self._changed_settings = set(changed)
+                self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            for module_id in [m for m in self.rl_module if m not in modules]:
+                self.learner.remove_module(module_id)
+            self._recent.clear()
+            self._recent.extend(recent)
+            self.metrics.set_state(metrics)
+            self.learner.set_state(learner)
+            for part in parts:
+                part()
+
+        return go_back
 
     def _update(self, sample: Sample) -> dict[str, Any]:
         """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
@@ -640,7 +699,7 @@ class Algorithm(RefusesIgnoredMethods):
         most = self._fragment_length() * config.num_envs
         samples: list[Sample] = []
         collected, before = 0, runners.num_env_steps
-        runners.begin_iteration()
+        runners.send_weights()
         while collected < size:
             if config.batch_mode == "complete_episodes":
                 new = runners.sample()
@@ -730,19 +789,6 @@ class Algorithm(RefusesIgnoredMethods):
             seed = derived_seed(self.seed, "evaluation", self._num_evaluations)
             self._num_evaluations += 1
         return self._begin_play(config, number, seed, watch)
-
-    @contextmanager
-    def _evaluation_undone_on_error(self) -> Iterator[None]:
-        """Abandons the evaluation that an iteration has begun if the iteration fails. Its repetition begins it anew."""
-        number = self._num_evaluations
-        try:
-            yield
-        except BaseException:
-            if self._num_evaluations != number:
-                self._num_evaluations, self._is_start_reported = number, True
-                assert self.eval_env_runner_group is not None
-                self.eval_env_runner_group.abandon_playing()
-            raise
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         results = begun()
@@ -1115,7 +1161,7 @@ class Algorithm(RefusesIgnoredMethods):
         optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")).check(module_spec, who, "module_spec")
         mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn, [*self.rl_module, module_id])
         self._check_updated(who, new_should_module_be_updated, [*self.rl_module, module_id])
-        with self._removed_on_error(module_id):
+        with self._transaction():
             if config_overrides is not None:
                 self._override(module_id, config_overrides)
             module = self._build_added(module_id, module_spec or RLModuleSpec())
@@ -1150,19 +1196,6 @@ class Algorithm(RefusesIgnoredMethods):
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
             )
         MODULE_ID.check(module_id, "add_module", "module_id")
-
-    @contextmanager
-    def _removed_on_error(self, module_id: ModuleID) -> Iterator[None]:
-        """Removes a module and its overrides if adding it fails in the block."""
-        overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
-        try:
-            yield
-        except BaseException:
-            if module_id in self.rl_module:
-                self.learner.remove_module(module_id)
-            self.config.change(algorithm_config_overrides_per_module=overrides)
-            self._changed_settings = changed
-            raise
 
     def _build_added(self, module_id: ModuleID, spec: RLModuleSpec) -> RLModule:
         own, first = self.config.get_config_for_module(module_id), next(iter(self.rl_module.values()))
@@ -1338,39 +1371,10 @@ class Algorithm(RefusesIgnoredMethods):
             check_settings(state, self.config, names, restored_later=changed)
         with taking_over("setup"):
             self._check_fits(state)
-        undo = self._undo()
-        try:
+        with self._transaction():
             self._restore_changed_settings(state, (), names)
             with naming_changes(state, self.config):
                 self._apply(state, new_episodes)
-        except BaseException as error:
-            try:
-                undo()
-            except Exception as second:
-                raise CheckpointError(
-                    f"{error} A part of it had been taken over by then, which could not be undone ({second}). Do not "
-                    f"use this algorithm any more; build it anew."
-                ) from error
-            raise
-
-    def _undo(self) -> Callable[[], None]:
-        """Returns a function that restores the present state of the algorithm."""
-        settings, changed = self.config.to_dict(), set(self._changed_settings)
-        before: Any
-        try:
-            before = copy.deepcopy(self.get_state())  # copied, as it shares arrays with the ongoing episodes
-        except EpisodeError as error:  # the custom data of ongoing episodes cannot be saved
-            before = error
-
-        def undo() -> None:
-            if isinstance(before, Exception):
-                raise before
-            self.config.change(**settings)
-            self._changed_settings = changed
-            self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
-            self._apply(before)
-
-        return undo
 
     def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         """Sets everything but the settings."""

@@ -252,18 +252,24 @@ class OfflineData:
         finally:
             self.held_out.set_state(begin)
 
-    def record(self, sample: Sample) -> Any:
-        """Writes the episodes of a sample. Returns the state of the writer before, for ``undo``."""
-        if self.writer is None:
-            return None
-        before = self.writer.position()
-        self.writer.write(sample.fetched())
-        return before
-
-    def undo(self, before: Any) -> None:
-        """Undoes ``record``, for a sample that is made again."""
+    def record(self, sample: Sample) -> None:
+        """Writes the episodes of a sample, if they are recorded."""
         if self.writer is not None:
-            self.writer.set_state(before)
+            self.writer.write(sample.fetched())
+
+    def now(self) -> Callable[[], None]:
+        """Returns a function that goes back to the present places in the files."""
+        reader, writer, due = self.reader, self.writer, self._due
+        read, written = reader and reader.get_state(), writer and writer.position()
+
+        def go_back() -> None:
+            self._due, self.reader = due, reader
+            if reader is not None:
+                reader.set_state(read)
+            if writer is not None:
+                writer.set_state(written)
+
+        return go_back
 
     def results(self) -> dict[str, Any]:
         """Returns what the results of an iteration say about recorded episodes, if there are any."""

@@ -160,10 +160,10 @@ class RemoteEnvRunners(EnvRunnerGroup):
         self._for_evaluation = for_evaluation
         self._fetches_episodes = fetches_episodes
         self._progress = _Progress([0.0] * sum(num_envs))
-        self._undo_iteration: Callable[[], None] | None = None
         self._weights = Weights(-1, [None])
         self._num_played = 0
         self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
+        self._fails_again = False  # whether the next sample would repeat one that has ended with an error
         self._times = SamplingTimes()
         self.pool = ActorPool(
             cluster,
@@ -254,7 +254,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         self._put_blueprint()  # it has the config's function
 
-    def _send_weights(self) -> None:
+    def send_weights(self) -> None:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         parameters = _arrays(self.rl_module.get_state())
         self._weights = Weights(self._weights.version + 1, [self._cluster.put(parameters)])
@@ -269,12 +269,13 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     # Going back.
 
-    def _now(self) -> Callable[[], None]:
+    def now(self) -> Callable[[], None]:
         """Returns a function that restores what samples change, as it is now, and lets new actors continue from it."""
         progress, pieces = self._progress.copy(), self.get_connector_states()
         loggers = [(logger, logger.get_state()) for logger in self._loggers().values()]
 
         def go_back() -> None:
+            self._fails_again, self._has_failed = self._has_failed, False
             self._progress = progress.copy()
             self.env_to_module.set_state(pieces["env_to_module"])
             self.module_to_env.set_state(pieces["module_to_env"])
@@ -290,7 +291,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
         If env runners went back to the beginning of such a sample, the same error would come again.
         """
-        go_back = self._now()
+        go_back = self.now()
         try:
             yield
         except BaseException:
@@ -300,18 +301,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def _loggers(self) -> dict[str, MetricsLogger]:
         return {**self.metrics, "callbacks": self.callback_metrics}
-
-    def begin_iteration(self) -> None:
-        """Sends the parameters of the modules, once for all samples of the iteration, and notes where it begins.
-
-        Episodes that stay in other processes can be lost with a node until learners have fetched them.
-        """
-        self._send_weights()
-        self._undo_iteration = self._now()
-
-    def repeat_iteration(self) -> None:
-        assert self._undo_iteration is not None
-        self._undo_iteration()
 
     # Sampling.
 
@@ -329,7 +318,9 @@ class RemoteEnvRunners(EnvRunnerGroup):
         if times > 1 and self._merges_states and known_states(self.get_connector_states()) is not None:
             return joined([self.sample(num_timesteps=num_timesteps) for _ in range(times)])
         if self._weights.version < 0:
-            self._send_weights()
+            self.send_weights()
+        if self._fails_again:
+            self._fails_again, self._progress.restarts_episodes = False, True
         if self._has_failed:
             self._refresh()
         with self._undone_on_error():
@@ -503,7 +494,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
         """
         quotas, indices = shares(num_envs, num_episodes), self.pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
-        self._send_weights()
+        self.send_weights()
         states = self.get_connector_states()
         self._num_played += 1
         number, num_done, shown = self._num_played, 0, 0

@@ -39,7 +39,15 @@ from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
-from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MarlConnectorsWarning, counted, listed
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    EpisodeError,
+    MarlConnectorsWarning,
+    counted,
+    listed,
+)
 from marl_connectors.metrics import MetricsLogger, by_pipeline, reduced, with_logged
 from marl_connectors.names import import_attribute
 from marl_connectors.never_called import RefusesIgnoredMethods
@@ -127,6 +135,8 @@ class EnvRunner(RefusesIgnoredMethods):
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
         self._continues_episodes = False  # whether the next sample continues the episodes of this one
+        self._left: dict[str, Any] | None = None  # the state to which the runner has gone back
+        self._has_failed = False  # whether the newest sample has ended with an error
         self._finished = FinishedEpisodes(vector_env.num_envs)
         self._env_config = parts.env_config
         self._begin(self.explore)
@@ -226,6 +236,7 @@ class EnvRunner(RefusesIgnoredMethods):
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
             self.restart_episodes()  # the sub-environments and the episodes may have stopped in the middle of a step
+            self._has_failed = isinstance(error, Exception)
             if isinstance(error, EnvError):
                 self._check_outputs()  # module outputs that are not finite may be the cause of the environment's error
             raise
@@ -241,6 +252,7 @@ class EnvRunner(RefusesIgnoredMethods):
         force_reset: bool,
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
+        self._return_to_episodes()
         self._begin(explore)
         self._fragment = self._shared_data[FRAGMENT] = Fragment()
         self.places = []
@@ -590,8 +602,33 @@ class EnvRunner(RefusesIgnoredMethods):
         """Sets the policy mapping function for episodes that begin from now on."""
         self._episodes.set_policy_mapping_fn(policy_mapping_fn)
 
+    def now(self) -> Callable[[], None]:
+        """Returns a function that goes back to where the runner is now; see ``EnvRunnerGroup.now``."""
+        try:
+            state = self.get_state()
+        except EpisodeError:  # custom data of an ongoing episode cannot be saved
+            state = self.get_state(with_episodes=False)
+
+        def go_back() -> None:
+            self.set_state(state, new_episodes=True)
+            self._left = state
+
+        return go_back
+
+    def _return_to_episodes(self) -> None:
+        """Continues the episodes that ``now`` has left, which takes a replay, unless sampling them has failed."""
+        left, has_failed, self._left, self._has_failed = self._left, self._has_failed, None, False
+        if left is None or has_failed:
+            return
+        try:
+            self.set_state(left)
+        except CheckpointError as error:
+            _LOG.warning("New episodes begin, because those before cannot be replayed. %s", error)
+            self.set_state(left, new_episodes=True)
+
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes. The next sample begins new ones."""
+        self._left = None
         self._continues_episodes = False
         self._plan.forget()
 
@@ -659,6 +696,8 @@ class EnvRunner(RefusesIgnoredMethods):
         Raises:
             EpisodeError: If custom data of an ongoing episode cannot be saved.
         """
+        if self._left is not None and with_episodes:
+            return self._left
         self._end_layout()
         self._episodes.lanes.settle_counts()
         has_episodes = self._continues_episodes and with_episodes

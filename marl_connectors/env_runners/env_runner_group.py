@@ -85,11 +85,15 @@ class EnvRunnerGroup:
 
     # Sampling.
 
-    def begin_iteration(self) -> None:
-        """Sends the parameters of the modules to remote env runners, once for all samples of the iteration."""
+    def send_weights(self) -> None:
+        """Sends the parameters of the modules to remote env runners, for all samples until the next call."""
 
-    def repeat_iteration(self) -> None:
-        """Goes back to ``begin_iteration``, so that episodes that were lost with a node can be sampled again."""
+    def now(self) -> Callable[[], None]:
+        """Returns a function that goes back to where the env runners are now.
+
+        Ongoing episodes continue there, unless sampling has failed in between: then the same error would come again.
+        """
+        return self._runner.now()
 
     def sample(self, *, num_timesteps: int | None = None, times: int = 1) -> Sample:
         """Samples.

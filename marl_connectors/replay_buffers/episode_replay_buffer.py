@@ -67,7 +67,6 @@ class EpisodeReplayBuffer:
         self.num_samples = 0
         self.num_steps_sampled = 0
         self._rings: dict[ModuleID, RowRing] = {}
-        self._start: dict[str, Any] = {}
 
     def __len__(self) -> int:
         """The number of steps that are kept, of all modules together."""
@@ -224,19 +223,19 @@ class EpisodeReplayBuffer:
         """Returns the positions of steps, and their importance in the loss; None if all are equally likely."""
         return ring.draw(number, generator), None
 
-    def begin(self) -> None:
-        """Remembers what the buffer holds, for ``go_back``. This costs next to nothing: no rows are copied."""
-        self._start = {name: value for name, value in vars(self).items() if name != "_start"}
-        self._start["_rings"] = dict(self._rings)
-        for ring in self._rings.values():
-            ring.begin()
+    def now(self) -> Callable[[], None]:
+        """Returns a function that brings the buffer back to where it is now. No rows are copied for it.
 
-    def go_back(self) -> None:
-        """Restores what the buffer held at ``begin``, which it forgets then."""
-        vars(self).update(self._start)
-        self._start = {}
-        for ring in self._rings.values():
-            ring.go_back()
+        Only the function of the newest call may be used.
+        """
+        attributes, parts = {**vars(self), "_rings": dict(self._rings)}, [ring.now() for ring in self._rings.values()]
+
+        def go_back() -> None:
+            vars(self).update(attributes)
+            for part in parts:
+                part()
+
+        return go_back
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that later samples depend on, as JSON data and arrays."""

@@ -133,7 +133,6 @@ class RowRing:
         self._open: dict[str, OpenEpisode] = {}
         self._free: list[tuple[int, int]] = []
         self._ended: dict[str, dict[str, tuple[int, int]]] = {}
-        self._start: dict[str, Any] = {}
         self._overwritten: list[tuple[Callable[[np.ndarray, Any], None], np.ndarray, np.ndarray]] | None = None
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -156,20 +155,27 @@ class RowRing:
 
     # Going back.
 
-    def begin(self) -> None:
-        """Remembers what the ring holds, for ``go_back``. From here on, rows are kept that are overwritten."""
-        self._start = {name: value for name, value in vars(self).items() if name not in ("_start", "_overwritten")}
-        self._start["columns"] = {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()}
-        self._start["_ended"] = {episode_id: dict(own) for episode_id, own in self._ended.items()}
-        self._start |= {"_open": dict(self._open), "_free": list(self._free)}
-        self._overwritten = []
+    def now(self) -> Callable[[], None]:
+        """Returns a function that brings the ring back to where it is now. From here on, overwritten rows are kept.
 
-    def go_back(self) -> None:
-        """Restores what the ring held at ``begin``, which it forgets then."""
-        for restore, positions, values in reversed(self._overwritten or []):
-            restore(positions, values)
-        vars(self).update(self._start)
-        self._start, self._overwritten = {}, None
+        Only the function of the newest call may be used, and once.
+        """
+        self._overwritten = overwritten = []
+        attributes: dict[str, Any] = {
+            **vars(self),
+            "columns": {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()},
+            "_ended": {episode_id: dict(own) for episode_id, own in self._ended.items()},
+            "_open": dict(self._open),
+            "_free": list(self._free),
+            "_overwritten": None,
+        }
+
+        def go_back() -> None:
+            for restore, positions, values in reversed(overwritten):
+                restore(positions, values)
+            vars(self).update(attributes)
+
+        return go_back
 
     def _overwrites(self, positions: np.ndarray) -> None:
         """Keeps rows that are about to change."""

@@ -193,7 +193,7 @@ class _Loop:
             run.say = display.say
         try:
             while not results.stopped_by:
-                with self._gate.iteration(), contextlib.nullcontext() if saver is None else saver.iteration():
+                with self._gate.iteration():
                     result = self._algo.train()
                 results.add(result, newest_only=not self._caller.keeps_results)
                 seconds = result["timers"]

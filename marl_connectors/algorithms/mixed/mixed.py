@@ -8,7 +8,6 @@ from typing import Any
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import AUTO, warn_of_late_masks
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 from marl_connectors.algorithms.mixed.config import MixedConfig
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import ReplayingAlgorithm
 from marl_connectors.algorithms.off_policy.replay_training import UpdateResults
@@ -89,15 +88,3 @@ class Mixed(ReplayingAlgorithm):
         if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
             warn_of_late_masks(episodes)
         results.add(self.learner.update(episodes=episodes, timesteps=self._timesteps(), names=self._on_policy))
-
-    def get_state(self) -> AlgorithmState:
-        """Returns everything that the next iteration depends on, with the replay buffers."""
-        state = super().get_state()
-        state.replays = {name: replay.get_state() for name, replay in self.replays.items()}
-        return state
-
-    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
-        super()._apply(state, new_episodes, with_replay_buffers)
-        if with_replay_buffers:
-            for name, replay in self.replays.items():
-                replay.set_state(state.replays[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -91,12 +92,33 @@ class ReplayingAlgorithm(Algorithm):
             is_kept = data.reader.num_passes > 0 and not any(r.buffer.has_forgotten for r in self.replays.values())
             read = data.take_due(self._fragment_length() * self.config.num_envs, within_pass=True)
             return Sample.of_episodes([]) if is_kept else read
-        self.env_runner_group.begin_iteration()
+        self.env_runner_group.send_weights()
         live = self.env_runner_group.sample()
         data.record(live)
         if data.reader is None:
             return live
         return together(data.take_due(live.env_steps * (1.0 - fraction) / fraction, within_pass=False), live)
+
+    def _now(self) -> Callable[[], None]:
+        parts = [super()._now(), *(replay.now() for replay in self.replays.values())]
+
+        def go_back() -> None:
+            for part in parts:
+                part()
+
+        return go_back
+
+    def get_state(self) -> AlgorithmState:
+        """Returns everything that the next iteration depends on, with the replay buffers."""
+        state = super().get_state()
+        state.replays = {name: replay.get_state() for name, replay in self.replays.items()}
+        return state
+
+    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+        super()._apply(state, new_episodes, with_replay_buffers)
+        if with_replay_buffers:
+            for name, replay in self.replays.items():
+                replay.set_state(state.replays[name])
 
     def _results_of_data(self) -> dict[str, Any]:
         buffers = [replay.buffer for replay in self.replays.values()]
@@ -148,14 +170,3 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
     def replay_buffer(self) -> EpisodeReplayBuffer:
         """The steps of all modules."""
         return self.replay.buffer
-
-    def get_state(self) -> AlgorithmState:
-        """Returns everything that the next iteration depends on, with the replay buffer."""
-        state = super().get_state()
-        state.replays = {"": self.replay.get_state()}
-        return state
-
-    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
-        super()._apply(state, new_episodes, with_replay_buffers)
-        if with_replay_buffers:
-            self.replay.set_state(state.replays[""])

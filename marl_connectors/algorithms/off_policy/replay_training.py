@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -139,7 +139,7 @@ class ReplayTraining:
                 f"burn_in_len={config.burn_in_len} has no effect, because no module has a memory. Leave it out, or "
                 f'give the modules one: DQN, VDN and QMIX accept model_config={{"use_gru": True}}.'
             )
-        self.updates_due = self._due_at_start = 0.0
+        self.updates_due = 0.0
 
     def _make_buffer(self) -> EpisodeReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
@@ -235,15 +235,15 @@ class ReplayTraining:
             )
         return length
 
-    def begin(self) -> None:
-        """Remembers the buffer and the updates that are due, for ``go_back``."""
-        self.buffer.begin()
-        self._due_at_start = self.updates_due
+    def now(self) -> Callable[[], None]:
+        """Returns a function that brings the buffer and the updates that are due back to where they are now."""
+        updates_due, of_buffer = self.updates_due, self.buffer.now()
 
-    def go_back(self) -> None:
-        """Goes back to ``begin``."""
-        self.buffer.go_back()
-        self.updates_due = self._due_at_start
+        def go_back() -> None:
+            self.updates_due = updates_due
+            of_buffer()
+
+        return go_back
 
     def get_state(self) -> dict[str, Any]:
         """Returns the buffer's state and the updates that are due."""
