@@ -18,6 +18,7 @@ of the next row, so every observation is kept once.
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -161,14 +162,12 @@ class RowRing:
         Only the function of the newest call may be used, and once.
         """
         self._overwritten = overwritten = []
-        attributes: dict[str, Any] = {
-            **vars(self),
-            "columns": {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()},
-            "_ended": {episode_id: dict(own) for episode_id, own in self._ended.items()},
-            "_open": dict(self._open),
-            "_free": list(self._free),
-            "_overwritten": None,
+        attributes = {
+            name: copy.copy(value) if isinstance(value, (dict, list)) else value for name, value in vars(self).items()
         }
+        attributes["columns"] = {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()}
+        attributes["_ended"] = {episode_id: dict(own) for episode_id, own in self._ended.items()}
+        attributes["_overwritten"] = None
 
         def go_back() -> None:
             for restore, positions, values in reversed(overwritten):

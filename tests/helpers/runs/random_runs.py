@@ -25,6 +25,7 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.callbacks import Callbacks
+from marl_connectors.state import State, fields_of
 
 WIDE = spaces.Box(-1.0, 1.0, (5,), np.float64)
 LINE = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -224,6 +225,8 @@ def plain(value: Any) -> Any:
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, State):
+        value = fields_of(value)
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -231,10 +234,10 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def without_times(results: dict[str, Any]) -> dict[str, Any]:
-    """Results but for what the clock says."""
+def without_times(results: State | dict[str, Any]) -> dict[str, Any]:
+    """Results or a state but for what the clock says."""
     kept = {}
-    for key, value in results.items():
+    for key, value in (fields_of(results) if isinstance(results, State) else results).items():
         if isinstance(key, str) and ("time" in key or key.endswith("_per_s")):
             continue
         kept[key] = without_times(value) if isinstance(value, dict) else value

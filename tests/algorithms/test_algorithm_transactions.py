@@ -1,0 +1,225 @@
+"""Whatever fails in an iteration, the algorithm goes back to its beginning: tried in configurations drawn at random."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.fresh_seeds import fresh_seeds
+from helpers.runs.random_runs import described, differences, plain, random_config, without_times
+from marl_connectors import (
+    BCConfig,
+    Callbacks,
+    DQNConfig,
+    MADDPGConfig,
+    MixedConfig,
+    PPOConfig,
+    QMIXConfig,
+    RLModuleSpec,
+    SACConfig,
+)
+from marl_connectors.errors import CheckpointError
+
+FAULTS = ("interrupt", "error in an update", "interrupt of an update", "error in a result")
+
+
+def snapshot(algo):
+    return plain(without_times(algo.get_state()))
+
+
+class Fault:
+    """Lets an iteration fail once: when a method is called for the ``number``-th time, before or after its work."""
+
+    def __init__(self, owner, method, number, error, after):
+        self._original, self._number, self._error, self._after = getattr(owner, method), number, error, after
+        self._owner, self._method = owner, method
+        self.has_happened = False
+        setattr(owner, method, self)
+
+    def __call__(self, *args, **kwargs):
+        self._number -= 1
+        found = self._original(*args, **kwargs) if self._number or self._after else None
+        if not self._number:
+            self.has_happened = True
+            self.remove()
+            raise self._error
+        return found
+
+    def remove(self):
+        setattr(self._owner, self._method, self._original)
+
+
+def planted(algo, fault, rng):
+    """A fault in the next iteration."""
+    after = bool(rng.random() < 0.5)
+    if fault == "interrupt":
+        return Fault(algo.env_runner.vector_env, "step", int(rng.integers(1, 6)), KeyboardInterrupt("a test's"), after)
+    if fault == "error in a result":
+        return Fault(algo.callbacks, "call", 1, ZeroDivisionError("a test's"), False)
+    error = ZeroDivisionError if fault.startswith("error") else KeyboardInterrupt
+    learner = next(iter(algo.learner.by_name.values()))
+    return Fault(learner, "update", int(rng.integers(1, 3)), error("a test's"), after)
+
+
+def check_goes_back(config, seed):
+    """Holds a run, in which iterations fail, against an undisturbed one."""
+    rng = np.random.default_rng([seed, 7])
+    before, fault = int(rng.integers(0, 3)), FAULTS[rng.integers(len(FAULTS))]
+    algo, other = config.copy().build_algo(), config.copy().build_algo()
+    try:
+        for _ in range(before):
+            algo.train()
+            other.train()
+        for _ in range(2):
+            start = snapshot(algo)
+            own = planted(algo, fault, rng)
+            try:
+                algo.train()
+            except (KeyboardInterrupt, ZeroDivisionError):
+                assert own.has_happened
+                assert not differences(start, snapshot(algo)), (fault, differences(start, snapshot(algo))[:5])
+            own.remove()
+        while other.iteration < algo.iteration + 1:
+            other.train()
+        while algo.iteration < other.iteration:
+            algo.train()
+        expected, found = snapshot(other), snapshot(algo)
+        assert not differences(expected, found), (fault, described(config), differences(expected, found)[:5])
+    finally:
+        algo.stop()
+        other.stop()
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("seed", range(24))
+def test_an_iteration_that_fails_goes_back_and_can_be_repeated(seed):
+    check_goes_back(random_config(seed), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", fresh_seeds(60))
+def test_many_iterations_that_fail_go_back_and_can_be_repeated(seed):
+    check_goes_back(random_config(seed), seed)
+
+
+def replay_config(seed):
+    rng = np.random.default_rng(seed)
+    algorithms = [DQNConfig, SACConfig, QMIXConfig, MADDPGConfig, "mixed"]
+    kind = algorithms[seed % len(algorithms)]
+    capacity = int(rng.choice([30, 80, 5000]))
+    buffer = {"capacity": capacity}
+    settings = {"num_steps_sampled_before_learning_starts": 5, "train_batch_size_per_learner": 4}
+    if kind == "mixed":
+        first = DQNConfig().training(replay_buffer_config=buffer, **settings)
+        config = MixedConfig().algorithms({"a": first, "*": PPOConfig().training(train_batch_size_per_learner=20)})
+    else:
+        if kind in (DQNConfig, SACConfig, QMIXConfig) and rng.random() < 0.5:
+            team = "Team" if kind is QMIXConfig else "Episode"
+            buffer["type"] = f"Prioritized{team}ReplayBuffer"
+        config = kind().training(replay_buffer_config=buffer, **settings)
+        config.reporting(min_sample_timesteps_per_iteration=int(rng.integers(5, 30)))
+    ends = {"die": 0.2, "join": 0.0 if kind in (QMIXConfig, MADDPGConfig) else 0.3, "max_steps": 12, "fixed": True}
+    config.environment(LifeEnv, env_config=ends, disable_env_checking=True).multi_agent(policies="independent")
+    config.rl_module(model_config={"fcnet_hiddens": (4,)})
+    copies = int(rng.integers(1, 4))
+    return config.env_runners(num_envs_per_env_runner=copies, num_env_workers=0).debugging(seed=seed)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replay_buffer_goes_back_with_its_iteration(seed):
+    check_goes_back(replay_config(seed), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", fresh_seeds(40))
+def test_many_replay_buffers_go_back_with_their_iterations(seed):
+    check_goes_back(replay_config(seed), seed)
+
+
+class FailsOnce(LifeEnv):
+    """Fails in its seventh step, once in each process."""
+
+    left = 7
+
+    def step(self, actions):
+        FailsOnce.left -= 1
+        if FailsOnce.left == 0:
+            raise ZeroDivisionError("a fault of the test")
+        return super().step(actions)
+
+
+def test_after_an_error_of_the_environment_new_episodes_begin_and_nothing_else_has_changed(monkeypatch):
+    monkeypatch.setattr(FailsOnce, "left", 45)
+    algo = small_config(FailsOnce, env_config={"max_steps": 100}).build_algo()
+    algo.train()
+    start, steps = snapshot(algo), algo.num_env_steps
+    monkeypatch.setattr(FailsOnce, "left", 3)
+    with pytest.raises(Exception, match="a fault of the test"):
+        algo.train()
+    assert not differences(start, snapshot(algo))
+    assert (algo.iteration, algo.num_env_steps) == (1, steps)
+    number = algo.env_runner.vector_env.sub_envs[0].episode_number
+    algo.train()
+    assert algo.env_runner.vector_env.sub_envs[0].episode_number > number
+    algo.stop()
+
+
+def test_a_module_that_cannot_be_added_leaves_nothing_behind():
+    algo = small_config(LifeEnv).build_algo()
+    algo.train()
+    start = snapshot(algo)
+    with pytest.raises(Exception, match="lr"):
+        algo.add_module("new", config_overrides={"lr": "fast"})
+    with pytest.raises(Exception, match="no_such"):
+        algo.add_module("new", RLModuleSpec(), module_state={"no_such": np.zeros(3)})
+    assert not differences(start, snapshot(algo))
+    algo.stop()
+
+
+class AddsThenFails(Callbacks):
+    """Adds a module after the second iteration, and fails then."""
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        if algorithm.iteration == 2 and "new" not in algorithm.rl_module:
+            algorithm.add_module("new")
+            raise ZeroDivisionError("a fault of the test")
+
+
+def test_a_change_of_the_modules_is_a_beginning_of_its_own():
+    algo = small_config(LifeEnv).callbacks(AddsThenFails).build_algo()
+    algo.train()
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert "new" in algo.rl_module and algo.iteration == 2
+    algo.train()
+    assert algo.iteration == 3
+    algo.stop()
+
+
+def test_an_algorithm_that_cannot_go_back_says_so(monkeypatch):
+    algo = small_config(LifeEnv).build_algo()
+    algo.train()
+    Fault(algo.learner, "update", 1, ZeroDivisionError("first"), True)
+    Fault(algo.learner, "set_state", 1, ZeroDivisionError("second"), False)
+    with pytest.raises(CheckpointError, match=r"first.*second"):
+        algo.train()
+    algo.stop()
+
+
+def test_what_an_iteration_has_read_and_written_is_read_and_written_again(tmp_path):
+    recorder = small_config(LifeEnv).build_algo()
+    recorder.record(tmp_path / "in", num_episodes=6)
+    recorder.stop()
+    config = small_config(LifeEnv, BCConfig).offline_data(input_=str(tmp_path / "in"))
+    check_goes_back(config, 3)
+    config = small_config(LifeEnv).offline_data(output=str(tmp_path / "out"))
+    algo = config.build_algo()
+    algo.train()
+    written = algo.offline_data.writer.num_episodes
+    Fault(algo.learner, "update", 1, KeyboardInterrupt(), True)
+    with pytest.raises(KeyboardInterrupt):
+        algo.train()
+    assert algo.offline_data.writer.num_episodes == written
+    algo.stop()
