@@ -13,11 +13,10 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.layers import Words, defaults
 from marl_connectors.cli.other_names import option_instead
 from marl_connectors.cli.search_space import search_option
-from marl_connectors.cli.tree import DICTS, PIECES, places, short_forms
+from marl_connectors.cli.tree import DICTS, PIECES, hint, places, short_forms
 from marl_connectors.cli.values import count, whole_number
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.programs import PROGRAM, command
@@ -454,19 +453,12 @@ def _hint(name: str, unknown: Sequence[str], options: Sequence[str]) -> str:
     if not flags:
         return "An environment or checkpoint is one word; quote one that contains blanks."
     flag, equals, value = flags[0].partition("=")
-    if "--set" in options:
-        setting = flag.lstrip("-").replace("-", "_")
-        following = unknown[unknown.index(flags[0]) + 1 :][:1]
-        value = value if equals else following[0] if following and not following[0].startswith("-") else "VALUE"
-        if instead := option_instead(flag, value, options):
-            return instead
-        if section := _section_of(setting):
-            return f"It is a setting of the config: --set {section}.{setting}={value}"
-    close = did_you_mean(flag, options)
-    return close if close.startswith("Did you mean") else f"See: {command(PROGRAM, name, '--help')}"
-
-
-def _section_of(setting: str) -> str:
-    """Returns the section of a setting of the config; ``""`` if there is no such setting."""
-    sections = known_sections()
-    return next((name for name in ("training", *sections) if setting in sections[name]), "")
+    otherwise = f"See: {command(PROGRAM, name, '--help')}"
+    if "--set" not in options:
+        close = did_you_mean(flag, options)
+        return close if close.startswith("Did you mean") else otherwise
+    following = unknown[unknown.index(flags[0]) + 1 :][:1]
+    value = value if equals else following[0] if following and not following[0].startswith("-") else "VALUE"
+    setting = flag.lstrip("-").replace("-", "_")
+    instead = option_instead(flag, value, options)
+    return instead or hint(setting, None, "--set", options, value=value, otherwise=otherwise)

@@ -19,7 +19,7 @@ from marl_connectors.cli.layers import ALGO, PRESET, SETTINGS, SOURCE
 from marl_connectors.cli.made_config import configured, in_this_process, make_config
 from marl_connectors.cli.python_config import absolute_spec, has_source, load_config, module_name
 from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
-from marl_connectors.cli.tree import ENV, Tree, flat, option_of, place_of, read_setting
+from marl_connectors.cli.tree import COMPLETE, ENV, Tree, flat, option_of, place_of, read_setting
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.json_data import brief, parsed_json
 from marl_connectors.names import qualified_name
@@ -271,7 +271,7 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
             f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
         )
     who, probe = str(path / run_files.CONFIG), config_class("ppo")()
-    for place in [each for each in tree if each.startswith("run.") and each not in (ALGO, PRESET)]:
+    for place in [each for each in tree if each.startswith("run.") and each not in (ALGO, PRESET, COMPLETE)]:
         try:
             tree |= read_setting(place, tree[place], probe, f"{who}: {place}")
         except ConfigError as error:

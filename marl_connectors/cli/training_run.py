@@ -34,9 +34,7 @@ from marl_connectors.cli.restored_runs import (
 )
 from marl_connectors.cli.tree import (
     ANNEAL,
-    BATCH_SIZE,
     ENV,
-    NUM_LEARNERS,
     RUN,
     STEPS,
     Tree,
@@ -47,8 +45,8 @@ from marl_connectors.cli.tree import (
     nested,
     option_of,
     places,
-    share,
     short_forms,
+    with_shares,
 )
 from marl_connectors.cli.values import require_extras
 from marl_connectors.environments.making.factory import env_name
@@ -248,8 +246,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         tree = above(tree, now)
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
         return _Training(built(make_config(tree), tree), path, facts_of(tree))
-    if NUM_LEARNERS in now and BATCH_SIZE in tree and BATCH_SIZE not in now:  # they share the same train batch
-        now[BATCH_SIZE] = share(tree[BATCH_SIZE] * max(1, tree.get(NUM_LEARNERS, 0)), now[NUM_LEARNERS])
+    now = with_shares(now, tree)
     changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now, probe)})
     use_threads({**tree, **changed}.get("run.threads", 1))
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": given.get("new_episodes", False), "chosen": now}

@@ -315,7 +315,7 @@ MISTAKES = [
     # Files.
     Mistake("train --config nowhere.yaml", ("there is no file 'nowhere.yaml'. Check its path.",)),
     Mistake("train --config x.toml", ("'x.toml'", ".yaml, .yml, .json or .py")),
-    Mistake("train --config x.yaml", ("x.yaml: unknown key 'lr'. It is a setting of the section 'training'",),
+    Mistake("train --config x.yaml", ("x.yaml: unknown key 'lr'. It is a setting of training: training: {lr: 0.001}",),
             written("x.yaml", "env: CartPole-v1\nlr: 1e-3")),
     Mistake("train --config x.yaml", ("unknown key 'training.lr'. Write it as training: {lr: 0.1}.",),
             written("x.yaml", "env: CartPole-v1\ntraining.lr: 0.1")),
