@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
+from marl_connectors.algorithms.config.algorithm_config import check_run
 from marl_connectors.algorithms.config.settings import NO_VIDEO
 from marl_connectors.cli.command_settings import CommandSettings
 from marl_connectors.cli.known_algorithms import config_class
@@ -29,6 +30,7 @@ from marl_connectors.cli.tree import (
     Tree,
     as_named,
     as_object,
+    as_option,
     pieces,
     with_shares,
 )
@@ -89,11 +91,7 @@ def configured(config: Any, tree: Mapping[str, Any]) -> Any:
         given.setdefault("env_runners", {})["num_envs_per_env_runner"] = each
     for section, settings in given.items():
         getattr(config, section)(**settings)
-    if tree.get("run.video_every") and config.video == NO_VIDEO:
-        raise ConfigError(
-            f"--video-every: {config.video_every} has no effect, because the run has no videos (--video none). Add "
-            f"--video gif or --video mp4, or leave it out."
-        )
+    check_run(config, "", as_option)
     env_config, model = (_keys(tree, place) for place in DICTS)
     if env_config:
         config.environment(env_config={**config.env_config, **env_config})

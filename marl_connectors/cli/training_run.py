@@ -39,6 +39,7 @@ from marl_connectors.cli.tree import (
     STEPS,
     Tree,
     above,
+    as_option,
     flat,
     has_lr_schedule,
     learning_rates,
@@ -87,7 +88,7 @@ class CommandLine(Caller):
         return "--out" if argument == "folder" else f"--{argument.replace('_', '-')}"
 
     def setting(self, name: str, value: Any) -> str:
-        return f"{self.name(name)} {value}"
+        return as_option(name, value)
 
     def resume(self, path: Path) -> str:
         return suggestions.resume(path, trusted=self._trusted)

@@ -99,6 +99,15 @@ def option_of(place: str, cls: type) -> str:
     return f"--set {place}"
 
 
+def as_option(name: str, value: Any) -> str:
+    """Returns how an option of the section ``run`` is given a value.
+
+    >>> as_option("keep_best", "none")
+    '--keep-best none'
+    """
+    return f"--{name.replace('_', '-')} {value}"
+
+
 def place_of(name: str, cls: type, who: str) -> str:
     """Returns the place of a setting.
 

@@ -225,7 +225,7 @@ MISTAKES = [
             ("'num_envs_per_env_runner' and 'num_envs' were both",)),
     Mistake("train CartPole-v1 --set lr=fast", ("lr: expected a number from 0", "'fast'")),
     Mistake("train CartPole-v1 --track tensorbord", ("'tensorbord']. Did you mean 'tensorboard'?",)),
-    Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every: 5 has no effect", "--video gif")),
+    Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every 5 has no effect", "--video gif")),
     Mistake("train CartPole-v1 --seed 1 --seeds 0-4", ("--seed and --seeds were both given",)),
     Mistake("sweep CartPole-v1 --search lr=1..2 --search lr=3..4", ("--search: 'lr' is searched twice.",)),
     Mistake("sweep CartPole-v1 --search lr=1..2 --search training.lr=3..4", ("'training.lr' is searched twice.",)),
