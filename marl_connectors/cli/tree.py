@@ -415,8 +415,8 @@ def with_shares(tree: Mapping[str, Any], before: Mapping[str, Any]) -> Tree:
     """
     if NUM_LEARNERS not in tree or BATCH_SIZE in tree or BATCH_SIZE not in before:
         return dict(tree)
-    total, number = before[BATCH_SIZE] * max(1, before.get(NUM_LEARNERS, 0)), max(1, tree[NUM_LEARNERS])
-    return {**tree, BATCH_SIZE: -(-total // number)}
+    total = before[BATCH_SIZE] * max(1, before.get(NUM_LEARNERS, 0))
+    return {**tree, BATCH_SIZE: -(-total // max(1, tree[NUM_LEARNERS]))}
 
 
 def learning_rates(tree: Mapping[str, Any]) -> Tree:
