@@ -40,12 +40,12 @@ from marl_connectors.cli.tree import (
     Tree,
     above,
     as_option,
+    can_change,
     flat,
     has_lr_schedule,
     learning_rates,
     nested,
     option_of,
-    places,
     short_forms,
     with_shares,
 )
@@ -316,13 +316,8 @@ def check_changeable(changes: Mapping[str, Any], cls: type, who: str = "train --
             "the folder and resume the copy."
         )
     for place in changes:
-        own = places(cls).get(place)
-        if (
-            own is None
-            or own.fixed
-            or not (place.startswith("training.") if own.changeable is None else own.changeable)
-        ):
-            known = [option for other, option in short_forms(cls).values() if places(cls)[other].changeable]
+        if not can_change(place, cls):
+            known = [option for other, option in short_forms(cls).values() if can_change(other, cls)]
             raise ConfigError(
                 f"{who}: {option_of(place, cls)} cannot be changed, because the checkpoint's modules, pipelines or "
                 f"episodes depend on it. Start a new run with it. You can change: --set training.NAME, --config, "

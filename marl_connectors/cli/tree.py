@@ -47,6 +47,8 @@ PIECES: Final = {
     "learners.learner_connector": LEARNER,
 }
 """The settings that are lists of names of connector pieces, with the pipelines of these."""
+_CHANGEABLE: Final = ("training", "fault_tolerance", "reporting", RUN, "resources")
+"""The sections whose settings may change when a run is resumed, unless a setting says otherwise."""
 _ONLY_OPTIONS: Final = ("config", "new_episodes", "resume", "untrusted")
 """The options that are no settings."""
 _NAME = re.compile(r"[\w.]+:[\w.]+")
@@ -97,6 +99,16 @@ def option_of(place: str, cls: type) -> str:
         if (own := places(cls).get(each)) is not None and own.options:
             return own.options[0].flag
     return f"--set {place}"
+
+
+def can_change(place: str, cls: type) -> bool:
+    """Whether a setting may change when a run is resumed: neither its modules nor its episodes depend on it."""
+    own = places(cls).get(place)
+    if own is None or own.fixed:
+        return False
+    if own.changeable is not None:
+        return own.changeable
+    return place.partition(".")[0] in _CHANGEABLE and own.name not in settings_of(CommandSettings)
 
 
 def as_option(name: str, value: Any) -> str:
