@@ -184,12 +184,11 @@ def moved(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def a_sweep(patch: pytest.MonkeyPatch) -> None:
-    """The folder of a sweep whose second trial is the best one."""
-    Path("swept").mkdir()
-    results = [
-        {"state": "complete", "folder": f"trial000{each}", "value": value} for each, value in enumerate((1, 3, 2))
-    ]
-    Path("swept/sweep.json").write_text(json.dumps({"metric": "env_runners/episode_return_mean", "results": results}))
+    """The folder of a sweep with two trials."""
+    for each in ("trial0000", "trial0001"):
+        Path("swept", each).mkdir(parents=True)
+        Path("swept", each, "config.json").write_text("{}")
+    Path("swept/sweep.json").write_text("{}")
 
 
 GAME = "train marl_envs.last_stone_v0 "
@@ -374,8 +373,8 @@ MISTAKES = [
     Mistake("sweep --resume done", ("expected the folder of a sweep, but done is a run", "train --resume done")),
     Mistake("train --resume swept", ("expected the folder of a run, but swept is that of a sweep",
             "marl-connectors sweep --resume swept"), a_sweep),
-    Mistake("evaluate swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
-    Mistake("export swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
+    Mistake("evaluate swept", ("swept has several runs. Choose one: swept/trial0000, swept/trial0001",), a_sweep),
+    Mistake("export swept", ("swept has several runs. Choose one: swept/trial0000, swept/trial0001",), a_sweep),
     Mistake("evaluate done/config.json", ("done/config.json is a part of the run done. Use the run: done",)),
     Mistake("train --resume done/config.json", ("done/config.json is in the run done", "train --resume done")),
     Mistake("train --resume done/checkpoints/000002", ("done/checkpoints/000002 is in the run done",
