@@ -149,8 +149,10 @@ def trained(options_: list[str], seeds: list[int], module: str = "") -> list[flo
         words += ["--eval-episodes", str(EPISODES), "--baseline-seconds", "1", "--no-video"]
         print(shlex.join(["marl-connectors", *words]), flush=True)
         subprocess.run([sys.executable, "-m", "marl_connectors", *words], check=True, stdout=subprocess.DEVNULL)
-        found = [read_result(Path(folder, "runs"), seed).returns for seed in seeds]
-    return [round(returns[module] if module else float(np.mean(list(returns.values()))), 3) for returns in found]
+        found = [read_result(Path(folder, "runs"), seed).measured["after_training"] for seed in seeds]
+    wanted = f"return/{module}"
+    returns = [[own for name, own in each.items() if name.startswith(wanted)] for each in found]
+    return [round(float(np.mean(own)), 3) for own in returns]
 
 
 def saved(results: Path, task: str) -> dict[str, dict[str, float]]:

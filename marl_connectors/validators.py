@@ -204,8 +204,7 @@ def setting(
         fixed: Whether a run that goes on from a checkpoint cannot change it, because its modules, learners and ongoing
             episodes depend on it, or because it is a value at the beginning, in whose place the checkpoint has a later
             one.
-        changeable: Whether ``train --resume`` takes another value for it. None: yes for settings of ``training``, no
-            for others.
+        changeable: Whether ``train --resume`` takes another value for it; None for what holds for its section.
         option: Its short form for the command line and for files, or several of them.
     """
     flags = {"per_module": per_module, "in_evaluations": in_evaluations, "fixed": fixed, "changeable": changeable}

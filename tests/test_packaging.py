@@ -162,6 +162,7 @@ def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
         "marl_envs/py.typed",
         "marl_connectors/zoo/tasks.yaml",
         "marl_connectors/algorithms/config/other_names.ini",
+        "marl_connectors/cli/algorithms.ini",
     } <= names
     assert {name.split("/")[0] for name in names} == {
         "marl_connectors",

@@ -18,7 +18,7 @@ import marl_connectors
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
-from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.known_algorithms import ALGORITHMS
 from marl_connectors.cli.parser import build_parser, words_of
 from marl_connectors.errors import OfflineDataError
 from marl_connectors.validators import declared
@@ -305,7 +305,7 @@ def test_the_table_of_the_command_lines_own_defaults_is_right():
     _, _, rest = text(ROOT / "docs/command_line.md").partition("<!-- training defaults -->")
     listed = {name: (ours, default.strip("`")) for name, ours, default in ROW.findall(rest.partition("\n\n")[0])}
     settings = PPOConfig().to_dict()
-    assert listed == {name: (repr(value), repr(settings[name])) for name, value in TRAINING_DEFAULTS.items()}
+    assert listed == {name: (repr(value), repr(settings[name])) for name, value in ALGORITHMS["ppo"].training.items()}
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "explain"])

@@ -2,126 +2,45 @@
 
 from __future__ import annotations
 
+import configparser
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from marl_connectors.cli.values import literal
 from marl_connectors.errors import ConfigError
 from marl_connectors.names import import_attribute
 
 
-@dataclass(frozen=True, slots=True)
-class KnownAlgorithm:
+class KnownAlgorithm(NamedTuple):
     """An algorithm of ``--algo``.
 
     Attributes:
         config: The name of its config's class.
         summary: What it is, in a few words.
+        like: The algorithm whose settings it has; itself if they are its own.
         training: The settings with which the command line trains unless ``--set`` changes them.
     """
 
     config: str
     summary: str
+    like: str
     training: Mapping[str, Any]
 
 
-TRAINING_DEFAULTS: Final[Mapping[str, Any]] = {
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "lambda_": 0.95,
-    "train_batch_size_per_learner": 4096,
-    "minibatch_size": 512,
-    "num_epochs": 8,
-    "clip_param": 0.2,
-    "vf_clip_param": 1e6,
-    "entropy_coeff": 0.01,
-    "vf_loss_coeff": 0.5,
-    "grad_clip": 0.5,
-    "use_kl_loss": False,
-}
-"""The settings with which the command line trains PPO and MAPPO. Batches count agent steps.
+def _read(path: Path) -> dict[str, KnownAlgorithm]:
+    tables = configparser.RawConfigParser(delimiters=["="])
+    tables.read_string(path.read_text(encoding="utf-8"))
+    found = {}
+    for name in tables.sections():
+        like = tables[name].get("like", name)
+        training = {key: literal(text) for key, text in tables[like].items() if key not in KnownAlgorithm._fields}
+        found[name] = KnownAlgorithm(tables[name]["config"], tables[name]["summary"], like, training)
+    return found
 
-These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
-multi-agent tasks without tuning.
-"""
-_REPLAY: Final[Mapping[str, Any]] = {
-    "lr": 5e-4,
-    "gamma": 0.99,
-    "train_batch_size_per_learner": 64,
-    "training_intensity": 16.0,
-    "n_step": 3,
-    "target_network_update_freq": 500,
-    "epsilon": [[0, 1.0], [20_000, 0.05]],
-    "num_steps_sampled_before_learning_starts": 1000,
-}
-_SOFT: Final[Mapping[str, Any]] = {
-    "actor_lr": 3e-4,
-    "critic_lr": 3e-4,
-    "alpha_lr": 3e-4,
-    "gamma": 0.99,
-    "train_batch_size_per_learner": 256,
-    "training_intensity": 64.0,
-    "num_steps_sampled_before_learning_starts": 1500,
-}
-_CENTRAL: Final[Mapping[str, Any]] = {
-    "actor_lr": 3e-3,
-    "critic_lr": 3e-3,
-    "gamma": 0.95,
-    "train_batch_size_per_learner": 1024,
-    "training_intensity": 10.0,
-    "num_steps_sampled_before_learning_starts": 1024,
-}
-_TEAM: Final[Mapping[str, Any]] = {
-    "lr": 5e-4,
-    "gamma": 0.99,
-    "train_batch_size_per_learner": 256,
-    "training_intensity": 16.0,
-    "target_network_update_freq": 0,
-    "tau": 0.01,
-    "td_error_loss_fn": "huber",
-    "epsilon": [[0, 1.0], [100_000, 0.05]],
-    "num_steps_sampled_before_learning_starts": 1000,
-}
-_CLONING: Final[Mapping[str, Any]] = {"lr": 1e-3, "train_batch_size_per_learner": 2000}
-_WEIGHTED: Final[Mapping[str, Any]] = {
-    **_CLONING,
-    "gamma": 0.99,
-    "beta": 1.0,
-    "moving_average_sqd_adv_norm_update_rate": 0.02,
-}
-ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = {
-    "ppo": KnownAlgorithm("marl_connectors.algorithms.ppo.config:PPOConfig", "the default", TRAINING_DEFAULTS),
-    "mappo": KnownAlgorithm(
-        "marl_connectors.algorithms.mappo.config:MAPPOConfig",
-        "critics see the observations of all agents",
-        TRAINING_DEFAULTS,
-    ),
-    "dqn": KnownAlgorithm(
-        "marl_connectors.algorithms.dqn.config:DQNConfig", "Q-learning from a replay buffer", _REPLAY
-    ),
-    "vdn": KnownAlgorithm(
-        "marl_connectors.algorithms.qmix.config:VDNConfig", "Q-learning of the sum of a team's values", _TEAM
-    ),
-    "qmix": KnownAlgorithm(
-        "marl_connectors.algorithms.qmix.config:QMIXConfig", "Q-learning of a team's value through a network", _TEAM
-    ),
-    "sac": KnownAlgorithm(
-        "marl_connectors.algorithms.sac.config:SACConfig", "soft actor-critic from a replay buffer", _SOFT
-    ),
-    "maddpg": KnownAlgorithm(
-        "marl_connectors.algorithms.maddpg.config:MADDPGConfig", "critics see and judge all agents' actions", _CENTRAL
-    ),
-    "matd3": KnownAlgorithm(
-        "marl_connectors.algorithms.maddpg.config:MATD3Config", "the same with twin critics", _CENTRAL
-    ),
-    "bc": KnownAlgorithm(
-        "marl_connectors.algorithms.bc.config:BCConfig", "imitates recorded episodes, --set input_=FOLDER", _CLONING
-    ),
-    "marwil": KnownAlgorithm(
-        "marl_connectors.algorithms.marwil.config:MARWILConfig", "the same, but prefers better actions", _WEIGHTED
-    ),
-}
+
+ALGORITHMS: Final[Mapping[str, KnownAlgorithm]] = _read(Path(__file__).with_name("algorithms.ini"))
 """The algorithms by name."""
 _INDEPENDENT: Final = {
     "idqn": ("DQN", "dqn"),
@@ -167,7 +86,7 @@ def algorithm_of(config: Any) -> str:
 
 def are_alike(one: str, other: str) -> bool:
     """Whether settings that were tuned for one algorithm are also good ones for another."""
-    return ALGORITHMS[one].training is ALGORITHMS[other].training
+    return ALGORITHMS[one].like == ALGORITHMS[other].like
 
 
 @functools.cache

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.known_algorithms import ALGORITHMS, algorithm_of, are_alike, config_class
-from marl_connectors.cli.other_names import section_instead
 from marl_connectors.cli.python_config import absolute_spec, has_source, load_config
 from marl_connectors.cli.tree import (
     ALGO,
+    COMPLETE,
     DICTS,
     ENV,
     MODEL,
@@ -27,8 +27,8 @@ from marl_connectors.cli.tree import (
     STEPS,
     Tree,
     above,
-    closest,
     flat,
+    hint,
     merged,
     nested,
     place_of,
@@ -97,56 +97,84 @@ class Words(NamedTuple):
 def defaults(algo: str) -> Tree:
     """Returns the settings with which the command line trains an algorithm unless the user says otherwise."""
     training = {f"training.{name}": value for name, value in ALGORITHMS[algo].training.items()}
-    return {**_DEFAULTS, **_DEFAULTS_OF_CONFIG, **training, ALGO: algo, PRESET: ""}
+    return {**_DEFAULTS, **_DEFAULTS_OF_CONFIG, **training, ALGO: algo, PRESET: "", COMPLETE: True}
 
 
 # A new run -----------------------------------------------------------------------------------------------------------
 
 
+class _File(NamedTuple):
+    """What ``--config`` names.
+
+    Attributes:
+        data: Settings, at the top of the file and in its sections.
+        who: The first words of messages about the file.
+        early: Those of its settings that decide which others there are.
+        task: The task of the zoo with whose settings a run has begun, or ``""``, if the file has all settings of a run;
+            otherwise None.
+    """
+
+    data: Mapping[str, Any]
+    who: str
+    early: Tree
+    task: str | None = None
+
+
 def user_tree(words: Words) -> Tree:
     """Returns what a user has set for a new run: the options, above the file. Every value is checked.
+
+    The tree is complete if the file is that of a run.
 
     Raises:
         ConfigError: If a setting does not exist or has a wrong value, or if there is no environment.
     """
-    data, who, python = ({}, "", None) if words.config is None else read_file(words.config)
-    if (env := words.last(ENV)) is not None:
-        _check_is_env(env[1])
-    is_written = SETTINGS in data and "env" not in data  # by a command
-    data = nested(flat(data[SETTINGS], f"{who}: {SETTINGS}")) if is_written else data
-    in_file = _early(data, who, is_written)
-    early = in_file | _early_options(words)
-    is_complete = isinstance(in_file.get(PRESET), str)  # it is the config.json of a run
-    if is_complete and early.get(ENV) != in_file.get(ENV):
-        in_file[PRESET] = ""
-    python = python or early.get(SOURCE)
-    if python is not None:
-        config = load_config(python)
-        found: Tree = {SOURCE: python, ALGO: algorithm_of(config)}
-        if (wanted := early.get(ALGO, found[ALGO])) != found[ALGO]:
-            raise ConfigError(
-                f"{(words.last(ALGO) or [f'{who}: algo'])[0]}: {python} makes the config of {found[ALGO]!r}, which an "
-                f"option cannot turn into that of {wanted!r}. Leave it out, or use another config in the file."
-            )
-    else:
-        check_keys(data, who, type(_probe("ppo")))
-        algo = _algorithm(early, who)
-        config, found = config_class(algo)(), {ALGO: algo}
-        if is_complete and not are_alike(in_file.get(ALGO, algo), algo):
-            data, in_file[PRESET] = {**data, "training": dict(ALGORITHMS[algo].training)}, ""
-    own = {**tree_of_data(data, who, config), **({PRESET: in_file[PRESET]} if PRESET in in_file else {})}
-    tree = {**(merged if is_complete else above)(own, tree_of_options(words, config)), **found}
-    if (task := _variant(tree.get(ENV))) is not None:
-        tree[ENV] = task.words[0]
+    file = _file(words)
+    early = file.early | _early_options(words)
+    config = _config_that_checks(early, file)
+    algo, env = algorithm_of(config), early.get(ENV)
+    if early.get(ALGO, algo) != algo:
+        raise ConfigError(
+            f"{(words.last(ALGO) or [f'{file.who}: algo'])[0]}: {early[SOURCE]} makes the config of {algo!r}, which an "
+            f"option cannot turn into that of {early[ALGO]!r}. Leave it out, or use another config in the file."
+        )
+    data, task = file.data, file.task if env == file.early.get(ENV) else ""
+    if file.task is not None and not are_alike(file.early.get(ALGO, algo), algo):
+        data, task = {**data, "training": dict(ALGORITHMS[algo].training)}, ""
+    own = tree_of_data(data, file.who, config)
+    tree = (above if file.task is None else merged)(own, tree_of_options(words, config))
+    tree |= {ALGO: algo, **{place: early[place] for place in (SOURCE, PRESET) if place in early}}
+    if file.task is not None and PRESET not in early:
+        tree |= {COMPLETE: True, PRESET: task}
+    if (variant := _variant(tree.get(ENV))) is not None:
+        tree[ENV] = variant.words[0]
     return tree
 
 
-def _algorithm(early: Mapping[str, Any], who: str) -> str:
-    """Returns the algorithm of a new run: that of an option, of the file, or of the zoo's task."""
+def _file(words: Words) -> _File:
+    """Reads the file that ``--config`` names, and checks that the word for the environment names none."""
+    data, who, python = ({}, "", None) if words.config is None else read_file(words.config)
+    if (env := words.last(ENV)) is not None:
+        _check_is_env(env[1])
+    if python is not None:
+        return _File({}, who, {SOURCE: python})
+    if SETTINGS not in data or "env" in data:
+        return _File(data, who, _early(data, who))
+    tree = flat(data[SETTINGS], f"{who}: {SETTINGS}")  # a command has written it
+    if tree.get(SOURCE) is not None:
+        tree.pop(ALGO, None)  # the Python file says it
+    task = str(tree.pop(PRESET, "")) if tree.pop(COMPLETE, False) else None
+    return _File(nested(tree), who, _early(nested(tree), who), task)
+
+
+def _config_that_checks(early: Mapping[str, Any], file: _File) -> Any:
+    """Returns a config of a new run: that of its Python file, or one of its algorithm, which is the zoo's or PPO."""
+    if early.get(SOURCE) is not None:
+        return load_config(early[SOURCE])
+    check_keys(file.data, file.who, config_class("ppo"))
     if ENV not in early:
-        raise ConfigError(f"{who}: it has no environment. Add the key 'env', or name one on the command line.")
+        raise ConfigError(f"{file.who}: it has no environment. Add the key 'env', or name one on the command line.")
     task = _variant(early[ENV]) or (find_task(early[ENV]) if early.get(PRESET, True) else None)
-    return early.get(ALGO) or ("ppo" if task is None else task.algo)
+    return config_class(early.get(ALGO) or ("ppo" if task is None else task.algo))()
 
 
 def _probe(algo: str) -> Any:
@@ -163,18 +191,16 @@ def _early_options(words: Words) -> Tree:
     return found
 
 
-def _early(data: Mapping[str, Any], who: str, is_written: bool) -> Tree:
+def _early(data: Mapping[str, Any], who: str) -> Tree:
     """Returns the settings of a file that decide which others there are, checked as far as that needs it."""
     found: Tree = {}
     for place in (SOURCE, ALGO, PRESET, ENV):
         section, _, name = place.partition(".")
         own = data.get(section)
         value = data.get(name, own.get(name) if isinstance(own, Mapping) else None)
-        if place == SOURCE:
-            found |= {} if value is None else {SOURCE: _python_beside(value, who)}
-        elif place == PRESET and is_written and isinstance(value, str):
-            found[PRESET] = value  # the name of the zoo's task
-        elif value is not None and not (place == ALGO and is_written and SOURCE in found):
+        if value is not None and place == SOURCE:
+            found[SOURCE] = _python_beside(value, who)
+        elif value is not None:
             found |= read_setting(place, value, _probe("ppo"), f"{who}: {name}")
     return found
 
@@ -192,10 +218,11 @@ def resolved(user: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> 
         more: Settings above them.
     """
     more = more or {}
-    if isinstance(user.get(PRESET), str):  # it is complete, but for the seed in that of several seeds
+    if user.get(COMPLETE):  # but for the seed in that of several seeds
         return above({SEED: _DEFAULTS[SEED]}, merged(user, more))
     user = above(user, more)
-    return {**merged(_under(user), user), PRESET: _under(user)[PRESET], ALGO: user[ALGO]}
+    under = _under(user)
+    return {**merged(under, user), PRESET: under[PRESET], ALGO: user[ALGO]}
 
 
 def _under(user: Mapping[str, Any]) -> Tree:
@@ -203,7 +230,7 @@ def _under(user: Mapping[str, Any]) -> Tree:
     if user.get(SOURCE) is not None:
         config = load_config(user[SOURCE])
         own = {place: value for place, value in _DEFAULTS.items() if _is_default(config, place)}
-        return {**own, PRESET: ""}
+        return {**own, PRESET: "", COMPLETE: True}
     task = task_for(user[ENV], user[ALGO]) if user.get(PRESET, True) else None
     if task is None:
         return defaults(user[ALGO])
@@ -376,11 +403,16 @@ def check_keys(data: Mapping[str, Any], who: str, cls: type) -> None:
     Raises:
         ConfigError: If there is something else. Says where it belongs, or names the closest key.
     """
+    known = [*short_forms(cls), *sections(cls)]
     for key, value in data.items():
         if key in sections(cls) and not isinstance(value, Mapping | None):
             raise ConfigError(f"{who}: {key}: expected settings, each with its name, but got {brief(value)}.")
-        if key not in (*sections(cls), *short_forms(cls), _SCHEMA, SEARCH, "config"):
-            raise ConfigError(f"{who}: unknown key {brief(key)}. {_hint(key, value, who, cls)}")
+        if key in (*known, _SCHEMA, SEARCH, "config"):
+            continue
+        found = hint(key, cls, who, known, value=value)
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(known):
+            found = f"What is under it belongs to the top of the file: leave out {key!r}."
+        raise ConfigError(f"{who}: unknown key {brief(key)}. {found}")
 
 
 def _python_beside(source: Any, who: str) -> str:
@@ -403,19 +435,3 @@ def _python_beside(source: Any, who: str) -> str:
             f"{who}: config: there is no file {source!r} beside it. Check its path, which is relative to {path.name}."
         )
     return found
-
-
-def _hint(key: Any, value: Any, who: str, cls: type) -> str:
-    """Returns where a setting belongs that a file has at its top, or the closest known key."""
-    known, keys = sections(cls), short_forms(cls)
-    if isinstance(value, Mapping) and value and any(each in keys or each in known for each in value):
-        return f"What is under it belongs to the top of the file: leave out {key!r}."
-    found = [section for section in known if key in known[section]]
-    if found:
-        return f"It is a setting of the section {found[0]!r}: write it there."
-    section, _, name = str(key).rpartition(".")
-    if name in known.get(section, ()):
-        return f"Write it as {section}: {{{name}: {value}}}."
-    if key == "set":
-        return "Settings are in their sections: training: {lr: 3e-4}."
-    return section_instead(key) or closest(key, [*keys, *known], who)

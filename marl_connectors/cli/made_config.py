@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
+from marl_connectors.algorithms.config.algorithm_config import check_run
 from marl_connectors.algorithms.config.settings import NO_VIDEO
 from marl_connectors.cli.command_settings import CommandSettings
 from marl_connectors.cli.known_algorithms import config_class
@@ -15,6 +16,7 @@ from marl_connectors.cli.python_config import load_config
 from marl_connectors.cli.tree import (
     ANNEAL,
     BATCH_SIZE,
+    COMPLETE,
     DICTS,
     ENV,
     MAPPING,
@@ -28,8 +30,9 @@ from marl_connectors.cli.tree import (
     Tree,
     as_named,
     as_object,
+    as_option,
     pieces,
-    share,
+    with_shares,
 )
 from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.vector.env_failures import close_env
@@ -70,11 +73,12 @@ def configured(config: Any, tree: Mapping[str, Any]) -> Any:
         )
     if config.env is None:
         raise ConfigError("--config: the config has no environment. Name one before --config, such as CartPole-v1.")
-    num_envs, batch_size = config.num_envs, config.train_batch_size_per_learner * max(1, config.num_learners)
+    num_envs = config.num_envs
+    tree = with_shares(tree, {NUM_LEARNERS: config.num_learners, BATCH_SIZE: config.train_batch_size_per_learner})
     given: dict[str, dict[str, Any]] = {}
     for place, value in tree.items():
         section, name, *key = place.split(".", 2)
-        if key or place in PIECES or (section == "run" and name in settings_of(CommandSettings)):
+        if key or place in (*PIECES, COMPLETE) or (section == "run" and name in settings_of(CommandSettings)):
             continue
         given.setdefault(section, {})[name] = as_object(config, place, value, place)
     if tree.get("run.video") == NO_VIDEO:
@@ -85,16 +89,9 @@ def configured(config: Any, tree: Mapping[str, Any]) -> Any:
         number = tree.get(NUM_ENV_RUNNERS, config.num_env_runners)
         each = envs_per_env_runner(tree.get(NUM_ENVS, num_envs), number)
         given.setdefault("env_runners", {})["num_envs_per_env_runner"] = each
-    if NUM_LEARNERS in tree and BATCH_SIZE not in tree:
-        own = share(batch_size, tree[NUM_LEARNERS])
-        given.setdefault("training", {})["train_batch_size_per_learner"] = own
     for section, settings in given.items():
         getattr(config, section)(**settings)
-    if tree.get("run.video_every") and config.video == NO_VIDEO:
-        raise ConfigError(
-            f"--video-every: {config.video_every} has no effect, because the run has no videos (--video none). Add "
-            f"--video gif or --video mp4, or leave it out."
-        )
+    check_run(config, "", as_option)
     env_config, model = (_keys(tree, place) for place in DICTS)
     if env_config:
         config.environment(env_config={**config.env_config, **env_config})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -10,7 +11,6 @@ import warnings
 from collections.abc import Sequence
 
 from marl_connectors.algorithms.fitting.stop_signals import StopSignals, exit_status
-from marl_connectors.cli import standard_streams
 from marl_connectors.cli.parser import parse
 from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
 from marl_connectors.errors import ConfigError, MarlConnectorsError, MarlConnectorsWarning
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _formatted
     log_of_masks = logging.getLogger("marl_connectors.action_masks")  # commands print what it says
     log_of_masks.disabled = True
-    standard_streams.prepare()
+    _prepare_streams()
     try:
         with StopSignals():
             args = parse(sys.argv[1:] if argv is None else argv)
@@ -47,26 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.path.insert(0, folder)
             os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch has its own setting
             status = args.run(args)
-            sys.stdout.flush()
+            print(end="", flush=True)
             return status
     except MarlConnectorsError as error:
-        standard_streams.complain(f"marl-connectors: error: {' '.join(str(error).split())}")
+        _complain(" ".join(str(error).split()))
         return EXIT_BAD_INPUT
-    except BrokenPipeError:
-        if not standard_streams.nobody_reads():
-            raise
-        standard_streams.discard_output()
-        return EXIT_NOBODY_READS
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            standard_streams.complain(
-                f"marl-connectors: error: {str(error.filename)[:40]!r}... is too long for a path."
-            )
+            _complain(f"{str(error.filename)[:40]!r}... is too long for a path.")
             return EXIT_BAD_INPUT
-        if not standard_streams.is_full():
+        if (lost := _lost_output()) is None:
             raise
-        standard_streams.discard_output()
-        standard_streams.complain(f"marl-connectors: error: the output cannot be written: {error.strerror or error}.")
+        if isinstance(lost, BrokenPipeError):
+            return EXIT_NOBODY_READS
+        _complain(f"the output cannot be written: {lost.strerror or lost}.")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt as stop:
         print("\nStopped before anything was written.", file=sys.stderr)
@@ -74,6 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         warnings.formatwarning = plain
         log_of_masks.disabled = False
+
+
+def _prepare_streams() -> None:
+    """Makes stdout and stderr usable: one that was closed leads nowhere, and shows all characters in some way."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # this file gets its number, which the next one that is opened would get otherwise
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
+
+
+def _complain(text: str) -> None:
+    print(f"marl-connectors: error: {text}", file=sys.stderr, flush=True)
+
+
+def _lost_output() -> OSError | None:
+    """Returns why stdout cannot be written to any more, and lets it lead nowhere; None if it can."""
+    try:
+        print(flush=True)  # what could not be written is gone already
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
 
 
 def _current_folder() -> str:

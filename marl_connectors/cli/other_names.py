@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from marl_connectors.algorithms.config.former_settings import other_names
 from marl_connectors.algorithms.config.settings import TRACKER_NAMES
@@ -33,7 +33,7 @@ def option_instead(word: str, value: str, options: Collection[str]) -> str:
     return setting_instead(name, "--set", value)
 
 
-def setting_instead(name: str, who: str, value: str = "VALUE") -> str:
+def setting_instead(name: str, who: str, value: object = "VALUE") -> str:
     """Returns a closing sentence about a setting that the config does not have; ``""`` if nothing is known about it.
 
     >>> setting_instead("num_sgd_iter", "--set", "3"), setting_instead("num_sgd_iter", "run.yaml")
@@ -48,7 +48,7 @@ def setting_instead(name: str, who: str, value: str = "VALUE") -> str:
     """
     from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
-    option = who.partition(" ")[0].rstrip(":") if who.startswith("--") else ""
+    option = _option_in(who)
     if name in DefaultModelConfig.__dataclass_fields__:
         return f"It is a setting of the modules: {_of_modules(name, option, value)}"
     if name == "model":
@@ -56,7 +56,7 @@ def setting_instead(name: str, who: str, value: str = "VALUE") -> str:
     if name == "observation_filter":
         return f"Use {'--env-to-module MeanStdFilter' if option else 'env_to_module: [MeanStdFilter]'}."
     if renamed := other_names("renamed").get(name):
-        return f"Use {_CALL.sub(lambda call: _written(call, option, value), renamed)}."
+        return f"Use {_CALL.sub(lambda call: _call_written(call, who, value), renamed)}."
     return other_names("not here").get(name, "")
 
 
@@ -69,16 +69,32 @@ def section_instead(name: object) -> str:
     return re.sub(r"\.(\w+)\(\.\.\.\)", r"\1", other_names("sections").get(str(name), ""))
 
 
-def _of_modules(name: str, option: str, value: str) -> str:
+def _of_modules(name: str, option: str, value: object) -> str:
     if option == "--search":
         return f"--search model.{name}={value}"
     return f"--model {name}={value}" if option else f"model: {{{name}: {value}}}"
 
 
-def _written(call: re.Match[str], option: str, value: str) -> str:
-    """Returns a section with settings in the form of an option, or of a file if ``option`` is empty."""
-    settings = [(name, value if own == _ANY else own) for name, own in _SETTING.findall(call[2])]
-    if not option:
-        return f"{call[1]}: {{{', '.join(f'{name}: {own}' for name, own in settings)}}}"
-    words = [f"{call[1]}.{name}={own}" for name, own in settings]
+def _call_written(call: re.Match[str], who: str, value: object) -> str:
+    return written(call[1], {name: value if own == _ANY else own for name, own in _SETTING.findall(call[2])}, who)
+
+
+def written(section: str, settings: Mapping[str, object], who: str) -> str:
+    """Returns settings of a section as options, or as a file has them.
+
+    >>> written("training", {"lr": 0.1}, "--set"), written("training", {"lr": 0.1}, "run.yaml")
+    ('--set training.lr=0.1', 'training: {lr: 0.1}')
+
+    Args:
+        section: The section.
+        settings: The settings with their values.
+        who: The first words of messages: an option with maybe more, or the name of a file.
+    """
+    if not (option := _option_in(who)):
+        return f"{section}: {{{', '.join(f'{name}: {own}' for name, own in settings.items())}}}"
+    words = [f"{section}.{name}={own}" for name, own in settings.items()]
     return " ".join(f'{option} "{word}"' if " " in word else f"{option} {word}" for word in words)
+
+
+def _option_in(who: str) -> str:
+    return who.partition(" ")[0].rstrip(":") if who.startswith("--") else ""

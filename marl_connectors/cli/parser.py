@@ -13,14 +13,14 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.cli.known_algorithms import known_sections
 from marl_connectors.cli.layers import Words, defaults
 from marl_connectors.cli.other_names import option_instead
 from marl_connectors.cli.search_space import search_option
-from marl_connectors.cli.tree import DICTS, PIECES, places, short_forms
-from marl_connectors.cli.values import count, whole_number
+from marl_connectors.cli.tree import DICTS, PIECES, fitting, hint, places, short_forms
+from marl_connectors.cli.values import without_unit
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.programs import PROGRAM, command
+from marl_connectors.validators import Unfit, integer
 from marl_connectors.version import library_version
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -50,9 +50,19 @@ def _option(name: str, about: str, metavar: str | None = None, type: Any = None,
     return Option(name, about, {**{key: value for key, value in given.items() if value is not None}, **more})
 
 
-def _flag(name: str, about: str, dest: str | None = None, *, value: bool = True) -> Option:
-    action = "store_true" if value else "store_false"
-    return Option(name, about, {"action": action, **({} if dest is None else {"dest": dest})})
+def whole_number(text: str, at_least: int = 0) -> int:
+    """Reads a whole number, as it is read for a setting: also ``1e6`` or ``1_000_000``."""
+    validator = integer(min=at_least)
+    try:
+        return validator.keep(fitting(validator, text))
+    except Unfit as unfit:
+        more = f" {unfit}" if str(unfit) else without_unit(text)
+        raise argparse.ArgumentTypeError(f"expected {validator.expected}, got {text!r}.{more}") from None
+
+
+def count(text: str) -> int:
+    """Reads a whole number of at least 1."""
+    return whole_number(text, at_least=1)
 
 
 _CHECKPOINT = _option("checkpoint", "a checkpoint, or the folder of a run for its latest", "CHECKPOINT")
@@ -65,17 +75,18 @@ _CONFIG = _option(
 _CONFIG_OF_RUN = _CONFIG.but("the Python file or module with the run's config, if it is not where it was", default=None)
 _SEED_OF_PLAY = _option("--seed", "seed of the environment and the actions (default 0)", "N", whole_number)
 _EPISODES = _option("--episodes", "number of episodes (default 20)", "N", count)
-_JSON = _flag("--json", "print JSON instead of a table")
-_EXPLORE = Option(
+_JSON = _option("--json", "print JSON instead of a table", action="store_true")
+_EXPLORE = _option(
     "--explore",
     "draw the actions, or take the most likely (default: as the run's evaluations)",
-    {"action": argparse.BooleanOptionalAction, "default": None},
+    action=argparse.BooleanOptionalAction,
+    default=None,
 )
-_UNTRUSTED = _flag(
+_UNTRUSTED = _option(
     "--untrusted",
     "import none of the modules that the checkpoint names, only this library's and known environments",
-    "trusted",
-    value=False,
+    action="store_false",
+    dest="trusted",
 )
 _RESUME = _option("--resume", "continue the run in this folder from its latest checkpoint", "RUN")
 
@@ -133,7 +144,7 @@ COMMANDS: Final = (
         "Train policies, and keep everything of the run in one folder.",
         (
             *(_CONFIG, _RESUME, _UNTRUSTED),
-            _flag("--new-episodes", "with --resume: begin new episodes, and replay none"),
+            _option("--new-episodes", "with --resume: begin new episodes, and replay none", action="store_true"),
         ),
         """\
   marl-connectors train mpe2.simple_spread_v3
@@ -167,10 +178,11 @@ COMMANDS: Final = (
                 "evaluation_interval evaluation/env_runners/episode_return_mean)",
                 "METRIC",
             ),
-            Option(
+            _option(
                 "--pruner",
                 "which trials are stopped early (default median)",
-                {"choices": ("median", "none"), "type": str.lower},
+                choices=("median", "none"),
+                type=str.lower,
             ),
             _RESUME.but("continue the sweep in this folder; more trials with --trials", metavar="SWEEP"),
             _CONFIG,
@@ -209,9 +221,13 @@ COMMANDS: Final = (
             _option(
                 "--module", "the module for all agents (default: the module that each agent had in training)", "ID"
             ),
-            _flag("--explore", "draw actions from random numbers, which are an input, as PPO does in evaluations"),
+            _option(
+                "--explore",
+                "draw actions from random numbers, which are an input, as PPO does in evaluations",
+                action="store_true",
+            ),
             _option("--opset", "version of ONNX's operators (default: that of torch)", "N", count),
-            _flag("--no-check", "do not compare the programs with the policies", "check", value=False),
+            _option("--no-check", "do not compare the programs with the policies", action="store_false", dest="check"),
             _UNTRUSTED,
         ),
         """\
@@ -229,7 +245,9 @@ COMMANDS: Final = (
             _EPISODES.but("number of episodes (default 100)", default=100),
             _option("--out", "folder of the files, which must not hold recorded episodes", "FOLDER", required=True),
             *(_SEED_OF_PLAY.but(default=0), _EXPLORE),
-            _flag("--drop-infos", "leave out values of infos that no file can hold").but(default=False),
+            _option("--drop-infos", "leave out values of infos that no file can hold", action="store_true").but(
+                default=False
+            ),
             *(_JSON.but(default=False), _UNTRUSTED.but(default=True)),
         ),
         """\
@@ -275,7 +293,12 @@ COMMANDS: Final = (
             _option("--max-steps", "steps after which an episode is stopped (default 1000)", "N", count),
             _option("--max-seconds", "seconds after which further checks are left out (default 60)", "N", count),
             _option("--call-timeout", "seconds after which a call counts as hanging (default 30)", "N", count),
-            _flag("--no-conformance", "leave out PettingZoo's and Gymnasium's tests", "conformance", value=False),
+            _option(
+                "--no-conformance",
+                "leave out PettingZoo's and Gymnasium's tests",
+                action="store_false",
+                dest="conformance",
+            ),
             _JSON,
         ),
         """\
@@ -308,7 +331,7 @@ COMMANDS: Final = (
         "completion",
         "print a script with which the shell completes commands and options",
         "Print a script with which the shell completes the commands and options of marl-connectors.",
-        (Option("shell", "the shell that reads the script", {"choices": ("bash", "zsh", "fish")}),),
+        (_option("shell", "the shell that reads the script", choices=("bash", "zsh", "fish")),),
         """\
   eval "$(marl-connectors completion bash)"
   marl-connectors completion zsh > ~/.zfunc/_marl-connectors
@@ -454,19 +477,12 @@ def _hint(name: str, unknown: Sequence[str], options: Sequence[str]) -> str:
     if not flags:
         return "An environment or checkpoint is one word; quote one that contains blanks."
     flag, equals, value = flags[0].partition("=")
-    if "--set" in options:
-        setting = flag.lstrip("-").replace("-", "_")
-        following = unknown[unknown.index(flags[0]) + 1 :][:1]
-        value = value if equals else following[0] if following and not following[0].startswith("-") else "VALUE"
-        if instead := option_instead(flag, value, options):
-            return instead
-        if section := _section_of(setting):
-            return f"It is a setting of the config: --set {section}.{setting}={value}"
-    close = did_you_mean(flag, options)
-    return close if close.startswith("Did you mean") else f"See: {command(PROGRAM, name, '--help')}"
-
-
-def _section_of(setting: str) -> str:
-    """Returns the section of a setting of the config; ``""`` if there is no such setting."""
-    sections = known_sections()
-    return next((name for name in ("training", *sections) if setting in sections[name]), "")
+    otherwise = f"See: {command(PROGRAM, name, '--help')}"
+    if "--set" not in options:
+        close = did_you_mean(flag, options)
+        return close if close.startswith("Did you mean") else otherwise
+    following = unknown[unknown.index(flags[0]) + 1 :][:1]
+    value = value if equals else following[0] if following and not following[0].startswith("-") else "VALUE"
+    setting = flag.lstrip("-").replace("-", "_")
+    instead = option_instead(flag, value, options)
+    return instead or hint(setting, None, "--set", options, value=value, otherwise=otherwise)

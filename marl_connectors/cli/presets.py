@@ -9,7 +9,17 @@ from marl_connectors.algorithms.fitting.figures import percent
 from marl_connectors.algorithms.fitting.run_files import DRAWN, MOST_LIKELY, WAYS
 from marl_connectors.cli.known_algorithms import config_class
 from marl_connectors.cli.layers import ALGO, PRESET, resolved
-from marl_connectors.cli.tree import ENV, NUM_LEARNERS, SEED, STEPS, Tree, has_lr_schedule, option_of, places
+from marl_connectors.cli.tree import (
+    ENV,
+    NUM_LEARNERS,
+    SEED,
+    STEPS,
+    Tree,
+    can_change,
+    has_lr_schedule,
+    option_of,
+    places,
+)
 from marl_connectors.typing import DEFAULT_MODULE_ID
 from marl_connectors.zoo import ZooTask, tasks
 
@@ -29,7 +39,9 @@ def _learns(place: str, cls: type) -> bool:
     own = places(cls).get(place)
     if place in (STEPS, "run.num_envs", "run.anneal_lr", "run.eval_opponent", "run.eval_explore") or own is None:
         return True
-    return not place.startswith("run.") and place != SEED and (place.startswith("training.") or not own.changeable)
+    if place.startswith("run.") or place == SEED:
+        return False
+    return place.startswith("training.") or not can_change(place, cls)
 
 
 def _option(place: str, cls: type) -> str:

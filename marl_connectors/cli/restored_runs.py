@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting import run_files
-from marl_connectors.algorithms.fitting.metric_names import LOWEST
 from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
 from marl_connectors.cli.folders import SWEEP
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
 from marl_connectors.cli.layers import ALGO, PRESET, SETTINGS, SOURCE
 from marl_connectors.cli.made_config import configured, in_this_process, make_config
 from marl_connectors.cli.python_config import absolute_spec, has_source, load_config, module_name
-from marl_connectors.cli.seed_summary import is_seeds_folder, read_seeds, seed_folder
-from marl_connectors.cli.tree import ENV, Tree, flat, option_of, place_of, read_setting
+from marl_connectors.cli.tree import COMPLETE, ENV, Tree, flat, option_of, place_of, read_setting
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
-from marl_connectors.json_data import brief, parsed_json
+from marl_connectors.json_data import brief
 from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
 
@@ -41,11 +39,6 @@ def checkpoint_named(path: str, who: str) -> Path:
         CheckpointError: If there is none.
     """
     expected = f"{who}: expected a checkpoint or the folder of a run, but {path}"
-    if is_seeds_folder(Path(path)):
-        first = Path(path) / seed_folder(read_seeds(Path(path))[1][0])
-        raise ConfigError(f"{expected} has the runs of several seeds. Choose one: {first}")
-    if (Path(path) / SWEEP).is_file():
-        raise ConfigError(f"{expected} is a sweep, whose trials are runs. Choose one: {_best_trial(Path(path))}")
     if not is_checkpoint(path) and Path(path).name not in (BEST, LATEST) and (run := _run_around(Path(path))):
         raise ConfigError(f"{expected} is a part of the run {run}. Use the run: {run}")
     if not is_checkpoint(path) and (runs := _runs_in(Path(path))):
@@ -85,17 +78,6 @@ def _run_around(path: Path) -> Path | None:
         return None
     runs = (each for each in path.parents[:2] if (each / run_files.CONFIG).is_file())
     return next((run for run in runs if path.exists() and (run / run_files.CHECKPOINTS).is_dir()), None)
-
-
-def _best_trial(sweep: Path) -> Path:
-    """Returns the folder of a sweep's best trial, or of its first one if that is unknown."""
-    try:
-        data = parsed_json((sweep / SWEEP).read_bytes())
-        sign = 1 if data["metric"].startswith(LOWEST) else -1
-        done = [each for each in data["results"] if each["state"] == "complete"]
-        return sweep / min(done, key=lambda each: sign * each["value"])["folder"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return sweep / "trial0000"
 
 
 def load_algorithm(
@@ -269,7 +251,7 @@ def tree_of_run(path: Path, data: Mapping[str, Any], source: str | None = None) 
             f"{', '.join(ALGORITHMS)}, so the file is damaged. Start a new run."
         )
     who, probe = str(path / run_files.CONFIG), config_class("ppo")()
-    for place in [each for each in tree if each.startswith("run.") and each not in (ALGO, PRESET)]:
+    for place in [each for each in tree if each.startswith("run.") and each not in (ALGO, PRESET, COMPLETE)]:
         try:
             tree |= read_setting(place, tree[place], probe, f"{who}: {place}")
         except ConfigError as error:

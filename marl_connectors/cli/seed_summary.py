@@ -26,6 +26,8 @@ MANY_SEEDS = 10
 """The number of seeds from which on the interquartile mean is reported, too."""
 _RESAMPLES = 2000
 _MODULES_SHOWN = 6
+AFTER_TRAINING = "after_training"
+"""What the results of trained modules are called among those that were measured."""
 FINISHED, UNFINISHED, MISSING = "finished", "unfinished", "missing"
 
 # Statistics over seeds -----------------------------------------------------------------------------------------------
@@ -110,16 +112,9 @@ class SeedResult:
         folder: The name of its run folder.
         status: ``"finished"``, ``"unfinished"`` or ``"missing"``.
         agent_steps: The agent steps of the run.
-        returns: Module id to an agent's mean return after training; empty before the run is finished.
-        drawn_actions: The same with drawn actions, if ``returns`` are those of the most likely ones.
-        most_likely_actions: The same with the most likely actions, if ``returns`` are those of drawn ones.
-        at_start: The same of the untrained modules.
-        random_play: The same of random actions.
-        success: The mean success after training; None if the results have none.
-        success_drawn_actions: The same with drawn actions, as for ``drawn_actions``.
-        success_most_likely_actions: The same with the most likely actions, as for ``most_likely_actions``.
-        success_at_start: The same of the untrained modules.
-        success_random_play: The same of random actions.
+        measured: What was measured, by ``"after_training"``, the other way of acting as in ``final.json``, and the
+            names in ``baselines.json``. Each has an agent's mean return by module, under ``"return/MODULE"``, and the
+            mean ``"success"`` if there is one.
         error: The error that has stopped the run; ``""`` if there was none.
         curve: Module id to ``[(agent steps, mean return), ...]`` without NaN. It is not written to ``seeds.json``.
     """
@@ -128,18 +123,13 @@ class SeedResult:
     folder: str
     status: str = MISSING
     agent_steps: int = 0
-    returns: Mapping[str, float] = field(default_factory=dict)
-    at_start: Mapping[str, float] = field(default_factory=dict)
-    random_play: Mapping[str, float] = field(default_factory=dict)
-    success: float | None = None
-    success_at_start: float | None = None
-    success_random_play: float | None = None
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     error: str = ""
     curve: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    drawn_actions: Mapping[str, float] = field(default_factory=dict)
-    most_likely_actions: Mapping[str, float] = field(default_factory=dict)
-    success_drawn_actions: float | None = None
-    success_most_likely_actions: float | None = None
+
+    def number(self, name: str, what: str = AFTER_TRAINING) -> float:
+        """Returns a return or the success, such as ``"return/red"``, of what was measured; NaN if there is none."""
+        return self.measured.get(what, {}).get(name, math.nan)
 
 
 def seed_folder(seed: int) -> str:
@@ -165,11 +155,9 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
     rows, _ = read_metrics(run / run_files.METRICS)
     done = agent_steps(rows[-1]) if rows else 0
     final = run_files.read_final(run)
-    other_ways: dict[str, Any] = {}
-    for way, measured in (final or {}).items():
-        if way in WAYS:
-            other_ways |= {way: _means(measured), f"success_{way}": _success(measured)}
-    baselines = run_files.read_baselines(run) if rows else {}
+    measured = dict(run_files.read_baselines(run)) if rows else {}
+    if final is not None:
+        measured |= {AFTER_TRAINING: final, **{way: final[way] for way in WAYS if way in final}}
     curve: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for module_id, mean in _means(row["env_runners"]).items():
@@ -180,13 +168,7 @@ def read_result(path: Path, seed: int, *, steps: int | None = None, error: str =
         folder=run.name,
         status=FINISHED if final is not None and done >= (steps or 0) else UNFINISHED,
         agent_steps=done,
-        returns=_means(final or {}),
-        at_start=_means(baselines.get("at_start", {})),
-        random_play=_means(baselines.get("random_play", {})),
-        success=_success(final or {}),
-        **other_ways,
-        success_at_start=_success(baselines.get("at_start", {})),
-        success_random_play=_success(baselines.get("random_play", {})),
+        measured={what: _numbers(own) for what, own in measured.items()},
         error=error,
         curve=curve,
     )
@@ -196,32 +178,27 @@ def _means(results: Mapping[str, Any]) -> dict[str, float]:
     return {module_id: mean for module_id, (mean, _) in module_returns(run_files.from_json(results)).items()}
 
 
-def _success(results: Mapping[str, Any]) -> float | None:
-    value = results.get("success")
-    if isinstance(value, Mapping):
-        value = value.get("mean")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the return of each module, and the success, as ``SeedResult.measured`` has them."""
+    found = {f"return/{module_id}": mean for module_id, mean in _means(results).items()}
+    success = results.get("success")
+    if isinstance(success, Mapping):
+        success = success.get("mean")
+    if isinstance(success, (int, float)) and not isinstance(success, bool) and math.isfinite(success):
+        found["success"] = float(success)
+    return found
 
 
 def summary_of(results: Sequence[SeedResult]) -> dict[str, SeedStatistics]:
     """Returns the statistics of each module's return, and of ``"success"``, over the finished seeds."""
-    columns = _columns([result for result in results if result.status == FINISHED])
-    return {name: seed_statistics(values) for name, values in columns.items() if values}
-
-
-def _columns(finished: Sequence[SeedResult]) -> dict[str, list[float]]:
-    """Returns the finite numbers of the seeds: by module, and with the key ``"success"`` if any seed has it."""
-    modules = list(dict.fromkeys(module_id for result in finished for module_id in result.returns))
-    columns = {
-        f"return/{module_id}": [
-            result.returns[module_id] for result in finished if math.isfinite(result.returns.get(module_id, math.nan))
-        ]
-        for module_id in modules
-    }
-    if any(result.success is not None for result in finished):
-        columns["success"] = [result.success for result in finished if result.success is not None]
-    return columns
+    finished = [result for result in results if result.status == FINISHED]
+    names = dict.fromkeys(name for result in finished for name in result.measured.get(AFTER_TRAINING, {}))
+    found = {}
+    for name in sorted(names, key="success".__eq__):  # the success is the last one
+        values = [result.number(name) for result in finished if math.isfinite(result.number(name))]
+        if values:
+            found[name] = seed_statistics(values)
+    return found
 
 
 # What people and programs read ---------------------------------------------------------------------------------------
@@ -240,7 +217,7 @@ def summary_table(results: Sequence[SeedResult]) -> str:
     if any(summary[name].interquartile_mean is not None for name in shown):
         rows.append(["interquartile mean", *(_figure(name, summary[name].interquartile_mean) for name in shown)])
         rows.append(["its 95 % interval", *(_interval(name, summary[name].interquartile_interval) for name in shown)])
-    other_ways = [(label, way) for way, label in WAYS.items() if any(getattr(result, way) for result in results)]
+    other_ways = [(label, way) for way, label in WAYS.items() if any(way in result.measured for result in results)]
     for label, key in (*other_ways, ("untrained", "at_start"), ("random play", "random_play")):
         rows.append([label, *(_baseline(results, name, key) for name in shown)])
     text = table(["seed", *(name.removeprefix("return/") for name in shown)], rows)
@@ -251,7 +228,7 @@ def summary_table(results: Sequence[SeedResult]) -> str:
 def _cell(result: SeedResult, name: str) -> str:
     if result.status != FINISHED:
         return "failed" if result.error else result.status
-    return _figure(name, result.success if name == "success" else result.returns.get(name.removeprefix("return/")))
+    return _figure(name, result.number(name))
 
 
 def _figure(name: str, value: float | None) -> str:
@@ -268,11 +245,7 @@ def _interval(name: str, interval: tuple[float, float] | None) -> str:
 
 
 def _baseline(results: Sequence[SeedResult], name: str, key: str) -> str:
-    if name == "success":
-        values = [getattr(result, f"success_{key}") for result in results]
-    else:
-        values = [getattr(result, key).get(name.removeprefix("return/")) for result in results]
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    finite = [value for result in results if math.isfinite(value := result.number(name, key))]
     return _figure(name, float(np.mean(finite)) if finite else None)
 
 
@@ -348,7 +321,7 @@ def draw_learning_curves(path: Path, results: Sequence[SeedResult]) -> None:
             curves.setdefault(module_id, []).append(points)
     random_play = {}
     for module_id in curves:
-        levels = np.array([result.random_play.get(module_id, math.nan) for result in results])
+        levels = np.array([result.number(f"return/{module_id}", "random_play") for result in results])
         if np.isfinite(levels).any():
             random_play[module_id] = float(np.mean(levels[np.isfinite(levels)]))
     picture = io.BytesIO()

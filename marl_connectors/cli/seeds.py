@@ -21,7 +21,7 @@ from typing import Any
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_folder import Claim
 from marl_connectors.algorithms.fitting.stop_signals import exit_status
-from marl_connectors.cli import seed_summary, standard_streams, suggestions, training_run
+from marl_connectors.cli import seed_summary, suggestions, training_run
 from marl_connectors.cli.command_settings import seeds_of
 from marl_connectors.cli.folders import SEEDS, new_folder
 from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
@@ -145,8 +145,6 @@ class _SeedRuns:
             except BrokenPipeError:
                 raise
             except Exception as error:
-                if isinstance(error, OSError) and standard_streams.is_full():
-                    raise
                 traceback.print_exc()
                 self._failed(seed, describe_error(error))
             else:

@@ -318,10 +318,6 @@ class _Sweep:
             print(table(["trial", "state", "value", "agent steps", *self.search], rows))
             if len(results) > _ROWS:
                 print(f"  and {len(results) - _ROWS} more in {self.path / SWEEP}")
-        if len(finished) > 1 and len({result["value"] for result in finished}) == 1:
-            print(
-                "All complete trials have the same value, so their order says nothing. Start a sweep with more --steps."
-            )
         commands = []
         if finished:
             with run_files.writing(self.path / PICTURE):

@@ -34,21 +34,20 @@ from marl_connectors.cli.restored_runs import (
 )
 from marl_connectors.cli.tree import (
     ANNEAL,
-    BATCH_SIZE,
     ENV,
-    NUM_LEARNERS,
     RUN,
     STEPS,
     Tree,
     above,
+    as_option,
+    can_change,
     flat,
     has_lr_schedule,
     learning_rates,
     nested,
     option_of,
-    places,
-    share,
     short_forms,
+    with_shares,
 )
 from marl_connectors.cli.values import require_extras
 from marl_connectors.environments.making.factory import env_name
@@ -89,7 +88,7 @@ class CommandLine(Caller):
         return "--out" if argument == "folder" else f"--{argument.replace('_', '-')}"
 
     def setting(self, name: str, value: Any) -> str:
-        return f"{self.name(name)} {value}"
+        return as_option(name, value)
 
     def resume(self, path: Path) -> str:
         return suggestions.resume(path, trusted=self._trusted)
@@ -248,8 +247,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         tree = above(tree, now)
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
         return _Training(built(make_config(tree), tree), path, facts_of(tree))
-    if NUM_LEARNERS in now and BATCH_SIZE in tree and BATCH_SIZE not in now:  # they share the same train batch
-        now[BATCH_SIZE] = share(tree[BATCH_SIZE] * max(1, tree.get(NUM_LEARNERS, 0)), now[NUM_LEARNERS])
+    now = with_shares(now, tree)
     changed = above(_earlier_changes(path, data, probe), {**now, **_annealed_again(tree, now, probe)})
     use_threads({**tree, **changed}.get("run.threads", 1))
     options: dict[str, Any] = {"trusted": trusted, "new_episodes": given.get("new_episodes", False), "chosen": now}
@@ -318,13 +316,8 @@ def check_changeable(changes: Mapping[str, Any], cls: type, who: str = "train --
             "the folder and resume the copy."
         )
     for place in changes:
-        own = places(cls).get(place)
-        if (
-            own is None
-            or own.fixed
-            or not (place.startswith("training.") if own.changeable is None else own.changeable)
-        ):
-            known = [option for other, option in short_forms(cls).values() if places(cls)[other].changeable]
+        if not can_change(place, cls):
+            known = [option for other, option in short_forms(cls).values() if can_change(other, cls)]
             raise ConfigError(
                 f"{who}: {option_of(place, cls)} cannot be changed, because the checkpoint's modules, pipelines or "
                 f"episodes depend on it. Start a new run with it. You can change: --set training.NAME, --config, "

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from marl_connectors.algorithms.config.sections import sections
 from marl_connectors.cli.command_settings import CommandSettings
-from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class
-from marl_connectors.cli.other_names import section_instead, setting_instead
+from marl_connectors.cli.known_algorithms import ALGORITHMS, config_class, known_sections
+from marl_connectors.cli.other_names import section_instead, setting_instead, written
 from marl_connectors.cli.values import literal, without_unit
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
@@ -36,6 +36,8 @@ NUM_ENV_RUNNERS, NUM_LEARNERS = "env_runners.num_env_runners", "learners.num_lea
 BATCH_SIZE, MINIBATCH_SIZE = "training.train_batch_size_per_learner", "training.minibatch_size"
 NUM_ENV_WORKERS = "env_runners.num_env_workers"
 ALGO, SOURCE, PRESET = "run.algo", "run.config", "run.preset"
+COMPLETE: Final = "run.complete"
+"""Not a setting, but True in a tree that has all settings of a run: neither the zoo nor the defaults add any."""
 SEED, STEPS, ANNEAL = "debugging.seed", "run.steps", "run.anneal_lr"
 DICTS: Final = (ENV_CONFIG, MODEL)
 """Settings that are dicts, whose keys have places of their own."""
@@ -45,6 +47,8 @@ PIECES: Final = {
     "learners.learner_connector": LEARNER,
 }
 """The settings that are lists of names of connector pieces, with the pipelines of these."""
+_CHANGEABLE: Final = ("training", "fault_tolerance", "reporting", RUN, "resources")
+"""The sections whose settings may change when a run is resumed, unless a setting says otherwise."""
 _ONLY_OPTIONS: Final = ("config", "new_episodes", "resume", "untrusted")
 """The options that are no settings."""
 _NAME = re.compile(r"[\w.]+:[\w.]+")
@@ -97,6 +101,25 @@ def option_of(place: str, cls: type) -> str:
     return f"--set {place}"
 
 
+def can_change(place: str, cls: type) -> bool:
+    """Whether a setting may change when a run is resumed: neither its modules nor its episodes depend on it."""
+    own = places(cls).get(place)
+    if own is None or own.fixed:
+        return False
+    if own.changeable is not None:
+        return own.changeable
+    return place.partition(".")[0] in _CHANGEABLE and own.name not in settings_of(CommandSettings)
+
+
+def as_option(name: str, value: Any) -> str:
+    """Returns how an option of the section ``run`` is given a value.
+
+    >>> as_option("keep_best", "none")
+    '--keep-best none'
+    """
+    return f"--{name.replace('_', '-')} {value}"
+
+
 def place_of(name: str, cls: type, who: str) -> str:
     """Returns the place of a setting.
 
@@ -108,34 +131,40 @@ def place_of(name: str, cls: type, who: str) -> str:
     Raises:
         ConfigError: If there is no such setting. Names the closest one.
     """
-    known = sections(cls)
+    known, short = sections(cls), short_forms(cls)
     head, dot, rest = name.partition(".")
     if dot and not (head and rest):
         raise ConfigError(f"{who}: expected NAME=VALUE or SECTION.NAME=VALUE, but got the name {name!r}.")
-    if head in short_forms(cls) and dot and short_forms(cls)[head][0] in DICTS:
-        return f"{short_forms(cls)[head][0]}.{rest}"
-    if not dot:
-        if name in short_forms(cls) and not any(name in own for own in known.values()):
-            return short_forms(cls)[name][0]
-        own = [section for section in ("training", *known) if name in known[section]]
-        if name in known and not own:
-            raise ConfigError(
-                f"{who}: {name!r} is a section of the config. Name one of its settings: {_example(name, known)}"
-            )
-        if not own:
-            every = [*(name for settings in known.values() for name in settings), *short_forms(cls)]
-            raise ConfigError(f"{who}: unknown setting {name!r}. {closest(name, every, who)}")
-        head, rest = own[0], name
-    return _first(head, rest, cls, who)
+    if dot and head in short and short[head][0] in DICTS:
+        return f"{short[head][0]}.{rest}"
+    if dot:
+        return _in_section(head, rest, cls, who)
+    if name in short and not any(name in own for own in known.values()):
+        return short[name][0]
+    if own := [section for section in ("training", *known) if name in known[section]]:
+        return _in_section(own[0], name, cls, who)
+    if name in known:
+        examples = {"training": "lr=3e-4", "evaluation": "evaluation_interval=5", "debugging": "seed=1"}
+        example = examples.get(name) or f"{next(iter(known[name]))}=VALUE"
+        raise ConfigError(
+            f"{who}: {name!r} is a section of the config. Name one of its settings: --set {name}.{example}"
+        )
+    names = [*(each for settings in known.values() for each in settings), *short]
+    raise ConfigError(f"{who}: unknown setting {name!r}. {hint(name, cls, who, names)}")
 
 
-def _first(section: str, name: str, cls: type, who: str) -> str:
+def _in_section(section: str, name: str, cls: type, who: str) -> str:
     """Returns the place of a setting of a section."""
     known = sections(cls)
     name, _, key = name.partition(".")
     in_command = section == RUN and name in settings_of(CommandSettings) and f"{RUN}.{name}" != SOURCE
-    if not in_command and name not in known.get(section, ()):
-        raise ConfigError(_unknown(section, name, cls, who))
+    if section not in known:
+        close = did_you_mean(section, known)
+        if not close.startswith("Did you mean"):
+            close = hint(name, cls, who, otherwise="") or section_instead(section) or close
+        raise ConfigError(f"{who}: there is no section {section!r}. {close}")
+    if not in_command and name not in known[section]:
+        raise ConfigError(f"{who}: {section}: unknown setting {name!r}. {hint(name, cls, who, known[section])}")
     setting_name = name if in_command else known[section][name].name
     setting_name = "model_config" if setting_name == "model_config_dict" else setting_name
     place = next(place for place, own in places(cls).items() if own.name == setting_name)
@@ -144,40 +173,46 @@ def _first(section: str, name: str, cls: type, who: str) -> str:
     return f"{place}.{key}" if key else place
 
 
-def _unknown(section: str, name: str, cls: type, who: str) -> str:
-    known = sections(cls)
-    found = [other for other in known if name in known[other] and other != RUN]
-    hint = f"It is a setting of {' and '.join(found)}." if found else elsewhere(name, cls, who)
-    if section not in known:
-        close = did_you_mean(section, known)
-        hint = close if close.startswith("Did you mean") else hint or section_instead(section) or close
-        return f"{who}: there is no section {section!r}. {hint}"
-    return f"{who}: {section}: unknown setting {name!r}. {hint or closest(name, known[section], who)}"
+def hint(
+    name: object,
+    cls: type | None,
+    who: str,
+    names: Iterable[str] = (),
+    *,
+    value: object = "VALUE",
+    otherwise: str | None = None,
+) -> str:
+    """Returns a closing sentence about a name that is unknown where it was given.
 
+    It says where the setting of this name belongs, what replaces it, or which known name is the closest.
 
-def elsewhere(name: str, cls: type, who: str) -> str:
-    """Returns a closing sentence about a name that is no setting of a section; ``""`` if nothing is known about it."""
-    if name in short_forms(cls):
-        option = short_forms(cls)[name][1]
-        return f"It is an option: {option.flag}" if who.startswith("--") else "It is a key at the top of the file."
-    return setting_instead(name, who)
-
-
-def _example(section: str, known: Mapping[str, Any]) -> str:
-    examples = {"training": "lr=3e-4", "evaluation": "evaluation_interval=5", "debugging": "seed=1"}
-    return f"--set {section}.{examples.get(section) or f'{next(iter(known[section]))}=VALUE'}"
-
-
-def closest(name: object, known: Any, who: str) -> str:
-    """Returns a closing sentence about an unknown name: what to use instead, the closest, or where all are listed."""
-    if instead := setting_instead(str(name), who):
+    Args:
+        name: The name.
+        cls: The class of the config; None if that of any algorithm may have the setting.
+        who: The first words of messages: an option, or the name of a file.
+        names: The names that are known there.
+        value: The value that was given.
+        otherwise: What is returned if nothing is known about the name; None for where all settings are listed.
+    """
+    name, known = str(name), known_sections() if cls is None else sections(cls)
+    section, dot, own = name.rpartition(".")
+    if cls is not None and name in short_forms(cls):
+        flag = short_forms(cls)[name][1].flag
+        return f"It is an option: {flag}" if who.startswith("--") else "It is a key at the top of the file."
+    if dot and own in known.get(section, ()):
+        return f"Write it as {written(section, {own: value}, who)}."
+    if found := [each for each in ("training", *known) if name in known[each]]:
+        return f"It is a setting of {found[0]}: {written(found[0], {name: value}, who)}"
+    if instead := setting_instead(name, who, value) or section_instead(name):
         return instead
     if name in _ONLY_OPTIONS:
-        return f"It is no setting, but an option: --{str(name).replace('_', '-')}"
+        return f"It is no setting, but an option: --{name.replace('_', '-')}"
     if algos := [each for each in ALGORITHMS if name in sections(config_class(each))["training"]]:
         return f"It is a setting of other algorithms: {', '.join(algos)}."
-    close = did_you_mean(name, known)
-    return close if close.startswith("Did you mean") else f"All settings are listed by: {command(PROGRAM, 'schema')}"
+    close = did_you_mean(name, names)
+    if close.startswith("Did you mean"):
+        return close
+    return f"All settings are listed by: {command(PROGRAM, 'schema')}" if otherwise is None else otherwise
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -221,10 +256,7 @@ def read_setting(place: str, value: Any, config: Any, who: str, *, check: bool =
         if place.startswith(f"{parent}."):
             return {place: _in_dict(parent, place, value, config, who, check)}
     own = places(type(config))[place]
-    value = fitting(own.validator, value)
-    if place == "evaluation.evaluation_config" and isinstance(value, Mapping):
-        known = settings_of(type(config))
-        value = {key: fitting(known[key].validator, each) if key in known else each for key, each in value.items()}
+    value = _converted(config, place, value, fitting)
     if check:
         _check(config, own, as_object(config, place, value, who), who)
     return {place: value}
@@ -330,10 +362,16 @@ def as_object(config: Any, place: str, value: Any, who: str) -> Any:
     Raises:
         ConfigError: If there is no such object.
     """
-    if place == "evaluation.evaluation_config" and isinstance(value, Mapping):
-        known = settings_of(type(config))
-        return {key: as_named(known[key].validator, each, who) if key in known else each for key, each in value.items()}
-    return as_named(places(type(config))[place].validator, value, who)
+    return _converted(config, place, value, lambda validator, own: as_named(validator, own, who))
+
+
+def _converted(config: Any, place: str, value: Any, convert: Callable[[Validator | None, Any], Any]) -> Any:
+    """Returns what a function makes of a setting's validator and value, and of each setting inside the value."""
+    value = convert(places(type(config))[place].validator, value)
+    if place != "evaluation.evaluation_config" or not isinstance(value, Mapping):
+        return value
+    known = settings_of(type(config))
+    return {key: convert(known[key].validator, own) if key in known else own for key, own in value.items()}
 
 
 def as_named(validator: Validator | None, value: Any, who: str) -> Any:
@@ -375,19 +413,22 @@ def above(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Tree:
 
 def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Tree:
     """Returns a complete tree and one above it, whose learners share the train batch of the lower one."""
-    found = above(lower, upper)
-    learners = max(1, found.get(NUM_LEARNERS, 0))
-    if BATCH_SIZE in lower and BATCH_SIZE not in upper:
-        found[BATCH_SIZE] = share(lower[BATCH_SIZE] * max(1, lower.get(NUM_LEARNERS, 0)), learners)
+    found = above(lower, with_shares(upper, lower))
     size, asked = lower.get(MINIBATCH_SIZE), upper.get(BATCH_SIZE)
     if MINIBATCH_SIZE not in upper and size and asked:
-        found[MINIBATCH_SIZE] = min(size, asked * learners)
+        found[MINIBATCH_SIZE] = min(size, asked * max(1, found.get(NUM_LEARNERS, 0)))
     return found
 
 
-def share(total: int, number: int) -> int:
-    """Returns the share of each of several learners, rounded up."""
-    return -(-total // max(1, number))
+def with_shares(tree: Mapping[str, Any], before: Mapping[str, Any]) -> Tree:
+    """Returns a tree with the share of each of its learners in the train batch of the tree before, rounded up.
+
+    A tree that does not change the learners, or that has a size of train batches, stays as it is.
+    """
+    if NUM_LEARNERS not in tree or BATCH_SIZE in tree or BATCH_SIZE not in before:
+        return dict(tree)
+    total = before[BATCH_SIZE] * max(1, before.get(NUM_LEARNERS, 0))
+    return {**tree, BATCH_SIZE: -(-total // max(1, tree[NUM_LEARNERS]))}
 
 
 def learning_rates(tree: Mapping[str, Any]) -> Tree:

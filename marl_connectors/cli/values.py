@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -98,22 +96,6 @@ def opponent(text: str) -> str | None:
     return "random" + text[len("random") :]
 
 
-def whole_number(text: str, at_least: int = 0) -> int:
-    """Reads a non-negative whole number below 2**63, also written ``1e6`` or ``1_000_000``."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (number >= at_least and number.is_integer()):
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {at_least}, but got {text!r}.{without_unit(text)}"
-        )
-    found = int(text) if text.replace("_", "").isdigit() else int(number)
-    if found >= 2**63:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at most 2**63 - 1, but got {text!r}")
-    return found
-
-
 def without_unit(value: Any) -> str:
     """Returns a question with the number that was meant by a unit; ``""`` for other values.
 
@@ -122,11 +104,6 @@ def without_unit(value: Any) -> str:
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGbB])", value) if isinstance(value, str) else None
     return f" Did you mean '{found[1]}e{_EXPONENTS[found[2].lower()]}'?" if found else ""
-
-
-def count(text: str) -> int:
-    """Reads a whole number of at least 1."""
-    return whole_number(text, at_least=1)
 
 
 def seed_list(text: str) -> list[int]:

@@ -264,7 +264,7 @@ def test_numbers_in_yaml_are_numbers(settings):
 MISTAKES = [
     ("trainin: {}", "run.yaml: unknown key 'trainin'. Did you mean 'training'?"),
     ("stepss: 3", "run.yaml: unknown key 'stepss'. Did you mean 'steps'?"),
-    ("lr: 3", "run.yaml: unknown key 'lr'. It is a setting of the section 'training': write it there."),
+    ("lr: 3", "run.yaml: unknown key 'lr'. It is a setting of training: training: {lr: 3}"),
     ("training: {lrr: 3}", "run.yaml: training: unknown setting 'lrr'. Did you mean 'lr'?"),
     ("training: {lr: much}", "run.yaml: training.lr: expected a number from 0, or a schedule"),
     ("training: {lr: null}", "run.yaml: training.lr: expected a number from 0, or a schedule"),

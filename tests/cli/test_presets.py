@@ -13,7 +13,7 @@ from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import AgentIdEncoding, MeanStdFilter, NormalizeRewards
 from marl_connectors.callbacks import Success
 from marl_connectors.cli import layers, presets
-from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.known_algorithms import ALGORITHMS
 from marl_connectors.cli.layers import defaults, resolved, user_tree
 from marl_connectors.cli.made_config import make_config, new_config
 from marl_connectors.cli.main import main
@@ -101,7 +101,7 @@ def test_a_known_environment_gets_the_settings_of_the_zoo():
 def test_without_a_preset_there_are_the_defaults(words):
     found = settings(*words)
     assert found == {**defaults("ppo"), "environment.env": words[0]}
-    assert {name: found[f"training.{name}"] for name in TRAINING_DEFAULTS} == TRAINING_DEFAULTS
+    assert {name: found[f"training.{name}"] for name in ALGORITHMS["ppo"].training} == ALGORITHMS["ppo"].training
     assert preset_sentence(found) == ""
 
 

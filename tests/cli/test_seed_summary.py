@@ -64,9 +64,15 @@ def test_a_mean_curve_is_interpolated_and_each_seed_counts_where_it_has_points()
     assert mean_curve([[], []]) == []
 
 
-def finished(seed, mean, success=None, **settings):
-    returns = {"red": mean, "green": math.nan}
-    return SeedResult(seed, f"seed{seed}", FINISHED, 100, returns, {"red": -5.0}, {"red": -7.0}, success, **settings)
+def finished(seed, mean, success=None, by_chance=None, **more):
+    measured = {
+        "after_training": {"return/red": mean, "return/green": math.nan},
+        "at_start": {"return/red": -5.0},
+        "random_play": {"return/red": -7.0},
+    }
+    if success is not None:
+        measured["after_training"]["success"], measured["random_play"]["success"] = success, by_chance
+    return SeedResult(seed, f"seed{seed}", FINISHED, 100, measured, **more)
 
 
 def test_the_table_has_seeds_statistics_and_baselines():
@@ -85,7 +91,7 @@ def test_the_table_has_seeds_statistics_and_baselines():
 
 
 def test_the_table_has_success_where_results_have_it():
-    results = [finished(0, 3.0, 0.5, success_random_play=0.1), finished(1, 13.0, 1.0, success_random_play=0.2)]
+    results = [finished(0, 3.0, 0.5, by_chance=0.1), finished(1, 13.0, 1.0, by_chance=0.2)]
     lines = [line.split() for line in summary_table(results).splitlines()]
     assert lines[0] == ["seed", "red", "success"]
     assert lines[1] == ["0", "3.00", "50", "%"]
@@ -107,7 +113,7 @@ def test_seeds_that_are_not_finished_do_not_count():
 
 
 def test_a_table_of_many_modules_says_how_many_are_left_out():
-    result = SeedResult(0, "seed0", FINISHED, returns={f"m{i}": 1.0 for i in range(9)})
+    result = SeedResult(0, "seed0", FINISHED, measured={"after_training": {f"return/m{i}": 1.0 for i in range(9)}})
     assert summary_table([result]).splitlines()[-1] == "  and 3 more modules: see seeds.json"
 
 
@@ -121,7 +127,7 @@ def test_many_seeds_have_more_rows():
 def test_seeds_are_written_as_strict_json(tmp_path):
     write_seeds(tmp_path, {"run.algo": "ppo"}, [finished(0, 3.0), finished(4, math.nan)])
     data = json.loads((tmp_path / "seeds.json").read_text(), parse_constant=pytest.fail)
-    assert data["results"][1]["returns"] == {"red": None, "green": None}
+    assert data["results"][1]["measured"]["after_training"] == {"return/red": None, "return/green": None}
     assert data["summary"]["return/red"]["num_seeds"] == 1
     assert "curve" not in data["results"][0]
     assert read_seeds(tmp_path) == ({"run.algo": "ppo"}, [0, 4])

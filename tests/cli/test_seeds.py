@@ -72,7 +72,7 @@ def test_the_folder_of_a_seed_is_that_of_an_ordinary_run(command, behaviour):
     assert command("evaluate", str(FOLDER / "seed1")) == 0
     assert command("train", "--resume", str(FOLDER / "seed1"), "--steps", "500") == 0
     assert command("evaluate", str(FOLDER)) == 2
-    assert f"has the runs of several seeds. Choose one: {FOLDER / 'seed0'}" in command.err
+    assert f"has several runs. Choose one: {FOLDER / 'seed0'}, {FOLDER / 'seed1'}" in command.err
 
 
 @pytest.mark.slow

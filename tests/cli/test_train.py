@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.known_algorithms import ALGORITHMS
 from marl_connectors.cli.main import main
 
 RUN = Path("runs/fake_env-shared-seed0")
@@ -64,7 +64,7 @@ def test_the_config_says_all_that_defines_the_run(command):
     config = json.loads(Path("runs/fake_env-independent-seed3/config.json").read_text())
     settings, model = config["settings"], config["settings"]["rl_module"]["model_config"]
     assert settings["environment"]["env_config"] == {"N": 2, "flag": True}
-    assert settings["training"] == {**TRAINING_DEFAULTS, "lr": 1e-4}
+    assert settings["training"] == {**ALGORITHMS["ppo"].training, "lr": 1e-4}
     assert (model["fcnet_hiddens"], model["vf_share_layers"]) == ([32, 16], True)
     assert config["algorithm"]["policy_mapping_fn"]["type"] == "not_importable"
     assert set(config["versions"]) == {"marl-connectors", "python", "torch", "numpy", "gymnasium", "pettingzoo"}

@@ -17,7 +17,7 @@ from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.checkpoints import load_state
 from marl_connectors.cli.made_config import envs_per_env_runner, in_this_process
 from marl_connectors.cli.main import main
-from marl_connectors.cli.tree import share
+from marl_connectors.cli.tree import BATCH_SIZE, NUM_LEARNERS, with_shares
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.errors import CheckpointError, ConfigError
 
@@ -146,7 +146,8 @@ def test_a_resumed_run_keeps_its_sub_environments(capsys):
     ("total", "number", "expected"), [(4096, 0, 4096), (4096, 1, 4096), (4096, 2, 2048), (4096, 3, 1366)]
 )
 def test_the_default_batch_is_divided_among_learners(total, number, expected):
-    assert share(total, number) == expected
+    found = with_shares({NUM_LEARNERS: number}, {BATCH_SIZE: total})
+    assert found == {NUM_LEARNERS: number, BATCH_SIZE: expected}
 
 
 @pytest.mark.few(1)

@@ -13,7 +13,7 @@ import pytest
 
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state
-from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.known_algorithms import ALGORITHMS
 from marl_connectors.cli.main import _formatted, main
 from marl_connectors.cli.training_run import CHANGED, load_algorithm
 from marl_connectors.cli.tree import place_of
@@ -245,7 +245,7 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
         "evaluation_interval": 1,
         "stack_modules": False,
     }
-    assert set(TRAINING_DEFAULTS) <= set(values)
+    assert set(ALGORITHMS["ppo"].training) <= set(values)
     for name, value in values.items():
         algo = load_algorithm(RUN / "checkpoints/000001", {place_of(name, PPOConfig, "x"): value})
         try:

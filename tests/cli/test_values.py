@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from marl_connectors.cli.command_settings import seeds_of
+from marl_connectors.cli.parser import count, whole_number
 from marl_connectors.cli.values import (
-    count,
     key_value,
     literal,
     literal_text,
     seed_list,
-    whole_number,
 )
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import jsonable

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from marl_connectors.cli.known_algorithms import TRAINING_DEFAULTS
+from marl_connectors.cli.known_algorithms import ALGORITHMS
 from marl_connectors.cli.main import main
 from marl_connectors.zoo import tasks
 
@@ -23,7 +23,7 @@ def test_the_table_has_a_row_for_each_task(capsys):
 def test_a_page_has_all_settings_and_the_command(capsys):
     assert main(["zoo", "CartPole-v1"]) == 0
     said = capsys.readouterr().out
-    for name in (*TRAINING_DEFAULTS, "steps", "num_envs"):
+    for name in (*ALGORITHMS["ppo"].training, "steps", "num_envs"):
         assert f"\n  {name} " in said
     assert "100 % poles balanced to the end" in said
     assert said.endswith("Train it with: marl-connectors train CartPole-v1\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import signal
@@ -184,12 +183,11 @@ def moved(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def a_sweep(patch: pytest.MonkeyPatch) -> None:
-    """The folder of a sweep whose second trial is the best one."""
-    Path("swept").mkdir()
-    results = [
-        {"state": "complete", "folder": f"trial000{each}", "value": value} for each, value in enumerate((1, 3, 2))
-    ]
-    Path("swept/sweep.json").write_text(json.dumps({"metric": "env_runners/episode_return_mean", "results": results}))
+    """The folder of a sweep with two trials."""
+    for each in ("trial0000", "trial0001"):
+        Path("swept", each).mkdir(parents=True)
+        Path("swept", each, "config.json").write_text("{}")
+    Path("swept/sweep.json").write_text("{}")
 
 
 GAME = "train marl_envs.last_stone_v0 "
@@ -222,11 +220,11 @@ MISTAKES = [
     Mistake("train CartPole-v1 --set learner_class=math:no", ("learner_class: module 'math' has no 'no'",)),
     Mistake("train CartPole-v1 --set learner_class=math:sqrt", ("learner_class: expected a subclass of Learner",)),
     Mistake("train CartPole-v1 --set num_envs_per_env_runner=2 --num-envs 4",
-            ("'num_envs_per_env_runner' and 'num_envs' were both",)),
+            ("--num-envs: it cannot be given with --set num_envs_per_env_runner. Use one of them.",)),
     Mistake("train CartPole-v1 --set lr=fast", ("lr: expected a number from 0", "'fast'")),
     Mistake("train CartPole-v1 --track tensorbord", ("'tensorbord']. Did you mean 'tensorboard'?",)),
-    Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every: 5 has no effect", "--video gif")),
-    Mistake("train CartPole-v1 --seed 1 --seeds 0-4", ("--seed and --seeds were both given",)),
+    Mistake("train CartPole-v1 --video-every 5 --video none", ("--video-every 5 has no effect", "--video gif")),
+    Mistake("train CartPole-v1 --seed 1 --seeds 0-4", ("--seeds: it cannot be given with --seed. Use one of them.",)),
     Mistake("sweep CartPole-v1 --search lr=1..2 --search lr=3..4", ("--search: 'lr' is searched twice.",)),
     Mistake("sweep CartPole-v1 --search lr=1..2 --search training.lr=3..4", ("'training.lr' is searched twice.",)),
     Mistake("sweep CartPole-v1 --search lrr=1..2", ("--search: unknown setting 'lrr'. Did you mean 'lr'?",)),
@@ -315,7 +313,7 @@ MISTAKES = [
     # Files.
     Mistake("train --config nowhere.yaml", ("there is no file 'nowhere.yaml'. Check its path.",)),
     Mistake("train --config x.toml", ("'x.toml'", ".yaml, .yml, .json or .py")),
-    Mistake("train --config x.yaml", ("x.yaml: unknown key 'lr'. It is a setting of the section 'training'",),
+    Mistake("train --config x.yaml", ("x.yaml: unknown key 'lr'. It is a setting of training: training: {lr: 0.001}",),
             written("x.yaml", "env: CartPole-v1\nlr: 1e-3")),
     Mistake("train --config x.yaml", ("unknown key 'training.lr'. Write it as training: {lr: 0.1}.",),
             written("x.yaml", "env: CartPole-v1\ntraining.lr: 0.1")),
@@ -374,8 +372,8 @@ MISTAKES = [
     Mistake("sweep --resume done", ("expected the folder of a sweep, but done is a run", "train --resume done")),
     Mistake("train --resume swept", ("expected the folder of a run, but swept is that of a sweep",
             "marl-connectors sweep --resume swept"), a_sweep),
-    Mistake("evaluate swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
-    Mistake("export swept", ("swept is a sweep, whose trials are runs. Choose one: swept/trial0001",), a_sweep),
+    Mistake("evaluate swept", ("swept has several runs. Choose one: swept/trial0000, swept/trial0001",), a_sweep),
+    Mistake("export swept", ("swept has several runs. Choose one: swept/trial0000, swept/trial0001",), a_sweep),
     Mistake("evaluate done/config.json", ("done/config.json is a part of the run done. Use the run: done",)),
     Mistake("train --resume done/config.json", ("done/config.json is in the run done", "train --resume done")),
     Mistake("train --resume done/checkpoints/000002", ("done/checkpoints/000002 is in the run done",

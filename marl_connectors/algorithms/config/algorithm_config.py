@@ -6,7 +6,7 @@ import copy
 import os
 import reprlib
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -486,7 +486,7 @@ def _check_settings(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
     _check_gpus(config, who)
-    check_run(config, who)
+    check_run(config, f"{who}: ")
     _check_offline_data(config, who)
     _check_vectorization(config)
     _check_remote(config, who)
@@ -510,16 +510,21 @@ def _check_gpus(config: AlgorithmConfig, who: str) -> None:
         )
 
 
-def check_run(config: RunSettings, who: str) -> None:
+def check_run(config: RunSettings, who: str, said: Callable[[str, Any], str] = "{}={!r}".format) -> None:
     """Checks the settings of ``run`` against one another.
+
+    Args:
+        config: The config.
+        who: The first words of messages, with a colon and a blank; or "".
+        said: Returns how the user writes a setting and its value.
 
     Raises:
         ConfigError: If they contradict each other.
     """
     if config.video_every and config.video == NO_VIDEO:
         raise ConfigError(
-            f"{who}: video_every={config.video_every} records no videos, because video is 'none'. Set video='gif' or "
-            f"'mp4', or video_every=0."
+            f"{who}{said('video_every', config.video_every)} has no effect, because the run has no videos "
+            f"({said('video', config.video)}). Use {said('video', 'gif')} or {said('video', 'mp4')}, or leave it out."
         )
 
 

@@ -352,27 +352,23 @@ class FaultToleranceSettings:
         "Whether a remote env runner or learner that dies or hangs is replaced. The new one continues from the last "
         "state and repeats the call, so that results do not change (docs/cluster.md).",
         default=True,
-        changeable=True,
     )
     ignore_env_runner_failures: bool = setting(
         boolean(),
         "Whether training continues without a lost env runner and its sub-environments. It has no effect if "
         "``restart_failed_env_runners`` is True, nor on learners.",
         default=False,
-        changeable=True,
     )
     max_num_env_runner_restarts: int = setting(
         integer(min=0),
         "The replacements in a run after which the next loss stops it, counted separately for training, evaluation "
         "and learners.",
         default=1000,
-        changeable=True,
     )
     env_runner_health_probe_timeout_s: float = setting(
         number(above=0, max=LONGEST_WAIT_S),
         "Seconds in which a remote env runner that is late has to answer how far it is, before it counts as hung.",
         default=30.0,
-        changeable=True,
     )
     env_runner_restore_timeout_s: float = setting(
         number(above=0, max=LONGEST_WAIT_S),
@@ -380,7 +376,6 @@ class FaultToleranceSettings:
         "The limit is 300 s or ``sample_timeout_s``, whichever is longer, but never more than this. Remote learners "
         "wait about so long for resources.",
         default=1800.0,
-        changeable=True,
     )
     restart_failed_sub_environments: bool = setting(
         boolean(),
@@ -390,13 +385,11 @@ class FaultToleranceSettings:
         "another shape. A value outside a Discrete, MultiDiscrete or MultiBinary space still stops the run at the "
         "end of the fragment, unless ``disable_env_checking`` allows it.",
         default=False,
-        changeable=True,
     )
     num_consecutive_env_failures_tolerance: int = setting(
         integer(min=0),
         "The run stops after more failures of one sub-environment than this without a finished episode.",
         default=100,
-        changeable=True,
     )
 
 
@@ -686,7 +679,7 @@ class ReportingSettings:
     """Sets the number of newest episodes over which returns are averaged."""
 
     metrics_num_episodes_for_smoothing: int = setting(
-        integer(min=1), "The number of newest episodes over which returns are averaged.", default=100, changeable=True
+        integer(min=1), "The number of newest episodes over which returns are averaged.", default=100
     )
 
 
@@ -732,21 +725,18 @@ class RunSettings:
         optional(integer(min=1)),
         "The agent steps at which the whole run ends, those of earlier calls included; None if something else ends it.",
         default=None,
-        changeable=True,
         option=Option("--steps N", "run", "agent steps to train for"),
     )
     checkpoint_every: int = setting(
         integer(min=1),
         "Iterations from one checkpoint to the next.",
         default=20,
-        changeable=True,
         option=Option("--checkpoint-every N", "output", "iterations from checkpoint to checkpoint"),
     )
     keep_checkpoints: int | None = setting(
         optional(integer(min=1)),
         "The number of newest checkpoints to keep besides the best one; None for all.",
         default=None,
-        changeable=True,
         option=Option("--keep-checkpoints N", "output", "newest checkpoints to keep besides the best"),
     )
     keep_best: str | None = setting(
@@ -755,7 +745,6 @@ class RunSettings:
         '``"min:NAME"`` for its lowest value; ``"auto"`` for the success, then the return, of evaluations or else of '
         "training; None for no best checkpoint.",
         default="auto",
-        changeable=True,
         option=Option(
             "--keep-best METRIC",
             "output",
@@ -767,14 +756,12 @@ class RunSettings:
         integer(min=0),
         "The number of episodes of each evaluation before and after training; 0 for no such evaluation.",
         default=0,
-        changeable=True,
         option=Option("--eval-episodes N", "run", "episodes of each evaluation"),
     )
     baseline_seconds: float = setting(
         number(min=0),
         "The seconds for measuring random play, and again for the untrained policies; 0 for neither.",
         default=0.0,
-        changeable=True,
         option=Option(
             "--baseline-seconds N",
             "run",
@@ -785,21 +772,18 @@ class RunSettings:
         one_of(*VIDEO_FORMATS),
         'The format of videos, ``"gif"`` or ``"mp4"``; ``"none"`` for no videos.',
         default=NO_VIDEO,
-        changeable=True,
         option=Option("--video FORMAT", "output", "format of the video at the end"),
     )
     video_every: int = setting(
         integer(min=0),
         "Iterations from one video to the next; 0 for a video at the end alone.",
         default=0,
-        changeable=True,
         option=Option("--video-every N", "output", "iterations from video to video; 0: at the end"),
     )
     track: Sequence[str] = setting(
         list_of(one_of(*TRACKER_NAMES), f"a list of {', '.join(TRACKER_NAMES)}"),
         "The names of the trackers to which results are written.",
         default=(),
-        changeable=True,
         option=Option("--track NAME,NAME", "output", f"write metrics to {', '.join(TRACKER_NAMES)}, or none"),
     )
 
@@ -814,7 +798,6 @@ class ResourceSettings:
         '``"10.0.0.5:6379"``. None starts a cluster on this machine for this run alone, unless this process is '
         "connected to one already (docs/cluster.md).",
         default=None,
-        changeable=True,
         option=Option(
             "--ray-address ADDRESS",
             "speed",

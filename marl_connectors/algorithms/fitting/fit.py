@@ -75,7 +75,7 @@ def fit(
         given[STEPS] = _whole(given[STEPS])
     tried = algo.config.copy()
     tried.change(caller.who, **given)
-    check_run(tried, caller.who)
+    check_run(tried, f"{caller.who}: ")
     amounts = {**amounts, STEPS: given.get(STEPS)}
     name, goal = _goal(amounts, tried.steps, _counts(algo), conditions, caller.who)
     if given:

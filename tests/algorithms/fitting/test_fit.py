@@ -615,7 +615,7 @@ def test_only_one_process_writes_to_a_folder(algo, tmp_path, monkeypatch):
         ({"eval_episodes": -1}, "eval_episodes: expected a whole number from 0"),
         ({"baseline_seconds": "long"}, "baseline_seconds: expected a number"),
         ({"video": "avi"}, "video: expected"),
-        ({"video_every": 5}, "video_every=5 records no videos"),
+        ({"video_every": 5}, "video_every=5 has no effect, because the run has no videos"),
         ({"track": ["tensorbord"]}, "track: expected"),
     ],
 )
@@ -675,12 +675,14 @@ def test_the_steps_of_the_config_end_a_call_that_names_no_further_steps():
 def test_a_setting_that_is_refused_changes_nothing(algo):
     with pytest.raises(ConfigError, match=r"^Algorithm.fit: video_every: expected a whole number from 0, got -1"):
         quiet(algo, num_iterations=1, checkpoint_every=3, video_every=-1)
-    with pytest.raises(ConfigError, match=r"^Algorithm.fit: video_every=5 records no videos"):
+    with pytest.raises(
+        ConfigError, match=r"^Algorithm.fit: video_every=5 has no effect, because the run has no videos"
+    ):
         quiet(algo, num_iterations=1, checkpoint_every=3, video_every=5)
     with pytest.raises(ConfigError, match="but got num_iterations and steps"):
         quiet(algo, num_iterations=1, checkpoint_every=3, steps=10)
     assert (algo.config.checkpoint_every, algo.config.video_every, algo.config.steps) == (20, 0, None)
-    with pytest.raises(ConfigError, match=r"^PPOConfig: video_every=5 records no videos"):
+    with pytest.raises(ConfigError, match=r"^PPOConfig: video_every=5 has no effect, because the run has no videos"):
         match().run(video_every=5).build_algo()
 
 
