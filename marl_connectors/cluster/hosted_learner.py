@@ -130,7 +130,7 @@ class HostedLearner:
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
         try:
-            results = learner.update(episodes=episodes, timesteps=timesteps, positions=positions)
+            results = self._ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
         except LostRankError as error:
             return PeerGone(str(error)), None
         self._state_version = before.state[0] + 1

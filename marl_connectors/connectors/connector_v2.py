@@ -208,6 +208,13 @@ class ConnectorV2(Checkpointable):
             shared_data: As in ``__call__``.
         """
 
+    def check_can_be_divided(self) -> None:
+        """Checks that several learners, of which each runs the piece on its own rows, get what one learner would get.
+
+        Raises:
+            LearnerError: If they do not.
+        """
+
     def recompute_output_observation_space(
         self, input_observation_space: Space | None, input_action_space: Space | None
     ) -> Space | None:

@@ -94,6 +94,11 @@ class Step(NamedTuple):
     is_joint: bool = False
     without_rows: tuple[ModuleID, ...] = ()
 
+    @property
+    def own_sizes(self) -> dict[ModuleID, int]:
+        """The number of rows of each module that this learner has."""
+        return {m: size for one in self.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}
+
 
 def _step_of(epoch: int, minibatches: Sequence[MiniBatch]) -> Step:
     sizes = {module_id: size for minibatch in minibatches for module_id, size in minibatch.of_all.items()}
