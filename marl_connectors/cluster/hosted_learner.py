@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from marl_connectors.cluster.actor_pool import PeerGone
-from marl_connectors.cluster.host import fetched
+from marl_connectors.cluster.host import Stored, fetched
 from marl_connectors.cluster.pickling import pickled_result
 from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
@@ -36,14 +36,13 @@ class LearnerState:
     """The learner that a call needs.
 
     Attributes:
-        blueprint: The version of the blueprint, and its reference in a list, so that Ray does not fetch it.
-        state: The version of the learners' state before the call, and the reference of the pickled state in a list.
-            The list is empty for a learner that has this version.
+        blueprint: The blueprint, pickled.
+        state: The learners' state before the call, pickled.
         metrics: The state of the metrics before the call.
     """
 
-    blueprint: tuple[int, list[Any]]
-    state: tuple[int, list[Any]]
+    blueprint: Stored
+    state: Stored
     metrics: list[dict[str, Any]]
 
 
@@ -126,35 +125,33 @@ class HostedLearner:
         """
         learner = self._following(before)
         self._stage = "fetching the episodes"
-        episodes, positions = share.fetch(lambda ref: fetched([ref]))
+        episodes, positions = share.fetch(fetched)
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
         try:
             results = self._ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
         except LostRankError as error:
             return PeerGone(str(error)), None
-        self._state_version = before.state[0] + 1
+        self._state_version = before.state.version + 1
         self._stage = "after the end"
         payload = pickle.dumps(learner.get_state(), protocol=5) if self._rank == 0 else None
         return UpdateReply(results, learner.pipeline_seconds), payload
 
     def _following(self, wanted: LearnerState) -> Learner:
         """Returns the learner with the modules and the state that a call needs."""
-        version, ref = wanted.blueprint
-        learner = self._learner
-        if learner is None or version != self._blueprint_version:
+        blueprint, state, learner = wanted.blueprint, wanted.state, self._learner
+        if learner is None or blueprint.version != self._blueprint_version:
             self._stage = "making the modules"
-            learner = self._learner = pickle.loads(fetched(ref)).build()
+            learner = self._learner = pickle.loads(blueprint.fetched()).build()
             learner.ranks = self._ranks
-            self._blueprint_version, self._state_version = version, -1
-        version, ref = wanted.state
-        if ref:
+            self._blueprint_version, self._state_version = blueprint.version, -1
+        if state.refs:
             self._stage, self._state_version = "loading the state", -1
-            learner.set_state(pickle.loads(fetched(ref)))
-            self._state_version = version
-        elif version != self._state_version:
+            learner.set_state(pickle.loads(state.fetched()))
+            self._state_version = state.version
+        elif state.version != self._state_version:
             raise RuntimeError(
-                f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {version}."
+                f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {state.version}."
             )
         learner.metrics.set_state(wanted.metrics)
         return learner

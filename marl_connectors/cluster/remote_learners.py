@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from marl_connectors.cluster.actor_pool import MOST_TRIES, ActorLost, ActorPool, Call, PeerLost, Reply, RestartPolicy
+from marl_connectors.cluster.host import Stored
 from marl_connectors.cluster.hosted_learner import HostedLearner, LearnerBlueprint, LearnerState
 from marl_connectors.cluster.pickling import pickled, pickled_function, received_result
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
@@ -65,7 +66,7 @@ class RemoteLearners(LearnerGroup):
         self._cluster = cluster
         self.number = number
         self._device = device
-        self._blueprint: tuple[int, list[Any]] = (-1, [])
+        self._blueprint = Stored()
         self._structure: Any = None  # of the learner that the blueprint makes
         self._version = 0  # of the state
         self._known_state: Any = None  # the state of the remote learners; None if it is not certain
@@ -146,7 +147,8 @@ class RemoteLearners(LearnerGroup):
         learner, structure = self.learner, _structure(self.learner)
         if not _are_alike(structure, self._structure):
             check_can_be_divided(learner.config, learner.pipeline)
-            self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(self._make_blueprint()))])
+            blueprint = pickled(self._make_blueprint())
+            self._blueprint = Stored(self._blueprint.version + 1, [self._cluster.put(blueprint)])
             self._structure, self._known_state = structure, None
         state = learner.get_state()
         metrics = state.pop("metrics")
@@ -156,7 +158,7 @@ class RemoteLearners(LearnerGroup):
         def calls() -> dict[int, list[Call]]:
             if not refs and not (is_known and self._known_to == self.pool.generation):
                 refs.append(self._cluster.put(pickled(state)))
-            before = LearnerState(self._blueprint, (self._version, refs), metrics)
+            before = LearnerState(self._blueprint, Stored(self._version, refs), metrics)
             return {rank: [Call(method, (before, *own))] for rank, own in enumerate(arguments)}
 
         replies = self._repeated(calls, what)
