@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.errors import MarlConnectorsError
+from marl_connectors.errors import MarlConnectorsError, counted
 
 _LOG = logging.getLogger(__name__)
 MOST_TRIES = 10
@@ -499,12 +499,14 @@ class _Run:
         if has_process and waited > policy.timeout_s and index not in pool.probe([index]):
             self._lost(index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
             return
-        limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S))
+        limit, most = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)), _MOST_STARTS
+        if pool.together:
+            limit, most = policy.start_timeout_s, 1
         if waited <= limit:
             return
-        if self._tries[index] >= (1 if pool.together else _MOST_STARTS):
+        if self._tries[index] >= most:
             raise ActorLost(
-                f"{who} has not started in {limit:.0f} s, {self._tries[index]} times in a row. Free in the cluster: "
+                f"{who} has not started in {limit:.0f} s, {counted(most, 'time')} in a row. Free in the cluster: "
                 f"{pool._cluster.free_resources()}. Reserve less for each actor, or raise sample_timeout_s if its "
                 f"environments take so long to make."
             )

@@ -123,13 +123,14 @@ class HostedLearner:
             share: The episodes of this learner.
             timesteps: As for ``Learner.update``.
         """
-        learner = self._following(before)
+        learner, ranks = self._following(before), self._ranks
+        assert ranks is not None
         self._stage = "fetching the episodes"
         episodes, positions = share.fetch(fetched)
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
         try:
-            results = self._ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
+            results = ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
         except LostRankError as error:
             return PeerGone(str(error)), None
         self._state_version = before.state.version + 1

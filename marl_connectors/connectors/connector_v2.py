@@ -257,7 +257,7 @@ class ConnectorV2(Checkpointable):
     def merge_own_state(self) -> None:
         """Merges what the piece has learned since the last merge into what it applies.
 
-        An env runner calls this at the end of each sample, and a learner when it has made a train batch, unless it is
+        An env runner calls this at the end of each sample, and a learner at the end of each update, unless it is
         one of several whose states are merged with one another. The result is that of
         ``set_state(merge_states([get_state()]))``, which this method calls if the class overrides ``merge_states``.
         Override it if there is a faster way to the same result.

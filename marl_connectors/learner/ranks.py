@@ -198,14 +198,14 @@ class Ranks(OneRank):
         counts = torch.tensor([float(own.get(m, 0)) for m in step.sizes], device=device)
         others = [counts.new_zeros(()) if loss is None else loss.detach(), counts]
         module_ids = (*step.sizes, *step.without_rows)
-        loss, counts = self._learner.optimizers.sum_gradients(module_ids, own, others, self.sum)
+        total, counts = self._learner.optimizers.sum_gradients(module_ids, own, others, self.sum)
         wanted = list(map(float, step.sizes.values()))
         if device.type == "cpu" and counts.tolist() != wanted:  # elsewhere, reading them would wait for the device
             raise LearnerError(
                 f"Ranks: all ranks together have {counts.tolist()} rows of {', '.join(map(repr, step.sizes))}, but "
                 f"expected were {wanted}. The train batch must not change during an update."
             )
-        return loss
+        return total
 
     def combine(self, learner: Any, statistics: LossStatistics) -> None:
         changed = {
