@@ -25,8 +25,7 @@ from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_
 from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.policies_to_train import reads_batches
-from marl_connectors.learner.ranks import OneRank
-from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, has_self_supervised_loss
+from marl_connectors.learner.updates import OneRank, Step, Steps, groups_of_episodes, has_self_supervised_loss
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.replay_buffers.replay_sample import ReplaySample

@@ -1,7 +1,4 @@
-"""Ranks: learners in several processes that update the same modules together, each from its own episodes.
-
-A learner calls the methods of ``OneRank`` at the steps of an update. For a learner that is alone, they do nothing.
-"""
+"""Ranks: learners in several processes that update the same modules together, each from its own episodes."""
 
 from __future__ import annotations
 
@@ -28,75 +25,13 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.loss_stats import LossStatistics
 from marl_connectors.learner.minibatches import GroupRows, ModuleRows
 from marl_connectors.learner.policies_to_train import reads_batches
-from marl_connectors.learner.updates import Step, module_groups
+from marl_connectors.learner.updates import OneRank, Step, module_groups
 from marl_connectors.metrics import RecordingLogger
 from marl_connectors.typing import ModuleID
 
 
 class LostRankError(LearnerError):
     """An update that could not be completed because another learner is gone, or did not answer in time."""
-
-
-class OneRank:
-    """What a learner does together with others at each step of an update, for a learner that is alone.
-
-    Attributes:
-        rank: The number of this learner, from 0.
-        size: The number of learners.
-        names_of_streams: What the names of this learner's streams of random numbers have in addition.
-        decisions: Whether each module is updated, if that is decided once before an update.
-    """
-
-    rank = 0
-    size = 1
-    names_of_streams: tuple[int, ...] = ()
-    decisions: Mapping[ModuleID, bool] = {}
-
-    def begin(self, learner: Any, seed: int) -> None:
-        """Begins an update of a learner.
-
-        Args:
-            learner: The Learner.
-            seed: Its seed.
-        """
-
-    def shared_data(self) -> dict[str, Any]:
-        """Returns what connector pieces of the learner share."""
-        return {}
-
-    def rows(self, batch: ColumnBatch, episodes: Sequence[Any]) -> list[GroupRows]:
-        """Returns the rows that count in the losses, of all learners.
-
-        Args:
-            batch: The train batch of this learner.
-            episodes: The episodes of this learner.
-        """
-        return [GroupRows.of(group) for group in batch.groups]
-
-    def sum_gradients(self, step: Step, loss: Tensor | None) -> Tensor | None:
-        """Replaces the gradients of a step by their sums over all learners, and returns the sum of the losses.
-
-        Args:
-            step: The step.
-            loss: The loss of this learner's rows; None if it has none.
-        """
-        return loss
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all learners, which must be picklable, in the order of the ranks."""
-        return [value]
-
-    def combine(self, learner: Any, statistics: LossStatistics) -> None:
-        """Merges what the pieces, the loss statistics, the metrics and the modules' buffers of all learners have.
-
-        Args:
-            learner: The Learner.
-            statistics: Its loss statistics of the update.
-        """
-        learner.pipeline.merge_own_state()
-
-    def leave(self) -> None:
-        """Closes the connection to the others, after an error."""
 
 
 class Ranks(OneRank):
