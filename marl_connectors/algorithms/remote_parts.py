@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges_states
@@ -77,12 +77,7 @@ class RemoteParts:
             for_evaluation=for_evaluation,
             **fields,
         )
-        try:
-            runners.wait_until_begun()
-        except BaseException:
-            runners.stop()
-            raise
-        return runners
+        return _ready(runners)
 
     @property
     def learner_device(self) -> str:
@@ -108,12 +103,7 @@ class RemoteParts:
             policy=restart_policy(config),
             device=self.learner_device,
         )
-        try:
-            learners.connect()
-        except BaseException:
-            learners.stop()
-            raise
-        return learners
+        return _ready(learners)
 
     def is_lost(self, error: Exception) -> bool:
         """Whether an error says that data in Ray's store was lost with a node."""
@@ -123,6 +113,18 @@ class RemoteParts:
         """Ends the use of the cluster."""
         if self.cluster is not None:
             self.cluster.close()
+
+
+_Group = TypeVar("_Group", RemoteEnvRunners, RemoteLearners)
+
+
+def _ready(group: _Group) -> _Group:
+    try:
+        group.wait_until_begun()
+    except BaseException:
+        group.stop()
+        raise
+    return group
 
 
 def check_can_be_sent(settings: Mapping[str, Any]) -> None:

@@ -165,7 +165,7 @@ class RemoteLearners(LearnerGroup):
         self._known_to = self.pool.generation
         return replies, state
 
-    def connect(self) -> None:
+    def wait_until_begun(self) -> None:
         """Waits until all learners are connected with one another.
 
         Raises:
