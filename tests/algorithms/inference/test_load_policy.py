@@ -540,7 +540,7 @@ def test_filters_use_their_statistics_and_leave_them_as_they_are(tmp_path):
     algo.train()
     policy = load_policy(algo.save_to_path(tmp_path / "c"))
     state = policy.env_to_module["MeanStdFilter"].get_state()
-    assert state["agent_0"]["base"]["count"] > 0
+    assert state["agent_0"].count > 0
     policy(np.full(policy._spaces["agent_0"][0].shape, 7.0, np.float32), "agent_0")
     np.testing.assert_equal(policy.env_to_module["MeanStdFilter"].get_state(), state)
 
