@@ -20,6 +20,7 @@ from marl_connectors.cluster.pickling import pickled_result
 from marl_connectors.cluster.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
+from marl_connectors.metrics import Metric
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux: the request for the address of a network interface."""
@@ -46,7 +47,7 @@ class LearnerState:
 
     blueprint: tuple[int, list[Any]]
     state: tuple[int, list[Any]]
-    metrics: list[dict[str, Any]]
+    metrics: list[Metric]
 
 
 @dataclass(frozen=True)

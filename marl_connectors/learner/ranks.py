@@ -24,6 +24,7 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.loss_stats import RankTerms
 from marl_connectors.learner.minibatches import GroupRows, ModuleRows
 from marl_connectors.learner.policies_to_train import reads_batches
+from marl_connectors.state import State, fields_of
 from marl_connectors.typing import ModuleID
 
 
@@ -302,4 +303,5 @@ class RankResults(NamedTuple):
 
 def is_state(state: Any) -> bool:
     """Whether the state of a pipeline holds anything but empty dicts."""
+    state = fields_of(state) if isinstance(state, State) else state
     return any(map(is_state, state.values())) if isinstance(state, dict) else True

@@ -22,6 +22,7 @@ from marl_connectors.learner.hosted_learner import (
     UpdateRequest,
 )
 from marl_connectors.learner.ranks import LostRankError
+from marl_connectors.metrics import Metric
 
 _LOG = logging.getLogger(__name__)
 _MOST_TRIES = 10
@@ -46,7 +47,7 @@ class LearnerBefore(NamedTuple):
 
     version: int
     state: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    metrics: list[Metric]
     is_known: bool
 
 
