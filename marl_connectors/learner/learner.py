@@ -31,7 +31,6 @@ from marl_connectors.learner.ranks import (
     RankResults,
     Ranks,
     check_can_be_divided,
-    is_state,
     pieces_of,
     rows_of_all_ranks,
 )
@@ -710,8 +709,7 @@ class Learner(Checkpointable, ABC):
         )
         found = self.ranks.gather(own)
         self._loss_statistics.combine([results.terms for results in found])
-        if any(is_state(results.pieces) for results in found):
-            self.pipeline.set_state(self.pipeline.merge_states([results.pieces for results in found]))
+        self.pipeline.set_state(self.pipeline.merge_states([results.pieces for results in found]))
         self._recorded = None
         for key, value, settings in (call for results in found for call in results.logged):
             self.metrics.log_value(key, value, **settings)

@@ -24,7 +24,6 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.loss_stats import RankTerms
 from marl_connectors.learner.minibatches import GroupRows, ModuleRows
 from marl_connectors.learner.policies_to_train import reads_batches
-from marl_connectors.state import State, fields_of
 from marl_connectors.typing import ModuleID
 
 
@@ -299,9 +298,3 @@ class RankResults(NamedTuple):
     pieces: dict[str, Any]
     logged: list[tuple[Any, Any, dict[str, Any]]]
     buffers: dict[str, Tensor]
-
-
-def is_state(state: Any) -> bool:
-    """Whether the state of a pipeline holds anything but empty dicts."""
-    state = fields_of(state) if isinstance(state, State) else state
-    return any(map(is_state, state.values())) if isinstance(state, dict) else True
