@@ -790,8 +790,9 @@ class Learner(Checkpointable, ABC):
         names = set(self.state_class.__struct_fields__)
         known = read_state(self.state_class, {name: value for name, value in state.items() if name in names})
         self.module.set_state(known.module)
+        frozen = set(known.frozen)
         for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(name not in known.frozen)
+            parameter.requires_grad_(name not in frozen)
         self._never_updated = set(known.never_updated)
         self._refresh_optimizers()
         self.optimizers.set_state(known.optimizers)
