@@ -241,7 +241,7 @@ class Metric(State):
         clear_on_reduce: Whether values are removed at the end of an iteration.
         count: The number of values.
         total: The running reduction, or the newest item.
-        values: The values of a window or a series.
+        values: The values of a window or a series. The newest of them count.
     """
 
     key: Annotated[tuple[ID, ...], Meta(min_length=1)]
@@ -270,8 +270,11 @@ class Metric(State):
 
     def copied(self) -> Metric:
         found = copy.copy(self)
-        found.values = list(self.values)
+        found.values = self.newest()
         return found
+
+    def newest(self) -> list[Any]:
+        return list(self.values) if self.window is None else self.values[-self.window :]
 
     def clear(self) -> None:
         self.count, self.total, self.values = 0, 0.0, []
@@ -281,7 +284,7 @@ class Metric(State):
         self.count += 1
         if self.keeps_values:
             self.values.append(value)
-            if self.window is not None:
+            if self.window is not None and len(self.values) > 2 * self.window:
                 del self.values[: -self.window]
         elif first or kind == "item":
             self.total = value
@@ -294,11 +297,11 @@ class Metric(State):
 
     def result(self) -> Any:
         if self.reduce == "item_series":
-            return list(self.values)
+            return self.newest()
         if not self.count:
             return None if self.reduce == "item" else float("nan")
         if self.keeps_values:
-            return self.values[-1] if self.reduce == "item" else float(_OF_NUMBERS[self.reduce](self.values))
+            return self.values[-1] if self.reduce == "item" else float(_OF_NUMBERS[self.reduce](self.newest()))
         return self.total / self.count if self.reduce == "mean" else self.total
 
 
