@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import replace
 
 from marl_connectors.errors import ConfigError, did_you_mean, listed
+from marl_connectors.names import brief
+from marl_connectors.state import ID, Count, State, read_state
 
 EMA_COEFF = 0.01
 _OF_NUMBERS = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
-REDUCTIONS = (*_OF_NUMBERS, "ema", "lifetime_sum", "item", "item_series")
+_Reduction: TypeAlias = Literal["mean", "min", "max", "sum", "ema", "lifetime_sum", "item", "item_series"]
+REDUCTIONS = get_args(_Reduction)
 _ARGUMENTS = ("reduce", "window", "ema_coeff", "clear_on_reduce")
 Key = str | tuple[Any, ...]
 
@@ -36,7 +42,7 @@ class MetricsLogger:
     """
 
     def __init__(self) -> None:
-        self._metrics: dict[tuple[Any, ...], _Metric] = {}
+        self._metrics: dict[tuple[Any, ...], Metric] = {}
 
     def __repr__(self) -> str:
         names = ["/".join(map(str, path)) for path in self._metrics]
@@ -131,17 +137,17 @@ class MetricsLogger:
         """Returns the results of an iteration, without keys that have no values. The algorithm calls it at its end."""
         found = self._nested(())
         for metric in self._metrics.values():
-            if metric.clears:
+            if metric.clear_on_reduce:
                 metric.clear()
         return found
 
-    def get_state(self) -> list[dict[str, Any]]:
-        """Returns all metrics. They are JSON data if the logged values are."""
-        return [{"key": list(path), **metric.get_state()} for path, metric in self._metrics.items()]
+    def get_state(self) -> list[Metric]:
+        """Returns copies of all metrics."""
+        return [metric.copied() for metric in self._metrics.values()]
 
-    def set_state(self, state: list[dict[str, Any]]) -> None:
+    def set_state(self, state: Sequence[Any]) -> None:
         """Restores the metrics that ``get_state`` returned."""
-        self._metrics = {tuple(metric["key"]): _Metric.from_state(metric) for metric in state}
+        self._metrics = {metric.key: metric.copied() for metric in read_state(list[Metric], state)}
 
     def _add(
         self,
@@ -152,7 +158,7 @@ class MetricsLogger:
         ema_coeff: float | None,
         clear_on_reduce: bool | None,
         unknown: Mapping[str, Any],
-    ) -> _Metric:
+    ) -> Metric:
         self._check_names(call, unknown)
         who = f"MetricsLogger.{call}: {_text(path)}"
         for known in self._metrics:
@@ -177,8 +183,13 @@ class MetricsLogger:
         if reduce == "sum" and clear_on_reduce is False:
             reduce = "lifetime_sum"
         clears = reduce not in ("ema", "lifetime_sum") if clear_on_reduce is None else bool(clear_on_reduce)
-        metric = _Metric(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
-        self._metrics[path] = metric
+        metric = self._metrics[path] = Metric(
+            key=path,
+            reduce=cast("_Reduction", reduce),
+            window=None if window is None else int(window),
+            ema_coeff=EMA_COEFF if ema_coeff is None else float(ema_coeff),
+            clear_on_reduce=clears,
+        )
         return metric
 
     def _check_names(self, call: str, given: Mapping[str, Any]) -> None:
@@ -219,72 +230,82 @@ class RecordingLogger(MetricsLogger):
         self.calls.append((key, _plain(value), settings))
 
 
-class _Metric:
-    """The metric under one key. It stores values for a window or a list, and otherwise their running reduction."""
+class Metric(State):
+    """The metric under one key. It stores values for a window or a series, and otherwise their running reduction.
 
-    __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
+    Attributes:
+        key: The path of names.
+        reduce: The reduction.
+        window: The number of newest values that count; None for all.
+        ema_coeff: The weight of a new value in a moving average.
+        clear_on_reduce: Whether values are removed at the end of an iteration.
+        count: The number of values.
+        total: The running reduction, or the newest item.
+        values: The values of a window or a series. The newest of them count.
+    """
 
-    def __init__(self, kind: str, window: int | None, coeff: float, clears: bool):
-        self.kind = kind
-        self.window = window
-        self.coeff = coeff
-        self.clears = clears
-        self.clear()
+    key: Annotated[tuple[ID, ...], Meta(min_length=1)]
+    reduce: _Reduction
+    window: Annotated[int, Meta(ge=1, lt=2**31)] | None
+    ema_coeff: float
+    clear_on_reduce: bool
+    count: Count = 0
+    total: Any = 0.0
+    values: list[Any] = []
 
-    def clear(self) -> None:
-        keeps_values = self.window is not None or self.kind == "item_series"
-        self.values: deque[Any] | None = deque(maxlen=self.window) if keeps_values else None
-        self.count = 0
-        self.total: Any = 0.0
+    def __post_init__(self) -> None:
+        if bool(self.values) != (self.keeps_values and self.count > 0):
+            raise ValueError(f"Expected as many values as were counted, {self.count}, got {len(self.values)}")
+        for value in () if self.takes_anything else (self.total, *self.values):
+            if type(value) not in (int, float):
+                raise ValueError(f"Expected numbers, got {brief(value)}")
 
     @property
     def takes_anything(self) -> bool:
-        return self.kind in ("item", "item_series")
+        return self.reduce in ("item", "item_series")
+
+    @property
+    def keeps_values(self) -> bool:
+        return self.window is not None or self.reduce == "item_series"
+
+    def copied(self) -> Metric:
+        found = copy.copy(self)
+        found.values = self.newest()
+        return found
+
+    def newest(self) -> list[Any]:
+        return list(self.values) if self.window is None else self.values[-self.window :]
+
+    def clear(self) -> None:
+        self.count, self.total, self.values = 0, 0.0, []
 
     def push(self, value: Any) -> None:
-        first, kind = self.count == 0, self.kind
+        first, kind = self.count == 0, self.reduce
         self.count += 1
-        if self.values is not None:
+        if self.keeps_values:
             self.values.append(value)
+            if self.window is not None and len(self.values) > 2 * self.window:
+                del self.values[: -self.window]
         elif first or kind == "item":
             self.total = value
         elif kind == "ema":
-            self.total = (1 - self.coeff) * self.total + self.coeff * value
+            self.total = (1 - self.ema_coeff) * self.total + self.ema_coeff * value
         elif kind in ("min", "max"):
             self.total = min(self.total, value) if kind == "min" else max(self.total, value)
         else:
             self.total += value
 
     def result(self) -> Any:
-        if self.kind == "item_series":
-            return list(self.values or ())
+        if self.reduce == "item_series":
+            return self.newest()
         if not self.count:
-            return None if self.kind == "item" else float("nan")
-        if self.values is not None:
-            return self.values[-1] if self.kind == "item" else float(_OF_NUMBERS[self.kind](self.values))
-        return self.total / self.count if self.kind == "mean" else self.total
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "reduce": self.kind,
-            "window": self.window,
-            "ema_coeff": self.coeff,
-            "clear_on_reduce": self.clears,
-            "count": self.count,
-            "total": self.total,
-            "values": None if self.values is None else list(self.values),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Metric:
-        metric = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
-        metric.count, metric.total = state["count"], state["total"]
-        if metric.values is not None:
-            metric.values.extend(state["values"])
-        return metric
+            return None if self.reduce == "item" else float("nan")
+        if self.keeps_values:
+            return self.values[-1] if self.reduce == "item" else float(_OF_NUMBERS[self.reduce](self.newest()))
+        return self.total / self.count if self.reduce == "mean" else self.total
 
 
-def merged_metrics(states: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def merged_metrics(states: Sequence[Sequence[Metric]]) -> list[Metric]:
     """Merges the metrics of several loggers into the state of one logger.
 
     Sums, means, extrema and lists are those of all values. A moving average becomes the mean of the moving averages,
@@ -297,29 +318,28 @@ def merged_metrics(states: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any
     Returns:
         The state for ``set_state``.
     """
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for state in states:
-        for metric in state:
-            found.setdefault(tuple(metric["key"]), []).append(metric)
-    return [{**own[0], **_merged(own)} if len(own) > 1 else own[0] for own in found.values()]
+    found: dict[tuple[Any, ...], list[Metric]] = {}
+    for metric in chain.from_iterable(states):
+        found.setdefault(metric.key, []).append(metric)
+    return [_merged(own) if len(own) > 1 else own[0] for own in found.values()]
 
 
-def _merged(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    kind, window = metrics[0]["reduce"], metrics[0]["window"]
-    used = [metric for metric in metrics if metric["count"] and metric["reduce"] == kind] or metrics[:1]
-    count, totals = sum(metric["count"] for metric in used), [metric["total"] for metric in used]
-    values = metrics[0]["values"]
-    if values is not None:
-        values = [value for metric in used for value in metric["values"] or ()]
-        values = values if window is None else values[-window:]
-    if kind in ("min", "max"):
-        total = min(totals) if kind == "min" else max(totals)
-    elif kind == "ema":
-        weighted = [metric["count"] * metric["total"] for metric in used]
+def _merged(metrics: Sequence[Metric]) -> Metric:
+    first = metrics[0]
+    kind = first.reduce, first.keeps_values
+    used = [m for m in metrics if m.count and (m.reduce, m.keeps_values) == kind] or metrics[:1]
+    count, totals = sum(metric.count for metric in used), [metric.total for metric in used]
+    values = [value for metric in used for value in metric.values] if first.keeps_values else []
+    if first.window is not None:
+        values = values[-first.window :]
+    if first.reduce in ("min", "max"):
+        total = min(totals) if first.reduce == "min" else max(totals)
+    elif first.reduce == "ema":
+        weighted = [metric.count * metric.total for metric in used]
         total = sum(weighted) / count if len(used) > 1 else totals[0]
     else:
-        total = totals[-1] if kind in ("item", "item_series") else sum(totals)
-    return {"count": count, "total": total, "values": values}
+        total = totals[-1] if first.takes_anything else sum(totals)
+    return replace(first, count=count, total=total, values=values)
 
 
 def reduced(loggers: Mapping[str, MetricsLogger]) -> dict[str, dict[str, Any]]:

@@ -23,12 +23,13 @@ from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_st
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
+from marl_connectors.metrics import Metric
 from marl_connectors.names import Names, brief
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.multi_rl_module import ModuleStates, MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.rl_module.states import check_state_out
 from marl_connectors.spaces import describe, same
-from marl_connectors.state import ID, Array, Index, Seed, State, read_state
+from marl_connectors.state import ID, Index, Seed, State, read_state
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
 
 FILES = {
@@ -108,7 +109,7 @@ class AlgorithmState(State):
     specs: dict[ModuleID, dict[str, Any]]
     learner: Any
     env_runner: Any
-    metrics: Any
+    metrics: list[Metric]
     offline_data: Any
     replays: dict[str, Any] = {}
 
@@ -120,11 +121,11 @@ class AlgorithmState(State):
             raise ValueError(f"Expected changed_settings to be in the config, got {min(unknown)!r}")
 
     @property
-    def parameters(self) -> dict[ModuleID, dict[str, Any]]:
+    def parameters(self) -> ModuleStates:
         """The parameters of each module, and those that modules share."""
         learner = self.learner
         found = learner.get("module") if isinstance(learner, Mapping) else learner.module
-        return read_state(dict[ModuleID, dict[str, Array]], found)
+        return read_state(ModuleStates, found)
 
 
 def algorithm_state(path: str | Path, *, with_replay_buffers: bool = True) -> AlgorithmState:

@@ -18,6 +18,7 @@ from marl_connectors.cluster.pickling import pickled_result
 from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import LostRankError, Ranks
+from marl_connectors.metrics import Metric
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux: the request for the address of a network interface."""
@@ -43,7 +44,7 @@ class LearnerState:
 
     blueprint: Stored
     state: Stored
-    metrics: list[dict[str, Any]]
+    metrics: list[Metric]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from marl_connectors.episodes.references import EpisodeReference, divided
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.learner_group import LearnerGroup
 from marl_connectors.learner.ranks import check_can_be_divided
+from marl_connectors.state import State, fields_of
 from marl_connectors.typing import ModuleID
 
 _LOG = logging.getLogger(__name__)
@@ -246,6 +247,8 @@ def _are_alike(one: Any, other: Any) -> bool:
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, State):
+        return type(one) is type(other) and _are_alike(fields_of(one), fields_of(other))
     if isinstance(one, Mapping):
         return (
             isinstance(other, Mapping) and list(one) == list(other) and all(_are_alike(one[k], other[k]) for k in one)

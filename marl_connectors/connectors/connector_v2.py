@@ -18,6 +18,7 @@ from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.state import State, fields_of
 from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
 
@@ -244,11 +245,11 @@ class ConnectorV2(Checkpointable):
             like: An agent of the spaces.
         """
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns what the piece has learned, as JSON data and arrays."""
+    def get_state(self) -> Any:
+        """Returns what the piece has learned, as a dict of JSON data and arrays, or as a ``State``."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` has returned."""
 
     def reset_state(self) -> None:
@@ -265,7 +266,7 @@ class ConnectorV2(Checkpointable):
         if type(self).merge_states is not ConnectorV2.merge_states:
             self.set_state(self.merge_states([self.get_state()]))
 
-    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+    def merge_states(self, states: list[Any]) -> Any:
         """Merges the states that the piece has in several runners or learners into one. Override it if they can differ.
 
         Runners and learners continue with the result after each sample or batch, also one that is alone. So what was
@@ -479,7 +480,8 @@ def _check_arguments(cls: type, names: Iterable[str]) -> None:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states, which consist of JSON data and arrays, are equal."""
+    """Whether two states, which consist of JSON data, arrays and other states, are equal."""
+    one, other = (fields_of(state) if isinstance(state, State) else state for state in (one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_state(part, other[key]) for key, part in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -7,13 +7,14 @@ order of its terms. So the merged statistics do not depend on which sub-environm
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.errors import ConnectorError
+from marl_connectors.state import Count, Floats, Ints, State
 
 FRAGMENT = "fragment"
 """Key in ``shared_data``: the Fragment that an env runner samples. Pipelines that are called by hand have none."""
@@ -221,6 +222,37 @@ class _Vectors(NamedTuple):
     sources: Sources
 
 
+_Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.floating[Any]]]
+
+
+class StreamState(State):
+    """The statistics of one stream.
+
+    Attributes:
+        count: The number of merged vectors.
+        mean: ``[F]`` their mean.
+        squares: ``[F]`` the sum of their squared distances from the mean.
+        new_from: ``[n]`` the numbers of the sub-environments that new vectors come from, ascending.
+        new_counts: ``[n]`` the number of new vectors of each of them.
+        new_means: ``[n, F]`` their means.
+        new_squares: ``[n, F]`` the sums of their squared distances from the means.
+    """
+
+    count: Count
+    mean: Floats
+    squares: Floats
+    new_from: Ints
+    new_counts: Ints
+    new_means: _Matrix
+    new_squares: _Matrix
+
+    def __post_init__(self) -> None:
+        new = len(self.new_from), len(self.mean)
+        shapes = self.squares.shape, self.new_counts.shape, self.new_means.shape, self.new_squares.shape
+        if shapes != (self.mean.shape, new[:1], new, new):
+            raise ValueError(f"Expected statistics of {new[1]} numbers and {new[0]} sources, got the shapes {shapes}")
+
+
 class StatsTable:
     """The running statistics of streams that have a key each and vectors of one size.
 
@@ -355,68 +387,46 @@ class StatsTable:
 
     # State.
 
-    def get_state(self) -> dict[Hashable, dict[str, Any]]:
-        """Returns ``{key: {"base": ..., "own": ...}}`` as plain data and copies of arrays.
-
-        ``base`` has the ``count``, ``mean`` and ``squares`` of the merged vectors. ``own`` has ``env_numbers`` and the
-        same names, with one entry for each sub-environment that new vectors come from. It is left out if there are
-        none.
-        """
+    def get_state(self) -> dict[Hashable, StreamState]:
+        """Returns the statistics of each key."""
         new = self._all_new()
-        found: dict[Hashable, dict[str, Any]] = {}
+        found: dict[Hashable, StreamState] = {}
         for key, stream in self.keys.items():
-            found[key] = {"base": _to_state(self.base, stream)}
             begin, end = np.searchsorted(new.slots, [stream * _PER_STREAM, (stream + 1) * _PER_STREAM])
-            if begin < end:
-                numbers = new.slots[begin:end] - stream * _PER_STREAM - 1
-                found[key]["own"] = {"env_numbers": numbers, **_columns(new.moments.at(slice(begin, end)))}
+            own = new.moments.at(slice(begin, end))
+            found[key] = StreamState(
+                count=int(self.base.count[stream]),
+                mean=self.base.mean[stream].copy(),
+                squares=self.base.squares[stream].copy(),
+                new_from=new.slots[begin:end] - stream * _PER_STREAM - 1,
+                new_counts=own.count.astype(np.int64),
+                new_means=own.mean.copy(),
+                new_squares=own.squares.copy(),
+            )
         return found
 
-    def restore(self, key: Hashable, states: Sequence[Mapping[str, Any]]) -> None:
+    def restore(self, key: Hashable, states: Sequence[StreamState]) -> None:
         """Sets the statistics of one key from the states that it has in one table or in several.
 
         Args:
             key: A key that the table does not have yet.
-            states: The states. Of several, the newest ``base`` counts, because the others are earlier versions of it.
+            states: The states. Of several, the newest merged vectors count, because the others are earlier versions.
 
         Raises:
             ConnectorError: If states have different new vectors of one sub-environment.
         """
         stream = self.stream_of(key)
-        base = max((state["base"] for state in states), key=lambda part: part["count"])
-        self.base.put(stream, StreamMoments(base["count"], base["mean"], base["squares"]))
-        given = [_own(state) for state in states if "own" in state]
-        if not given:
-            return
-        numbers = np.concatenate([numbers for numbers, _ in given])
+        newest = max(states, key=lambda state: state.count)
+        self.base.put(stream, StreamMoments(newest.count, newest.mean, newest.squares))  # type: ignore[arg-type]
+        numbers = np.concatenate([state.new_from for state in states])
         order = np.argsort(numbers, kind="stable")
-        moments = given[0][1]
-        for _, other in given[1:]:
-            moments = moments.followed_by(other)
+        moments = StreamMoments.nothing(0, self._features)
+        for state in states:
+            moments = moments.followed_by(StreamMoments(state.new_counts, state.new_means, state.new_squares))
         numbers, moments = _without_repeats(key, numbers[order], moments.at(order))
         slots = slot_of(np.full(len(numbers), stream), numbers)  # they follow those of the streams before
         self._new = NewMoments(np.concatenate([self._new.slots, slots]), self._new.moments.followed_by(moments))
         self._has_by_hand |= bool((numbers == BY_HAND).any())
-
-
-def _columns(moments: StreamMoments) -> dict[str, np.ndarray]:
-    return {"count": moments.count.astype(np.int64), "mean": moments.mean.copy(), "squares": moments.squares.copy()}
-
-
-def _to_state(moments: StreamMoments, stream: int) -> dict[str, Any]:
-    return {
-        "count": int(moments.count[stream]),
-        "mean": moments.mean[stream].copy(),
-        "squares": moments.squares[stream].copy(),
-    }
-
-
-def _own(state: Mapping[str, Any]) -> tuple[np.ndarray, StreamMoments]:
-    """Returns the sub-environments of the new vectors in a state, and their moments."""
-    own = state["own"]
-    names = ("count", "mean", "squares")
-    numbers = np.asarray(own["env_numbers"], np.int64)
-    return numbers, StreamMoments(*(np.asarray(own[name], np.float64) for name in names))
 
 
 def _without_repeats(key: Hashable, numbers: np.ndarray, moments: StreamMoments) -> tuple[np.ndarray, StreamMoments]:

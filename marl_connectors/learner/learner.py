@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -23,16 +23,17 @@ from marl_connectors.errors import LearnerError, counted, listed
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
-from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.optimizers import Optimizers, OptimizerState
 from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.learner.updates import OneRank, Step, Steps, groups_of_episodes, has_self_supervised_loss
-from marl_connectors.metrics import MetricsLogger
+from marl_connectors.metrics import Metric, MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.multi_rl_module import ModuleStates, MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule, is_trainable
 from marl_connectors.rl_module.train_mode import set_train_mode
 from marl_connectors.seeding import torch_stream
+from marl_connectors.state import Count, Index, Seed, State, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 DEFAULT_OPTIMIZER: Final = "default_optimizer"
@@ -42,6 +43,32 @@ LR_KEY: Final = "learning_rate"
 POLICY_LOSS_KEY: Final = "policy_loss"
 VF_LOSS_KEY: Final = "vf_loss"
 """RLlib's names of loss statistics."""
+
+
+class LearnerState(State, kw_only=True):
+    """The state of a Learner.
+
+    Attributes:
+        module: The parameters and buffers of each module, and those that modules share.
+        frozen: The names of parameters that are not trained.
+        optimizers: The states of each module's optimizers.
+        pipeline: The state of each piece of the learner pipeline.
+        seed: The seed of random streams.
+        num_updates: As in Learner.
+        timestep: As in Learner.
+        never_updated: The modules that only act.
+        metrics: The metrics that losses and pieces have logged.
+    """
+
+    module: ModuleStates
+    frozen: list[str]
+    optimizers: dict[ModuleID, OptimizerState]
+    pipeline: dict[str, Any]
+    seed: Seed
+    num_updates: Index
+    timestep: Count
+    never_updated: list[ModuleID]
+    metrics: list[Metric] = []
 
 
 class Learner(Checkpointable, ABC):
@@ -63,6 +90,9 @@ class Learner(Checkpointable, ABC):
         num_gradient_steps: The number of gradient steps of the newest update so far.
         ranks: What it does together with other learners that update the same modules; nothing if there are none.
     """
+
+    state_class: ClassVar[type[LearnerState]] = LearnerState
+    """What ``set_state`` reads of a state. A state may have more keys, of a subclass."""
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
         self.config = config
@@ -610,7 +640,7 @@ class Learner(Checkpointable, ABC):
         self._refresh_optimizers()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that the next update depends on, as JSON data and tensors."""
+        """Returns everything that the next update depends on: the fields of ``state_class``, and of a subclass."""
         self._refresh_optimizers()
         return {
             "module": self.module.get_state(),
@@ -625,20 +655,25 @@ class Learner(Checkpointable, ABC):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
-        self.module.set_state(state["module"])
-        if "frozen" in state:
-            frozen = set(state["frozen"])
-            for name, parameter in self.module.named_parameters():
-                parameter.requires_grad_(name not in frozen)
-        self._never_updated = set(state.get("never_updated", ()))
+        """Loads a state that ``get_state`` returned. A subclass may have added keys, which it loads itself.
+
+        Raises:
+            CheckpointError: If the state is not as ``state_class`` says.
+        """
+        names = set(self.state_class.__struct_fields__)
+        known = read_state(self.state_class, {name: value for name, value in state.items() if name in names})
+        self.module.set_state(known.module)
+        frozen = set(known.frozen)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        self._never_updated = set(known.never_updated)
         self._refresh_optimizers()
-        self.optimizers.set_state(state["optimizers"])
-        self.pipeline.set_state(state["pipeline"])
-        self._seed = state["seed"]
-        self.num_updates = state["num_updates"]
-        self.timestep = state["timestep"]
-        self.metrics.set_state(state.get("metrics", []))
+        self.optimizers.set_state(known.optimizers)
+        self.pipeline.set_state(known.pipeline)
+        self._seed = known.seed
+        self.num_updates = known.num_updates
+        self.timestep = known.timestep
+        self.metrics.set_state(known.metrics)
 
 
 @cache

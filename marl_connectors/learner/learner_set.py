@@ -7,9 +7,22 @@ from typing import Any
 
 from marl_connectors.errors import did_you_mean, listed
 from marl_connectors.learner.learner import Learner
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.multi_rl_module import ModuleStates, MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.state import State, read_state
 from marl_connectors.typing import ModuleID
+
+
+class LearnerSetState(State):
+    """The state of a LearnerSet.
+
+    Attributes:
+        module: The parameters and buffers of each module, and those that modules share.
+        learners: The states of the learners, without ``module``.
+    """
+
+    module: ModuleStates
+    learners: dict[str, dict[str, Any]]
 
 
 class LearnerSet:
@@ -91,21 +104,22 @@ class LearnerSet:
         """Removes a module and its optimizers."""
         self.of_module(module_id).remove_module(module_id)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that the next updates depend on, as JSON data and tensors."""
+    def get_state(self) -> LearnerSetState:
+        """Returns everything that the next updates depend on."""
         found = {name: learner.get_state() for name, learner in self.learners.items()}
         for own in found.values():
             del own["module"]
-        return {"module": self.module.get_state(), "learners": found}
+        return LearnerSetState(module=self.module.get_state(), learners=found)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: LearnerSetState | Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned.
 
         Raises:
             KeyError: If it is the state of other learners.
         """
-        if state["learners"].keys() != self.learners.keys():
-            raise KeyError(f"LearnerSet: expected the states of {list(self.learners)}, got {list(state['learners'])}")
-        self.module.set_state(state["module"])
-        for name, own in state["learners"].items():
+        known = read_state(LearnerSetState, state)
+        if known.learners.keys() != self.learners.keys():
+            raise KeyError(f"LearnerSet: expected the states of {list(self.learners)}, got {list(known.learners)}")
+        self.module.set_state(known.module)
+        for name, own in known.learners.items():
             self.learners[name].set_state({**own, "module": {}})

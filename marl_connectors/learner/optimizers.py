@@ -16,6 +16,7 @@ from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
+from marl_connectors.state import Array, State
 from marl_connectors.typing import SHARED, ModuleID
 
 _MEANS = ("exp_avg", "exp_avg_sq")
@@ -28,6 +29,47 @@ OTHERS = ""
 
 RowOf = Callable[[ModuleID], MemberRow | None]
 """Returns a module's row in its bucket; None if it is in no bucket."""
+
+
+class AdamState(State):
+    """Adam's moments of a parameter.
+
+    Attributes:
+        step: The number of its steps.
+        exp_avg: The moving average of its gradients.
+        exp_avg_sq: The moving average of its squared gradients.
+    """
+
+    step: float
+    exp_avg: Array
+    exp_avg_sq: Array
+
+    def __post_init__(self) -> None:
+        if self.exp_avg.shape != self.exp_avg_sq.shape:
+            raise ValueError(f"Expected means of one shape, got {(self.exp_avg.shape, self.exp_avg_sq.shape)}")
+
+    @classmethod
+    def of(cls, moments: Moments) -> AdamState:
+        """Returns a copy of moments."""
+        means = {name: moments[name].detach().clone() for name in _MEANS}
+        return cls(step=float(moments["step"]), **means)
+
+    def moments(self) -> Moments:
+        """Returns a copy as tensors."""
+        step = torch.tensor(self.step, dtype=torch.float32)
+        return {"step": step, **{name: torch.as_tensor(getattr(self, name)).clone() for name in _MEANS}}
+
+
+class OptimizerState(State):
+    """The state of the optimizers of one module.
+
+    Attributes:
+        adam: Adam's moments of each parameter that it steps; None for one that was never stepped.
+        registered: What ``state_dict`` of each optimizer that was registered returns, by name.
+    """
+
+    adam: list[AdamState | None] = []
+    registered: dict[str, dict[str, Any]] = {}
 
 
 class FlatSegment:
@@ -286,15 +328,15 @@ class DefaultAdam:
         segments = [segment for own in self._segments.values() for segment in own]
         return {**self._resting, **{p: own for segment in segments for p, own in segment.by_parameter()}}
 
-    def get_state(self) -> dict[ModuleID, list[Moments]]:
-        """Returns copies of the moments of each module's parameters; empty ones for those that were never stepped."""
+    def get_state(self) -> dict[ModuleID, list[AdamState | None]]:
+        """Returns copies of the moments of each module's parameters; None for those that were never stepped."""
         moments = self._moments()
         return {
-            module_id: [{name: value.detach().clone() for name, value in moments.get(p, {}).items()} for p in own]
+            module_id: [AdamState.of(moments[p]) if moments.get(p) else None for p in own]
             for module_id, own in self._parameters.items()
         }
 
-    def set_state(self, state: Mapping[ModuleID, Sequence[Mapping[str, Any]]], row_of: RowOf) -> None:
+    def set_state(self, state: Mapping[ModuleID, Sequence[AdamState | None]], row_of: RowOf) -> None:
         """Loads moments that ``get_state`` returned, for the modules that the state names.
 
         Raises:
@@ -304,7 +346,7 @@ class DefaultAdam:
         for module_id, saved in state.items():
             own = self._parameters.get(module_id, ())
             shapes = [tuple(p.shape) for p in own]
-            there = [tuple(m["exp_avg"].shape) if m else shape for m, shape in zip(saved, shapes, strict=False)]
+            there = [tuple(m.exp_avg.shape) if m else shape for m, shape in zip(saved, shapes, strict=False)]
             if saved and (len(saved) != len(own) or there != shapes):
                 raise LearnerError(
                     f"Optimizers.set_state: the state has Adam's moments of {len(saved)} parameters of module "
@@ -312,7 +354,7 @@ class DefaultAdam:
                     f"learner with the same modules and optimizers as the one that was saved."
                 )
             for parameter, values in zip(own if saved else (), saved, strict=True):
-                moments[parameter] = {name: torch.as_tensor(value).clone() for name, value in values.items()}
+                moments[parameter] = {} if values is None else values.moments()
         self._arrange(moments, row_of)
 
 
@@ -727,22 +769,23 @@ class Optimizers:
             for group in self._registered[module_id][name].param_groups:
                 group["lr"] = value_at(rate, self._timestep)
 
-    def get_state(self) -> dict[ModuleID, dict[str, Any]]:
-        """Returns each module's moments and step counts. To be called after ``refresh``."""
-        state: dict[ModuleID, dict[str, Any]] = {m: {"adam": own} for m, own in self._default.get_state().items()}
+    def get_state(self) -> dict[ModuleID, OptimizerState]:
+        """Returns the state of each module's optimizers. To be called after ``refresh``."""
+        state = {module_id: OptimizerState(adam=own) for module_id, own in self._default.get_state().items()}
         for module_id, optimizers in self._registered.items():
-            state.setdefault(module_id, {})["registered"] = {name: o.state_dict() for name, o in optimizers.items()}
+            own = state.setdefault(module_id, OptimizerState())
+            own.registered = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         return state
 
-    def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
+    def set_state(self, state: Mapping[ModuleID, OptimizerState]) -> None:
         """Loads a state that ``get_state`` returned. To be called after ``refresh``.
 
         Raises:
             LearnerError: If the state's moments belong to other parameters of a module than Adam steps here.
         """
-        self._default.set_state({m: own["adam"] for m, own in state.items() if "adam" in own}, self._row_of)
+        self._default.set_state({module_id: own.adam for module_id, own in state.items()}, self._row_of)
         for module_id, own in state.items():
-            for name, optimizer_state in own.get("registered", {}).items():
+            for name, optimizer_state in own.registered.items():
                 self.get(module_id, name).load_state_dict(_tensors(optimizer_state))
 
 

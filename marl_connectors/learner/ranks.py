@@ -151,8 +151,7 @@ class Ranks(OneRank):
         own = statistics.of_this_rank(), learner.pipeline.get_state(), self._recorded.calls, changed
         terms, pieces, logged, changes = zip(*self.gather(own), strict=True)
         statistics.combine(terms)
-        if any(map(is_state, pieces)):
-            learner.pipeline.set_state(learner.pipeline.merge_states(list(pieces)))
+        learner.pipeline.set_state(learner.pipeline.merge_states(list(pieces)))
         self._end_recording()
         for key, value, settings in itertools.chain.from_iterable(logged):
             learner.metrics.log_value(key, value, **settings)
@@ -366,8 +365,3 @@ def _merged(tables: Sequence[_ModuleTable | None], rank: int, own: np.ndarray) -
         lengths[positions] = np.concatenate([table.lengths for table in known if table.lengths is not None])
     begin = sum(int(table.counts.sum()) for table in tables[:rank] if table is not None)
     return ModuleRows(own, number, lengths, known[0].max_len, positions[begin : begin + len(own)])
-
-
-def is_state(state: Any) -> bool:
-    """Whether the state of a pipeline holds anything but empty dicts."""
-    return any(map(is_state, state.values())) if isinstance(state, dict) else True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from marl_connectors.state import State
 
-class Moments(NamedTuple):
+
+class Moments(State, frozen=True):
     """The count of some numbers, their mean, and the sum of their squared distances from it.
 
     If the numbers have weights, the count is the sum of the weights, and the squared distances are weighted too.

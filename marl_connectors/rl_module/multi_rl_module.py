@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, TypeAlias, overload
 
 import torch
 from gymnasium import Space
@@ -41,6 +41,7 @@ from marl_connectors.rl_module.spec_fields import (
 )
 from marl_connectors.rl_module.stacking import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
 from marl_connectors.rl_module.states import output_kind
+from marl_connectors.state import Array
 from marl_connectors.typing import SHARED, ModuleID
 from marl_connectors.validators import (
     ChecksFields,
@@ -55,6 +56,10 @@ from marl_connectors.validators import (
 _TRAINS = attrgetter("training")
 _SORTING = threading.RLock()
 """Held while parameters move into buckets, which only one thread at a time may do."""
+
+
+ModuleStates: TypeAlias = dict[ModuleID, dict[str, Array]]
+"""The parameters and buffers of each module, and, under ``SHARED``, those that no module holds."""
 
 
 class MultiRLModule(RLModule):
@@ -380,7 +385,7 @@ class MultiRLModule(RLModule):
         """Returns the module without wrappers around it."""
         return self
 
-    def get_state(self) -> dict[ModuleID, dict[str, torch.Tensor]]:
+    def get_state(self) -> ModuleStates:
         """Returns copies of each module's parameters and buffers on the CPU.
 
         Parameters and buffers that no module holds are under ``SHARED``.

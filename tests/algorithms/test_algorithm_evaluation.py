@@ -163,15 +163,15 @@ def test_filters_count_nothing_in_evaluations():
 
     class Counts(Callbacks):
         def on_sample_end(self, *, env_runner, **kwargs):
-            counts.append(env_runner.env_to_module["MeanStdFilter"].get_state()["agent_0"]["base"]["count"])
+            counts.append(env_runner.env_to_module["MeanStdFilter"].get_state()["agent_0"].count)
 
     algo.config.change(evaluation_config={"callbacks_class": Counts})
     before = algo.env_runner.env_to_module.get_state()
     algo.evaluate()
-    assert counts == [before["MeanStdFilter"]["agent_0"]["base"]["count"]] != [0]
+    assert counts == [before["MeanStdFilter"]["agent_0"].count] != [0]
     np.testing.assert_equal(algo.env_runner.env_to_module.get_state(), before)
     algo.train()
-    after = algo.env_runner.env_to_module.get_state()["MeanStdFilter"]["agent_0"]["base"]["count"]
+    after = algo.env_runner.env_to_module.get_state()["MeanStdFilter"]["agent_0"].count
     assert after > counts[0], "in training it counts on"
 
 

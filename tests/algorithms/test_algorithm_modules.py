@@ -429,8 +429,8 @@ def test_a_removed_module_leaves_nothing_behind():
     gc.collect()
     assert gone() is None
     state = algo.get_state()
-    assert set(state["learner"]["optimizers"]) == set(state["learner"]["module"]) == {"main", "new"}
-    assert "old" not in repr(state["config"]) and "older" not in repr(state["learner"])
+    assert set(state.learner["optimizers"]) == set(state.parameters) == {"main", "new"}
+    assert "old" not in repr(state.config) and "older" not in repr(state.learner)
     assert set(algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings) == {"main", "new"}
 
 

@@ -123,7 +123,7 @@ def check(seed, folder):
     for _ in range(2):
         algo.train()
         loaded.train()
-    assert_same_weights(algo.get_state()["learner"]["module"], loaded.get_state()["learner"]["module"])
+    assert_same_weights(algo.get_state().parameters, loaded.get_state().parameters)
 
 
 def check_policy(policy, episode):

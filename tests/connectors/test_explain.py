@@ -23,6 +23,7 @@ from marl_connectors.connectors.explain import WIDTH, ColumnShape
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConnectorError
 from marl_connectors.metrics import MetricsLogger
+from marl_connectors.state import State, fields_of
 
 COLOURS = dict(zip("abcd", ("red", "green", "blue", "red"), strict=True))
 STEP = {"absent": set(), "ends": {}, "rewards": {"a": 1}}
@@ -245,6 +246,8 @@ def test_trees_are_shown_leaf_by_leaf():
 
 
 def states_equal(one, other):
+    if isinstance(one, State):
+        return states_equal(fields_of(one), fields_of(other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(states_equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):

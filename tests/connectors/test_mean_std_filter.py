@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import as_spaces, newest, play
 from helpers.examples import examples
+from helpers.modules.policies_by_hand import stream_state
 from helpers.runs.random_runs import plain
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors import running_stats
@@ -30,8 +31,8 @@ def see(piece, *vectors):
 
 
 def known(piece, key=None):
-    state = MeanStdFilter().merge_states([piece.get_state()])[key]["base"]
-    return state["count"], state["mean"], np.sqrt(state["squares"] / (state["count"] - 1))
+    state = MeanStdFilter().merge_states([piece.get_state()])[key]
+    return state.count, state.mean, np.sqrt(state.squares / (state.count - 1))
 
 
 def test_numbers_by_hand():
@@ -114,8 +115,8 @@ def test_merging_is_as_if_one_filter_had_seen_everything(first, second):
     assert count == len(values)
     np.testing.assert_allclose(mean, values.mean(0), rtol=0, atol=1e-12 * max(np.abs(values).max(), 1))
     for key in ("mean", "squares"):
-        whole = MeanStdFilter().merge_states([one.get_state()])[None]["base"][key]
-        merged = copies[0].get_state()[None]["base"][key]
+        whole = getattr(MeanStdFilter().merge_states([one.get_state()])[None], key)
+        merged = getattr(copies[0].get_state()[None], key)
         np.testing.assert_allclose(merged, whole, rtol=1e-12, atol=1e-12 * max(np.square(values).sum(), 1))
 
 
@@ -165,8 +166,8 @@ def test_statistics_are_frozen_until_they_are_merged():
     piece.merge_own_state()
     for _ in range(2):
         np.testing.assert_allclose(observe([(piece, [0])], Fragment(), {0: {"a": [7, -3]}})[0]["a"], [2, 0], rtol=1e-7)
-    assert piece.get_state()["a"]["base"]["count"] == 3
-    assert piece.get_state()["a"]["own"]["count"].tolist() == [2]
+    assert piece.get_state()["a"].count == 3
+    assert piece.get_state()["a"].new_counts.tolist() == [2]
 
 
 def test_what_a_filter_has_counted_stays_when_observations_are_divided_but_not_centred():
@@ -188,15 +189,15 @@ def test_the_state_has_new_moments_by_sub_environment():
     observe([(piece, [7, 2])], fragment, {7: {"a": [1, 1]}, 2: {"a": [10, 0]}})
     observe([(piece, [7, 2])], fragment, {7: {"a": [3, 1], "b": [5, 5]}})
     state = piece.get_state()
-    assert state["a"]["own"]["env_numbers"].tolist() == [2, 7]
-    assert state["a"]["own"]["count"].tolist() == [1, 2]
-    assert state["a"]["own"]["mean"].tolist() == [[10, 0], [2, 1]]
-    assert state["a"]["own"]["squares"].tolist() == [[0, 0], [2, 0]]
-    assert state["b"]["own"]["env_numbers"].tolist() == [7]
+    assert state["a"].new_from.tolist() == [2, 7]
+    assert state["a"].new_counts.tolist() == [1, 2]
+    assert state["a"].new_means.tolist() == [[10, 0], [2, 1]]
+    assert state["a"].new_squares.tolist() == [[0, 0], [2, 0]]
+    assert state["b"].new_from.tolist() == [7]
     merged = piece.merge_states([state])
-    assert merged["a"]["base"]["count"] == 3
-    np.testing.assert_allclose(merged["a"]["base"]["mean"], [14 / 3, 2 / 3], rtol=1e-15)
-    np.testing.assert_allclose(merged["a"]["base"]["squares"], [134 / 3, 2 / 3], rtol=1e-15)
+    assert merged["a"].count == 3
+    np.testing.assert_allclose(merged["a"].mean, [14 / 3, 2 / 3], rtol=1e-15)
+    np.testing.assert_allclose(merged["a"].squares, [134 / 3, 2 / 3], rtol=1e-15)
 
 
 STEP = st.dictionaries(
@@ -239,11 +240,11 @@ def test_states_of_any_split_merge_to_that_of_one_filter_bit_for_bit(fragments, 
             assert plain(whole.get_state()) == plain(asked) == plain(merged)
     for key, state in whole.get_state().items():
         values = np.array([v for agent, v in seen if share or agent == key])
-        assert state["base"]["count"] == len(values)
+        assert state.count == len(values)
         scale = 1 + np.abs(values).max(0)
-        np.testing.assert_array_less(np.abs(state["base"]["mean"] - values.mean(0)), 1e-12 * scale)
+        np.testing.assert_array_less(np.abs(state.mean - values.mean(0)), 1e-12 * scale)
         squares = np.square(values - values.mean(0)).sum(0)
-        np.testing.assert_array_less(np.abs(state["base"]["squares"] - squares), 1e-10 * np.square(scale))
+        np.testing.assert_array_less(np.abs(state.squares - squares), 1e-10 * np.square(scale))
 
 
 def test_agents_that_share_statistics_count_in_one_order_whatever_the_order_of_their_groups():
@@ -264,8 +265,8 @@ def test_steps_that_a_sample_does_not_return_do_not_count():
     observe([(piece, [0, 1])], fragment, {0: {"a": [1, 1]}, 1: {"a": [5, 5]}})
     fragment.finished = frozenset([0])
     observe([(piece, [0, 1])], fragment, {0: {"a": [100, 100]}, 1: {"a": [7, 7]}})
-    own = piece.get_state()["a"]["own"]
-    assert (own["count"].tolist(), own["mean"].tolist()) == ([1, 2], [[1, 1], [6, 6]])
+    own = piece.get_state()["a"]
+    assert (own.new_counts.tolist(), own.new_means.tolist()) == ([1, 2], [[1, 1], [6, 6]])
 
 
 def test_two_states_with_different_moments_of_one_sub_environment_are_an_error():
@@ -283,12 +284,12 @@ def test_a_runner_that_has_missed_a_merge_does_not_set_the_others_back():
     observe([(late, [1])], Fragment(), {1: {"a": [5, 5]}})
     for states in ([one.get_state(), late.get_state()], [late.get_state(), one.get_state()]):
         merged = one.merge_states(states)
-        assert (merged["a"]["base"]["count"], merged["a"]["base"]["mean"].tolist()) == (2, [3, 3])
+        assert (merged["a"].count, merged["a"].mean.tolist()) == (2, [3, 3])
 
 
 def test_an_agent_that_is_like_another_begins_with_its_statistics():
     piece = of_agents(update_stats=False)
-    piece.set_state(state := {"a": {"base": {"count": 3, "mean": np.full(2, 3.0), "squares": np.full(2, 8.0)}}})
+    piece.set_state(state := {"a": stream_state(3, np.full(2, 3.0), np.full(2, 8.0))})
     piece.know_agent("new", "a")
     assert observe([(piece, [0])], Fragment(), {0: {"new": [7, 3]}})[0]["new"] == pytest.approx([2, 0])
     assert plain(piece.get_state()["new"]) == plain(state["a"])
@@ -347,15 +348,15 @@ def test_each_agent_has_statistics_of_its_own_unless_they_are_shared():
     assert set(state) == set("abcd")
     for agent_id in "abcd":
         mine = seen[[i for i, other in enumerate(of) if other == agent_id]]
-        assert state[agent_id]["base"]["count"] == 2
-        np.testing.assert_allclose(state[agent_id]["base"]["mean"], mine.mean(0))
+        assert state[agent_id].count == 2
+        np.testing.assert_allclose(state[agent_id].mean, mine.mean(0))
     shared = MeanStdFilter(*as_spaces(SPACE), share_between_agents=True)
     group = newest(play(HISTORY, MAPPING, SPACE))
     shared.on_columns(rl_module=None, columns=group)
     ((key, only),) = shared.get_state().items()
     assert key == "agents with Box(2,) float64 and actions of Discrete(4)"
-    assert only["own"]["count"].tolist() == [8]
-    np.testing.assert_allclose(only["own"]["mean"], [seen.mean(0)])
+    assert only.new_counts.tolist() == [8]
+    np.testing.assert_allclose(only.new_means, [seen.mean(0)])
 
 
 def test_last_observations_of_ended_episodes_are_changed_but_not_counted():
@@ -405,7 +406,7 @@ def test_the_state_goes_through_a_checkpoint(tmp_path):
     piece.on_columns(rl_module=None, columns=first)
     other.on_columns(rl_module=None, columns=second)
     np.testing.assert_array_equal(first.rows.get("obs"), second.rows.get("obs"))
-    counts = {key: value["own"]["count"].tolist() for key, value in piece.get_state().items()}
+    counts = {key: value.new_counts.tolist() for key, value in piece.get_state().items()}
     assert json.loads(json.dumps(counts)) == {key: [3] for key in "abcd"}
 
 

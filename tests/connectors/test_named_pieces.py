@@ -7,10 +7,11 @@ import json
 import pytest
 
 from marl_connectors import AgentIdEncoding, Algorithm, MeanStdFilter, PPOConfig, ScaleRewards
-from marl_connectors.algorithms.config.state import config_from_state, config_to_state
+from marl_connectors.algorithms.config.state import ConfigState, config_from_state, config_to_state
 from marl_connectors.connectors.named_pieces import NamedPieces, known_pieces, named_pieces
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.names import Names
+from marl_connectors.state import fields_of, read_state
 
 FLAGS = {"env_to_module": "--env-to-module", "learner": "--learner-connector"}
 OWN = """
@@ -114,7 +115,7 @@ def config_with(*names):
 
 
 def described(config):
-    return json.loads(json.dumps(config_to_state(config)))
+    return read_state(ConfigState, json.loads(json.dumps(fields_of(config_to_state(config)))))
 
 
 def test_a_checkpoint_keeps_the_names():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 from helpers.examples import examples
@@ -28,6 +29,7 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.ops.moments import Moments
+from marl_connectors.state import decode_state, encode_state
 
 MODULES = make_modules()
 REWARDS = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
@@ -101,12 +103,10 @@ def test_the_return_goes_on_through_the_chunks_of_an_episode(rewards, cuts, form
     for batch in [chunks] if together else [[part] for part in chunks]:
         run(piece, batch, form=form)
     returns = returns_of(rewards, 0.9)
-    count, mean, squares = piece.get_state()["own"]["default_policy"]
+    count, mean, squares = astuple(piece.get_state().new["default_policy"])
     assert count == len(returns)
     np.testing.assert_allclose([mean, squares], [np.mean(returns), np.var(returns) * count], rtol=1e-9, atol=1e-9)
-    saved = piece.get_state()["ongoing"]["default_policy"]
-    assert (saved["episodes"], saved["t"].tolist()) == (["x"], [len(rewards)])
-    assert saved["returns"].tolist() == pytest.approx([returns[-1]])
+    assert piece.get_state().ongoing["default_policy"] == {"x": (len(rewards), pytest.approx(returns[-1]))}
 
 
 @examples(20)
@@ -129,45 +129,42 @@ def test_items_and_columns_give_the_same(histories, mapping, after_columns):
     for key, rewards in found[0]["rewards"].items():
         np.testing.assert_allclose(rewards, found[1]["rewards"][key], rtol=1e-5, atol=1e-5)
     one, other = (piece.get_state() for piece in pieces)
-    assert set(one["own"]) == set(other["own"])
-    for module_id, moments in one["own"].items():
-        np.testing.assert_allclose(moments, other["own"][module_id], rtol=1e-9, atol=1e-9)
-    assert set(one["ongoing"]) == set(other["ongoing"])
-    for module_id, saved in one["ongoing"].items():
-        also = other["ongoing"][module_id]
-        by_id = dict(zip(also["episodes"], zip(also["t"], also["returns"], strict=True), strict=True))
-        assert set(by_id) == set(saved["episodes"])
-        for id_, t, total in zip(saved["episodes"], saved["t"], saved["returns"], strict=True):
-            assert by_id[id_][0] == t
-            assert by_id[id_][1] == pytest.approx(total)
+    assert set(one.new) == set(other.new)
+    for module_id, moments in one.new.items():
+        np.testing.assert_allclose(astuple(moments), astuple(other.new[module_id]), rtol=1e-9, atol=1e-9)
+    assert set(one.ongoing) == set(other.ongoing)
+    for module_id, saved in one.ongoing.items():
+        assert set(other.ongoing[module_id]) == set(saved)
+        for id_, (t, total) in saved.items():
+            assert other.ongoing[module_id][id_] == (t, pytest.approx(total))
 
 
 @pytest.mark.parametrize("how", ["terminated", "truncated"])
 def test_an_episode_that_has_ended_is_forgotten(how):
     piece = NormalizeRewards()
     run(piece, [chunk("x", [1.0]), chunk("y", [1.0])])
-    assert piece.get_state()["ongoing"]["default_policy"]["episodes"] == ["x", "y"]
+    assert list(piece.get_state().ongoing["default_policy"]) == ["x", "y"]
     run(piece, [chunk("x", [1.0], 1, **{how: True})])
-    assert piece.get_state()["ongoing"]["default_policy"]["episodes"] == ["y"]
+    assert list(piece.get_state().ongoing["default_policy"]) == ["y"]
 
 
 def test_a_chunk_that_does_not_follow_begins_anew():
     piece = NormalizeRewards(gamma=1.0)
     run(piece, [chunk("x", [8.0])])
     run(piece, [chunk("x", [1.0], t=5)])
-    assert piece.get_state()["ongoing"]["default_policy"]["returns"].tolist() == [1.0]
+    assert piece.get_state().ongoing["default_policy"] == {"x": (6, 1.0)}
 
 
 def test_episodes_that_nobody_finishes_do_not_pile_up():
     piece = NormalizeRewards()
     for i in range(1000):
         run(piece, [chunk(f"x{i}", [1.0]), chunk("goes on", [1.0], i)])
-    kept = piece.get_state()["ongoing"]["default_policy"]["episodes"]
+    kept = list(piece.get_state().ongoing["default_policy"])
     assert len(kept) == 256
     assert kept[-2:] == ["x999", "goes on"]
     many = [chunk(f"y{i}", [1.0]) for i in range(500)]
     run(piece, many)
-    assert len(piece.get_state()["ongoing"]["default_policy"]["episodes"]) == 756, "four for each of the batch's"
+    assert len(piece.get_state().ongoing["default_policy"]) == 756, "four for each of the batch's"
 
 
 def test_each_module_has_its_own_statistics():
@@ -229,9 +226,9 @@ def test_merged_states_are_that_of_one_piece_that_has_seen_everything():
         run(piece, batch)
         run(whole, batch)
     merged = NormalizeRewards().merge_states([piece.get_state() for piece in copies])
-    found, expected = merged["moments"]["default_policy"], whole.get_state()["own"]["default_policy"]
-    assert np.allclose(found, expected, rtol=1e-12, atol=0)
-    assert merged["ongoing"]["default_policy"]["episodes"] == whole.get_state()["ongoing"]["default_policy"]["episodes"]
+    found, expected = merged.merged["default_policy"], whole.get_state().new["default_policy"]
+    assert np.allclose(astuple(found), astuple(expected), rtol=1e-12, atol=0)
+    assert list(merged.ongoing["default_policy"]) == list(whole.get_state().ongoing["default_policy"])
 
 
 @pytest.mark.parametrize("newest", [0, 1])
@@ -241,12 +238,12 @@ def test_of_an_episode_in_several_states_the_newest_return_is_kept(newest):
     for piece in pieces:
         run(piece, [chunk("x", [1.0])])
     run(pieces[newest], [chunk("x", [3.0], 1)])
-    (kept,) = NormalizeRewards().merge_states([piece.get_state() for piece in pieces])["ongoing"].values()
-    assert (kept["episodes"], kept["t"].tolist(), kept["returns"].tolist()) == (["x"], [2], [3.5])
+    (kept,) = NormalizeRewards().merge_states([piece.get_state() for piece in pieces]).ongoing.values()
+    assert kept == {"x": (2, 3.5)}
 
 
 def moments_of(returns):
-    return [len(returns), np.mean(returns), np.var(returns) * len(returns)]
+    return len(returns), np.mean(returns), np.var(returns) * len(returns)
 
 
 def test_what_copies_of_a_piece_have_in_common_counts_once_when_their_states_are_merged():
@@ -254,14 +251,14 @@ def test_what_copies_of_a_piece_have_in_common_counts_once_when_their_states_are
     first = NormalizeRewards(gamma=0.0)
     run(first, [chunk("x", [2.0, 4.0], terminated=True)])
     common = NormalizeRewards().merge_states([first.get_state()])
-    assert (common["own"], common["moments"]["default_policy"]) == ({}, [2.0, 3.0, 2.0])
+    assert (common.new, common.merged["default_policy"]) == ({}, Moments(2.0, 3.0, 2.0))
     copies = [NormalizeRewards(gamma=0.0) for _ in range(2)]
     for piece, reward in zip(copies, (8.0, 16.0), strict=True):
         piece.set_state(common)
         run(piece, [chunk("y", [reward], terminated=True)])
     states = [piece.get_state() for piece in copies]
     merged = NormalizeRewards().merge_states(states)
-    assert merged["moments"]["default_policy"] == pytest.approx(moments_of([2.0, 4.0, 8.0, 16.0]))
+    assert astuple(merged.merged["default_policy"]) == pytest.approx(moments_of([2.0, 4.0, 8.0, 16.0]))
     assert merged == NormalizeRewards().merge_states([merged, merged]) == NormalizeRewards().merge_states(states)
 
 
@@ -273,7 +270,7 @@ def test_a_piece_that_is_alone_merges_its_own_state_as_merge_states_does():
         pieces[0].merge_own_state()
         pieces[1].set_state(pieces[1].merge_states([pieces[1].get_state()]))
         assert str(pieces[0].get_state()) == str(pieces[1].get_state())
-        assert pieces[0].get_state()["own"] == {}
+        assert pieces[0].get_state().new == {}
 
 
 @examples(20)
@@ -308,24 +305,24 @@ def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_bat
             piece.after_columns(own, shared)
             found += [reward for columns in own for reward in columns["rewards"][columns.rows.acted]]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    states = [piece.get_state()["moments"]["default_policy"] for piece in learners]
+    states = [piece.get_state().merged["default_policy"] for piece in learners]
     assert all(state == states[0] for state in states)
     merged = NormalizeRewards().merge_states([piece.get_state() for piece in learners])
-    assert merged["moments"]["default_policy"] == states[0], "what all learners have counted counts once"
-    np.testing.assert_allclose(states[0], whole.get_state()["moments"]["default_policy"], rtol=1e-9, atol=1e-9)
+    assert merged.merged["default_policy"] == states[0], "what all learners have counted counts once"
+    expected = astuple(whole.get_state().merged["default_policy"])
+    np.testing.assert_allclose(astuple(states[0]), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_state_survives_json_and_gives_the_same_afterwards():
     one, other = NormalizeRewards(), NormalizeRewards()
     run(one, [chunk("x", [1.0, 5.0]), chunk("y", [3.0], module_id="red")])
     state = one.get_state()
-    plain = json.loads(json.dumps(state, default=np.ndarray.tolist))
-    other.set_state(plain)
+    other.set_state(decode_state(json.loads(json.dumps(encode_state(state, (), {}))), {}))
     following = [chunk("x", [2.0, 9.0], 2)]
     assert run(other, following) == run(one, following)
     assert str(other.get_state()) == str(one.get_state())
     other.reset_state()
-    assert other.get_state() == {"moments": {}, "own": {}, "ongoing": {}}
+    assert other.get_state() == NormalizeRewards().get_state()
 
 
 def test_tensors_are_an_error():
@@ -368,7 +365,7 @@ def test_a_run_that_is_stopped_and_resumed_normalises_as_one_that_is_not(tmp_pat
     resumed.restore_from_path(tmp_path / "checkpoint")
     resumed.train()
     one, other = (a.learner.pipeline["NormalizeRewards"].get_state() for a in (whole, resumed))
-    assert one["moments"]["default_policy"][0] == 40
+    assert one.merged["default_policy"].count == 40
     assert str(one) == str(other)
     for algo in (whole, first, resumed):
         algo.stop()

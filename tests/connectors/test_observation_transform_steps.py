@@ -121,6 +121,6 @@ def test_a_filter_that_forgets_does_so_for_rows_that_go_on(how):
     rollout.observe(slice(2, 4), np.full((2, 2), 7.0, np.float32), 1)
     piece.reset_state() if how == "reset_state" else piece.set_state(blank)
     piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
-    own = {agent_id: part["own"] for agent_id, part in piece.get_state().items()}
-    assert {agent_id: part["count"] for agent_id, part in own.items()} == {"a0": 1, "a1": 1}
-    assert all(part["mean"].tolist() == [[7.0, 7.0]] for part in own.values())
+    own = piece.get_state()
+    assert {agent_id: part.new_counts for agent_id, part in own.items()} == {"a0": 1, "a1": 1}
+    assert all(part.new_means.tolist() == [[7.0, 7.0]] for part in own.values())

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from helpers.modules.policies_by_hand import stream_state
+from helpers.runs.random_runs import plain
 from marl_connectors.connectors.running_stats import BY_HAND, Fragment, Sources, StatsTable, StreamMoments, slot_of
 
 
-def state_of(count, mean, squares):
-    return {"count": count, "mean": np.array([mean]), "squares": np.array([squares])}
-
-
 def by_hand(count, mean, squares):
-    return {"env_numbers": np.array([BY_HAND]), **{k: np.array([v]) for k, v in state_of(count, mean, squares).items()}}
+    own = np.array([count]), np.array([[mean]]), np.array([[squares]])
+    return dict(zip(("new_from", "new_counts", "new_means", "new_squares"), (np.array([BY_HAND]), *own), strict=True))
 
 
 def sources(streams, env_numbers):
@@ -22,8 +22,8 @@ def sources(streams, env_numbers):
 def test_vectors_by_hand_apply_at_once_together_with_what_was_merged():
     """0 and 2 were merged; 4 and 6 are by hand. The mean is 3, and the squares are 9 + 1 + 1 + 9."""
     table = StatsTable(1)
-    table.restore("a", [{"base": state_of(2, 1.0, 2.0), "own": by_hand(2, 5.0, 2.0)}])
-    table.restore("b", [{"base": state_of(2, 1.0, 2.0)}])
+    table.restore("a", [replace(stream_state(2, [1.0], [2.0]), **by_hand(2, 5.0, 2.0))])
+    table.restore("b", [stream_state(2, [1.0], [2.0])])
     mean, std = table.applied()
     assert mean.tolist() == [[3.0], [1.0]]
     np.testing.assert_allclose(std, np.sqrt([[20 / 3], [2.0]]), rtol=1e-7)
@@ -43,10 +43,10 @@ def test_vectors_of_env_runners_apply_after_a_merge():
         fragment.step = step
         table.collect(np.array(values), sources([0, 1], [5, 3]), fragment)
     assert [part.tolist() for part in table.applied()] == [[[0.0], [0.0]], pytest.approx(np.ones((2, 1)))]
-    assert table.get_state()["a"]["own"]["env_numbers"].tolist() == [5]
+    assert table.get_state()["a"].new_from.tolist() == [5]
     table.merge()
     assert table.applied()[0].tolist() == [[3.0], [7.0]]
-    assert table.get_state()["a"] == {"base": state_of(2, 3.0, 2.0)}
+    assert plain(table.get_state()["a"]) == plain(stream_state(2, [3.0], [2.0]))
 
 
 def test_fragments_that_are_not_merged_add_up():
@@ -54,8 +54,8 @@ def test_fragments_that_are_not_merged_add_up():
     table.stream_of("a")
     for value in (1.0, 5.0):
         table.collect(np.array([[value]]), sources([0], [0]), Fragment())
-    own = table.get_state()["a"]["own"]
-    assert (own["count"].tolist(), own["mean"].tolist(), own["squares"].tolist()) == ([2], [[3.0]], [[8.0]])
+    own = table.get_state()["a"]
+    assert (own.new_counts.tolist(), own.new_means.tolist(), own.new_squares.tolist()) == ([2], [[3.0]], [[8.0]])
 
 
 def test_united_streams_have_the_moments_of_all_vectors():
@@ -77,5 +77,5 @@ def test_a_state_does_not_change_later():
     after = table.get_state()
     table.add_by_hand(np.array([[9.0]]), np.array([0]))
     table.merge()
-    assert before["a"]["own"]["mean"].tolist() == [[4.0]] and before["a"]["base"]["count"] == 0
-    assert after["a"] == {"base": state_of(2, 6.0, 8.0)}
+    assert before["a"].new_means.tolist() == [[4.0]] and before["a"].count == 0
+    assert plain(after["a"]) == plain(stream_state(2, [6.0], [8.0]))

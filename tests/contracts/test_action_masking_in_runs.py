@@ -272,7 +272,7 @@ def test_stacked_frames_and_statistics_know_nothing_of_masks():
     algo = algo.build_algo()
     assert algo.get_module().observation_space.shape == (4,)
     algo.train()
-    assert len(algo.env_runner.env_to_module["MeanStdFilter"].get_state()["a"]["base"]["mean"]) == 2
+    assert len(algo.env_runner.env_to_module["MeanStdFilter"].get_state()["a"].mean) == 2
     tables = algo.explain()
     assert MASK in str(tables["env_to_module"]) and MASK in str(tables["learner"])
     algo.stop()

@@ -208,10 +208,10 @@ def test_a_filter_counts_each_observation_that_is_acted_on_once():
     algorithm = settings.build_algo()
     algorithm.env_runner.sample(num_timesteps=32)
     piece = algorithm.env_runner.env_to_module["MeanStdFilter"]
-    counts = {key: own["base"]["count"] for key, own in piece.get_state().items()}
+    counts = {key: own.count for key, own in piece.get_state().items()}
     # And the first observations of the episodes that begin then.
     assert counts == {"a": 2 * 2 * 2 + 2, "b": 2 * 2 * 5 + 2, "c": 2 * 2 * 8 + 2}
-    np.testing.assert_allclose(piece.get_state()["a"]["base"]["mean"], [0, (4 * (0 + 1)) / 10])
+    np.testing.assert_allclose(piece.get_state()["a"].mean, [0, (4 * (0 + 1)) / 10])
     algorithm.stop()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.envs.scripted_envs import ScriptEnv, Step, small_config
+from helpers.runs.random_runs import plain
 from marl_connectors import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
@@ -100,9 +101,8 @@ def test_a_module_without_data_is_left_as_it_is():
     before, moments_before = weights(algo), moments(algo)
     results = algo.learner.update(episodes=episodes)
     assert set(results) == changed(before, weights(algo)) == {"agent_0", "agent_2"}
-    for name, value in moments_before["agent_1"]["adam"][0].items():
-        torch.testing.assert_close(moments(algo)["agent_1"]["adam"][0][name], value, rtol=0, atol=0)
-    assert float(moments(algo)["agent_0"]["adam"][0]["step"]) > float(moments_before["agent_0"]["adam"][0]["step"])
+    assert plain(moments(algo)["agent_1"].adam[0]) == plain(moments_before["agent_1"].adam[0])
+    assert moments(algo)["agent_0"].adam[0].step > moments_before["agent_0"].adam[0].step
 
 
 @pytest.mark.parametrize("wanted", [["agent_2"], lambda module_id: module_id == "agent_2"], ids=["list", "function"])
@@ -216,7 +216,7 @@ def test_a_module_has_its_own_minibatch_size():
         .build_algo()
     )
     algo.train()
-    steps = {m: int(state["adam"][0]["step"]) for m, state in moments(algo).items()}
+    steps = {m: state.adam[0].step for m, state in moments(algo).items()}
     assert steps == {"agent_0": 1, "agent_1": 4, "agent_2": 1}
 
 
@@ -403,13 +403,12 @@ def test_a_module_added_while_training_goes_on_is_trained_and_the_others_keep_th
         "extra",
         new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id,
     )
-    for name, value in before["agent_1"]["adam"][0].items():
-        torch.testing.assert_close(moments(algo)["agent_1"]["adam"][0][name], value, rtol=0, atol=0)
+    assert plain(moments(algo)["agent_1"].adam[0]) == plain(before["agent_1"].adam[0])
     assert set(algo.train()["learners"]) == {"extra", "agent_0", "agent_1", "agent_2"}, "one episode had begun already"
     start = weights(algo)
     result = algo.train()
     assert changed(start, weights(algo)) == set(result["learners"]) == {"extra", "agent_1", "agent_2"}
-    assert float(moments(algo)["agent_1"]["adam"][0]["step"]) == 3 * float(before["agent_1"]["adam"][0]["step"])
+    assert moments(algo)["agent_1"].adam[0].step == 3 * before["agent_1"].adam[0].step
 
 
 def test_a_module_added_later_has_its_own_overrides_too():
@@ -440,13 +439,13 @@ def test_settings_of_a_module_that_nobody_knows_are_probably_a_typo(tmp_path, re
 def test_a_removed_module_takes_its_optimizer_along():
     algo = match_config().build_algo()
     algo.train()
-    before = moments(algo)["agent_1"]["adam"][0]
+    before = moments(algo)["agent_1"].adam[0]
     algo.remove_module(
         "agent_0",
         new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "agent_1" if agent_id == "agent_0" else agent_id,
     )
     assert set(moments(algo)) == {"agent_1", "agent_2"}
-    torch.testing.assert_close(moments(algo)["agent_1"]["adam"][0]["exp_avg"], before["exp_avg"], rtol=0, atol=0)
+    torch.testing.assert_close(moments(algo)["agent_1"].adam[0].exp_avg, before.exp_avg, rtol=0, atol=0)
     result = algo.train()
     assert result["learners"]["agent_1"]["num_module_steps_trained"] == 160
     assert result["learners"]["agent_2"]["num_module_steps_trained"] == 80
@@ -457,7 +456,7 @@ def test_an_older_state_brings_back_older_moments():
     fresh = copy.deepcopy(algo.learner.get_state())
     algo.train()
     algo.learner.set_state(fresh)
-    assert not any(moments(algo)["agent_0"]["adam"])
+    assert not any(moments(algo)["agent_0"].adam)
     assert algo.learner.num_updates == 0
 
 

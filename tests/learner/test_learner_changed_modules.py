@@ -24,9 +24,9 @@ def step_counts(algo, module_id):
     """By parameter, in order; 0 if it was never stepped. Moments must have its shape."""
     found = {}
     named = list(algo.rl_module[module_id].named_parameters())
-    for (name, parameter), moments in zip(named, algo.learner.optimizers.get_state()[module_id]["adam"], strict=True):
-        found[name] = int(moments["step"]) if moments else 0
-        assert all(moments[m].shape == parameter.shape for m in ("exp_avg", "exp_avg_sq") if moments)
+    for (name, parameter), moments in zip(named, algo.learner.optimizers.get_state()[module_id].adam, strict=True):
+        found[name] = moments.step if moments else 0
+        assert moments is None or moments.exp_avg.shape == moments.exp_avg_sq.shape == parameter.shape
     return found
 
 
@@ -143,7 +143,7 @@ def test_layers_that_are_tied_later_are_trained_by_both_modules(module_class):
         for module_id, values in before.items():
             assert changed(values, weights(one, module_id)) == set(values)
     state = algo.learner.optimizers.get_state()
-    assert len(state[SHARED]["adam"]) == 2
+    assert len(state[SHARED].adam) == 2
     for module_id in before:
         for name, value in weights(algo, module_id).items():
             torch.testing.assert_close(value, weights(alone, module_id)[name], atol=1e-5, rtol=0)

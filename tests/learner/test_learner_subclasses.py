@@ -169,7 +169,7 @@ def test_an_optimizer_that_is_registered_later_takes_over_its_parameters(stack):
     rest = torch.optim.SGD([*module.encoder.parameters(), *module.pi.parameters()], lr=0.5)
     algo.learner.register_optimizer(module_id="agent_0", optimizer_name="rest", optimizer=rest)
     assert algo.train()["learners"]["agent_0"]["learning_rate"] == 0.0
-    assert algo.learner.optimizers.get_state()["agent_0"]["adam"] == []
+    assert algo.learner.optimizers.get_state()["agent_0"].adam == []
 
 
 def test_the_learning_rate_is_the_one_that_was_used():

@@ -9,11 +9,12 @@ import torch
 
 from helpers.envs.scripted_envs import small_config
 from helpers.runs.match_runs import changed, weights
+from helpers.runs.random_runs import plain
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import ConfigError, LearnerError
 from marl_connectors.learner.loss_stats import FiniteCheck
-from marl_connectors.learner.optimizers import OTHERS, DefaultAdam
+from marl_connectors.learner.optimizers import OTHERS, DefaultAdam, OptimizerState
 from marl_envs import match_v0
 
 
@@ -215,7 +216,7 @@ def test_policies_to_train_may_look_at_the_batch():
     result = algo.train()
     assert set(result["learners"]) == {"agent_0", "agent_2"}
     assert {m for m in before if changed(before[m], weights(algo, m))} == {"agent_0", "agent_2"}
-    assert algo.learner.optimizers.get_state()["agent_1"] == moments
+    assert plain(algo.learner.optimizers.get_state()["agent_1"]) == plain(moments)
     assert seen["agent_0"] == dict.fromkeys(before, (40, 3))
 
 
@@ -231,11 +232,11 @@ def test_moments_of_other_parameters_are_refused():
     algo = build(policies="independent")
     algo.train()
     optimizers = algo.learner.optimizers
-    moments = optimizers.get_state()["agent_0"]["adam"]
+    moments = optimizers.get_state()["agent_0"].adam
     with pytest.raises(LearnerError, match=r"moments of 16 parameters of module 'agent_0', .* but here it steps 8, of"):
-        optimizers.set_state({"agent_0": {"adam": moments * 2}})
+        optimizers.set_state({"agent_0": OptimizerState(adam=moments * 2)})
     with pytest.raises(LearnerError, match=r"of the shapes \[\(4,\), \(4, 3\), .* of \[\(4, 3\), \(4,\),"):
-        optimizers.set_state({"agent_0": {"adam": [moments[1], moments[0], *moments[2:]]}})
+        optimizers.set_state({"agent_0": OptimizerState(adam=[moments[1], moments[0], *moments[2:]])})
 
 
 # Half precision.
@@ -282,10 +283,8 @@ def test_a_state_does_not_change_when_training_goes_on():
     state = algo.learner.optimizers.get_state()
     kept = copy.deepcopy(state)
     algo.train()
-    for module_id, own in kept.items():
-        for before, now in zip(own["adam"], state[module_id]["adam"], strict=True):
-            assert before.keys() == now.keys() == {"step", "exp_avg", "exp_avg_sq"}
-            assert all(torch.equal(before[name], now[name]) for name in before)
+    assert plain(state) == plain(kept)
+    assert all(moments for own in state.values() for moments in own.adam)
 
 
 def test_each_module_goes_through_as_many_epochs_as_its_own_settings_say():
@@ -293,7 +292,7 @@ def test_each_module_goes_through_as_many_epochs_as_its_own_settings_say():
     algo.config.change(algorithm_config_overrides_per_module={"agent_1": {"num_epochs": 1}})
     algo.train()
     state = algo.learner.optimizers.get_state()
-    assert {m: float(own["adam"][0]["step"]) for m, own in state.items()} == {"agent_0": 3, "agent_1": 1, "agent_2": 3}
+    assert {m: own.adam[0].step for m, own in state.items()} == {"agent_0": 3, "agent_1": 1, "agent_2": 3}
 
 
 RATES = {
@@ -346,13 +345,13 @@ def test_layers_that_rest_stay_as_they_are_with_their_moments():
     algo = build(ByName)
     algo.train()
     algo.learner.optimizers.rest(["", "encoder"])
-    before, state = weights(algo, "agent_0"), algo.learner.optimizers.get_state()["agent_0"]["adam"]
+    before, state = weights(algo, "agent_0"), algo.learner.optimizers.get_state()["agent_0"].adam
     algo.train()
-    own, moments = changed(before, weights(algo, "agent_0")), algo.learner.optimizers.get_state()["agent_0"]["adam"]
+    own, moments = changed(before, weights(algo, "agent_0")), algo.learner.optimizers.get_state()["agent_0"].adam
     assert own == {name for name in before if name.startswith("vf")}
     for name, one, other in zip(before, state, moments, strict=True):
-        assert torch.equal(one["step"], other["step"]) is (name not in own)
-        assert torch.equal(one["exp_avg"], other["exp_avg"]) is (name not in own)
+        assert (one.step == other.step) is (name not in own)
+        assert torch.equal(one.exp_avg, other.exp_avg) is (name not in own)
     algo.learner.optimizers.rest(())
     before = weights(algo, "agent_0")
     algo.train()
@@ -386,11 +385,11 @@ def test_a_step_that_is_skipped_does_not_count():
     check.holds(torch.tensor(1.0), torch.ones(1))
     adam.step(["m"], check)
     moved, moments = parameter.detach().clone(), adam.get_state()["m"][0]
-    assert moments["step"] == 1.0 and not moved.equal(torch.ones(3))
+    assert moments is not None and moments.step == 1.0 and not moved.equal(torch.ones(3))
     check.holds(torch.tensor(float("nan")), torch.ones(1))
     adam.step(["m"], check)
     assert parameter.equal(moved)
-    assert all(torch.equal(value, moments[name]) for name, value in adam.get_state()["m"][0].items())
+    assert plain(adam.get_state()["m"][0]) == plain(moments)
 
 
 def test_parameters_without_a_learning_rate_are_named():

@@ -143,7 +143,7 @@ def test_what_was_shared_goes_on_with_the_one_that_is_left():
     algo = build("held by two")
     algo.train()
     encoder = algo.rl_module["agent_1"].encoder
-    moments = algo.learner.optimizers.get_state()[SHARED]["adam"][0]["exp_avg"]
+    moments = algo.learner.optimizers.get_state()[SHARED].adam[0].exp_avg
     algo.learner.remove_module("agent_0")
     assert SHARED not in algo.learner.optimizers.get_state()
     assert algo.rl_module.joint_modules() == []

@@ -14,6 +14,7 @@ from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner, 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
+from marl_connectors.learner.learner import LearnerState
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.marwil_loss import MARWILCoefficients, MARWILLoss, marwil_loss, marwil_loss_and_gradients
 from marl_connectors.rl_module.rl_module import RLModule
@@ -22,9 +23,20 @@ from marl_connectors.typing import ModuleID
 _TINY = 1e-8
 
 
+class MARWILLearnerState(LearnerState):
+    """The state of a MARWILLearner.
+
+    Attributes:
+        sqd_adv_norms: The moving average of the squared advantages of each module that was updated.
+    """
+
+    sqd_adv_norms: dict[ModuleID, float]
+
+
 class MARWILLearner(ActorCriticLearner):
     """Imitation of recorded actions, weighted by their advantages. Modules with ``beta=0`` clone all actions alike."""
 
+    state_class = MARWILLearnerState
     TERMS = ("total_loss", "policy_loss", "vf_loss", "mean_logp", "entropy", "mean_adv_weight")
     NO_CRITIC = "beta=0"
 

@@ -26,7 +26,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.learner import Learner, LearnerState
 from marl_connectors.learner.updates import has_self_supervised_loss
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.n_step import largest_n_step
@@ -35,8 +35,19 @@ from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_tar
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import stream
+from marl_connectors.state import Count
 from marl_connectors.transfers import all_on_host, moved
 from marl_connectors.typing import ModuleID
+
+
+class OffPolicyLearnerState(LearnerState):
+    """The state of an OffPolicyLearner.
+
+    Attributes:
+        last_target_update: As in OffPolicyLearner.
+    """
+
+    last_target_update: Count
 
 
 class OffPolicyLearner(Learner):
@@ -48,6 +59,8 @@ class OffPolicyLearner(Learner):
         td_errors: For each module whose loss has given errors in the newest update, ``[B]`` errors of its rows.
         last_target_update: The number of steps sampled when the target networks were last updated.
     """
+
+    state_class = OffPolicyLearnerState
 
     expected: tuple[str, ...] = ()
     """The attributes that the loss needs of the modules."""

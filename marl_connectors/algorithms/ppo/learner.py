@@ -12,15 +12,27 @@ from torch import Tensor
 
 from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner, TermsAndGradients, may_be_closed
 from marl_connectors.columns import Columns
+from marl_connectors.learner.learner import LearnerState
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_gradients
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.typing import ModuleID
 
 
+class PPOLearnerState(LearnerState):
+    """The state of a PPOLearner.
+
+    Attributes:
+        kl_coeffs: The weight of the KL penalty of each module whose penalty was adapted.
+    """
+
+    kl_coeffs: dict[ModuleID, float]
+
+
 class PPOLearner(ActorCriticLearner):
     """Proximal policy optimisation with a clipped surrogate and an optional KL penalty with an adaptive weight."""
 
+    state_class = PPOLearnerState
     TERMS = (
         "total_loss",
         "policy_loss",

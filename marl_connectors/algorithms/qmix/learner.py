@@ -20,8 +20,9 @@ from marl_connectors.algorithms.dqn.learner import (
     taken_actions,
 )
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearnerState
 from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
-from marl_connectors.algorithms.qmix.mixing import Mixing
+from marl_connectors.algorithms.qmix.mixing import Mixing, MixingState
 from marl_connectors.algorithms.qmix.team_rows import PickedRows, TeamRows
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -56,6 +57,16 @@ class TeamValues(NamedTuple):
     backward: Callable[[Tensor], None]
 
 
+class QMIXLearnerState(OffPolicyLearnerState):
+    """The state of a QMIXLearner.
+
+    Attributes:
+        mixing: That of the mixer.
+    """
+
+    mixing: MixingState
+
+
 class QMIXLearner(DQNLearner):
     """Q-learning of the value of what a team does together, with a mixer over the values of all agents.
 
@@ -65,6 +76,8 @@ class QMIXLearner(DQNLearner):
     Attributes:
         mixing: The mixer, its target network and its optimizer.
     """
+
+    state_class = QMIXLearnerState
 
     def build(self) -> None:
         """Makes the mixer.

@@ -12,12 +12,27 @@ from marl_connectors.algorithms.qmix.mixers import VDNMixer
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import clip_stacked_gradients
 from marl_connectors.learner.loss_stats import FiniteCheck
-from marl_connectors.learner.optimizers import OTHERS, DefaultAdam
+from marl_connectors.learner.optimizers import OTHERS, AdamState, DefaultAdam
 from marl_connectors.rl_module.apis import make_target_network, update_target_network
 from marl_connectors.rl_module.architecture import fits_a_row
 from marl_connectors.rl_module.stacking import Bucket
+from marl_connectors.state import Array, State, read_state
 
 _MIXER = "mixer"
+
+
+class MixingState(State):
+    """The state of a Mixing.
+
+    Attributes:
+        mixer: The parameters and buffers of the mixer.
+        target: Those of its target network.
+        adam: The moments of the mixer's parameters; None for one that was never stepped.
+    """
+
+    mixer: dict[str, Array]
+    target: dict[str, Array]
+    adam: dict[str, AdamState | None]
 
 
 class Mixing:
@@ -84,20 +99,21 @@ class Mixing:
         """Moves the target network towards the mixer."""
         update_target_network(main_net=self.mixer, target_net=self.target, tau=tau)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the parameters and the optimizer's moments, as JSON data and tensors."""
+    def get_state(self) -> MixingState:
+        """Returns copies of the parameters and of the optimizer's moments."""
         kept = {name: value.detach().cpu().clone() for name, value in self.mixer.state_dict().items()}
         slow = {name: value.detach().cpu().clone() for name, value in self.target.state_dict().items()}
         moments = self._adam.get_state().get(_MIXER, [])
-        return {"mixer": kept, "target": slow, "adam": dict(zip(self._trained(), moments, strict=True))}
+        return MixingState(mixer=kept, target=slow, adam=dict(zip(self._trained(), moments, strict=True)))
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: MixingState | Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned.
 
         Raises:
             LearnerError: If it is of another mixer.
         """
-        for network, saved in ((self.mixer, state["mixer"]), (self.target, state["target"])):
+        known = read_state(MixingState, state)
+        for network, saved in ((self.mixer, known.mixer), (self.target, known.target)):
             own = network.state_dict()
             shapes, there = ({n: tuple(v.shape) for n, v in values.items()} for values in (own, saved))
             if shapes != there:
@@ -110,5 +126,5 @@ class Mixing:
                     value.copy_(torch.as_tensor(saved[name]))
         if self._bucket is not None:
             row = self._bucket.row(_MIXER)
-            moments = [state["adam"].get(name, {}) for name in self._trained()]
+            moments = [known.adam.get(name) for name in self._trained()]
             self._adam.set_state({_MIXER: moments}, lambda _: row)

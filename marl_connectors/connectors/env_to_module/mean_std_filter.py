@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,16 +14,21 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.row_memory import RowMemory
-from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable
+from marl_connectors.connectors.running_stats import FRAGMENT, Fragment, Sources, StatsTable, StreamState
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
+from marl_connectors.state import ID, read_state
 from marl_connectors.typing import AgentID, Tree
 
 if TYPE_CHECKING:
     from marl_connectors.connectors.tensor_step import TensorStep
+
+
+_Statistics: TypeAlias = dict[ID | None, StreamState]
+"""The state of a MeanStdFilter."""
 
 
 class _Streams:
@@ -262,30 +267,27 @@ class MeanStdFilter(ObservationTransform):
 
     # State.
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns ``{key: {"base": ..., "own": ...}}``: the statistics that were merged last, and those since then.
-
-        Keys are agent ids, or what agents that share statistics have in common. ``own`` has one entry for each
-        sub-environment with new observations, and is left out if there are none.
-        """
+    def get_state(self) -> dict[Any, StreamState]:
+        """Returns the statistics by agent id, or by what agents that share statistics have in common."""
         found = {key: state for table in self._tables.values() for key, state in table.get_state().items()}
-        return {key: found[key] for key in sorted(found, key=repr)}  # type: ignore[misc]
+        return {key: found[key] for key in sorted(found, key=repr)}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned.
 
         Raises:
             ConfigError: If an agent's observations have another size than the statistics in the state.
         """
-        for key, own in state.items():
-            size, plan = len(own["base"]["mean"]), self._plans.get(key)
+        known = read_state(_Statistics, state)
+        for key, own in known.items():
+            size, plan = len(own.mean), self._plans.get(key)
             if plan is not None and plan.how[0] != size:
                 raise ConfigError(
                     f"MeanStdFilter: the state has {size} numbers for {key!r}, whose observations have {plan.how[0]}. "
                     f"Build the pipeline with the same environment and pieces."
                 )
         self.reset_state()
-        self._tables = _tables({key: [own] for key, own in state.items()})
+        self._tables = _tables({key: [own] for key, own in known.items()})
 
     def reset_state(self) -> None:
         """Clears all statistics."""
@@ -304,7 +306,7 @@ class MeanStdFilter(ObservationTransform):
         for table in self._tables.values():
             table.merge()
 
-    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+    def merge_states(self, states: list[Any]) -> dict[Any, StreamState]:
         """Merges states to that of one filter that has seen all observations, each of them once.
 
         The states need not be in the order of their runners. A state may be given twice.
@@ -312,18 +314,19 @@ class MeanStdFilter(ObservationTransform):
         Raises:
             ConnectorError: If states have different new observations of one sub-environment.
         """
-        keys = sorted({key for state in states for key in state}, key=repr)
+        known = [read_state(_Statistics, state) for state in states]
+        keys = sorted({key for state in known for key in state}, key=repr)
         merged = MeanStdFilter()
-        merged._tables = _tables({key: [state[key] for state in states if key in state] for key in keys})
+        merged._tables = _tables({key: [state[key] for state in known if key in state] for key in keys})
         merged.merge_own_state()
         return merged.get_state()
 
 
-def _tables(states: dict[Any, list[Any]]) -> dict[int, StatsTable]:
+def _tables(states: dict[Any, list[StreamState]]) -> dict[int, StatsTable]:
     """Returns the tables, by size, that have these states by key."""
     tables: dict[int, StatsTable] = {}
     for key, own in states.items():
-        size = len(own[0]["base"]["mean"])
+        size = len(own[0].mean)
         tables.setdefault(size, StatsTable(size)).restore(key, own)
     return tables
 

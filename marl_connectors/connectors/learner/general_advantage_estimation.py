@@ -23,6 +23,7 @@ from marl_connectors.ops.moments import Moments
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.calls import call_module, check_observations, checked_values, values_batch
 from marl_connectors.rl_module.stacking import StackedRows
+from marl_connectors.state import State, read_state
 from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
@@ -31,6 +32,16 @@ _ESTIMATES = "unfinished_estimates"
 """Key in ``shared_data``: the estimates of groups, if they are completed with the moments of all learners' rows."""
 _LEAST_VARIANCE = 1e-2
 """The smallest variance that values are normalised with, as in the code of Yu et al. (2022)."""
+
+
+class GeneralAdvantageEstimationState(State):
+    """The state of a GeneralAdvantageEstimation.
+
+    Attributes:
+        value_targets: The moments of the targets of modules with normalised values. Updates are weighted.
+    """
+
+    value_targets: dict[ModuleID, Moments] = {}
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
@@ -265,15 +276,13 @@ class GeneralAdvantageEstimation(ConnectorV2):
         self.module_settings.pop(module_id, None)
         self._moments_of_targets.pop(module_id, None)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns ``[weight, mean, weighted sum of squares]`` of the targets of modules with normalised values."""
-        moments = {module_id: list(own) for module_id, own in self._moments_of_targets.items()}
-        return {"value_targets": moments} if moments else {}
+    def get_state(self) -> GeneralAdvantageEstimationState:
+        """Returns the statistics of value targets."""
+        return GeneralAdvantageEstimationState(value_targets=dict(self._moments_of_targets))
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Sets a state that ``get_state`` has returned; ``{}`` for none."""
-        moments = state.get("value_targets", {})
-        self._moments_of_targets = {module_id: Moments(*map(float, own)) for module_id, own in moments.items()}
+    def set_state(self, state: Any) -> None:
+        """Sets a state that ``get_state`` has returned."""
+        self._moments_of_targets = dict(read_state(GeneralAdvantageEstimationState, state).value_targets)
 
     def reset_state(self) -> None:
         """Forgets all statistics."""

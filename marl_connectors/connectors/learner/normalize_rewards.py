@@ -17,11 +17,38 @@ from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within
 from marl_connectors.ops.moments import Moments
+from marl_connectors.state import Index, State, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
 
 _KEEP_AT_LEAST = 256
 """The number of running returns that are kept for a module, at least; four for each of its episodes in a batch if that
 is more."""
+
+
+class NormalizeRewardsState(State):
+    """What a NormalizeRewards remembers.
+
+    Attributes:
+        merged: The moments of each module's returns that were merged last.
+        new: The moments of later batches.
+        ongoing: Episodes that have not ended: the step to which each has come, and its return there. The newest are
+            last.
+        ended: The episodes that have ended since the last merge.
+    """
+
+    merged: dict[ModuleID, Moments] = {}
+    new: dict[ModuleID, Moments] = {}
+    ongoing: dict[ModuleID, dict[EpisodeID, tuple[Index, float]]] = {}
+    ended: dict[ModuleID, list[EpisodeID]] = {}
+
+    def copied(self) -> NormalizeRewardsState:
+        """Returns a state that changes independently of this one."""
+        return NormalizeRewardsState(
+            merged=dict(self.merged),
+            new=dict(self.new),
+            ongoing={module_id: dict(own) for module_id, own in self.ongoing.items() if own},
+            ended={module_id: list(ids) for module_id, ids in self.ended.items()},
+        )
 
 
 class NormalizeRewards(ConnectorV2):
@@ -76,7 +103,7 @@ class NormalizeRewards(ConnectorV2):
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Updates the statistics with all returns of the batch."""
         if self.update_stats:
-            _add_all(self._own, self.moments_of(groups))
+            _add_all(self._state.new, self.moments_of(groups))
 
     def moments_of(self, groups: Sequence[ColumnGroup]) -> dict[ModuleID, Moments]:
         """Returns the moments of a batch's returns by module, and stores the returns of ongoing episodes.
@@ -112,9 +139,9 @@ class NormalizeRewards(ConnectorV2):
         if RANKS not in shared_data:
             return
         if self.update_stats:
-            own, self._own = self._own, {}
+            own, self._state.new = self._state.new, {}
             for moments in shared_data[RANKS].gather(own):
-                _add_all(self._merged, moments)
+                _add_all(self._state.merged, moments)
         for columns in groups:
             self._normalize(columns)
 
@@ -141,16 +168,16 @@ class NormalizeRewards(ConnectorV2):
 
     def _continued(self, episode: SingleAgentEpisode) -> float:
         """Returns the return at the end of the previous chunk; 0 if this chunk does not continue it."""
-        t, total = self._ongoing.setdefault(_module_of(episode), {}).get(episode.id_, (-1, 0.0))
+        t, total = self._state.ongoing.setdefault(_module_of(episode), {}).get(episode.id_, (-1, 0.0))
         return total if t == episode.t_started else 0.0
 
     def _note(self, episode: SingleAgentEpisode, total: float) -> None:
-        ongoing = self._ongoing[_module_of(episode)]
+        ongoing = self._state.ongoing[_module_of(episode)]
         before = ongoing.pop(episode.id_, None)  # so that the newest come last
         if not episode.is_done:
             ongoing[episode.id_] = (episode.t_started + len(episode), total)
         elif before is not None:
-            self._ended.setdefault(_module_of(episode), []).append(episode.id_)
+            self._state.ended.setdefault(_module_of(episode), []).append(episode.id_)
 
     def _forget_oldest(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Forgets the oldest returns, since some episodes are never finished."""
@@ -159,13 +186,13 @@ class NormalizeRewards(ConnectorV2):
             module_id = _module_of(episode)
             counts[module_id] = counts.get(module_id, 0) + 1
         for module_id, count in counts.items():
-            ongoing = self._ongoing[module_id]
+            ongoing = self._state.ongoing[module_id]
             for id_ in list(ongoing)[: max(0, len(ongoing) - max(_KEEP_AT_LEAST, 4 * count))]:
                 del ongoing[id_]
 
     def _scale(self, module_id: ModuleID) -> float:
         nothing = Moments()
-        moments = self._merged.get(module_id, nothing).merged(self._own.get(module_id, nothing))
+        moments = self._state.merged.get(module_id, nothing).merged(self._state.new.get(module_id, nothing))
         return float(np.sqrt(moments.variance + self.epsilon))
 
     def _normalized(self, rewards: np.ndarray, scales: Any) -> np.ndarray:
@@ -178,83 +205,49 @@ class NormalizeRewards(ConnectorV2):
 
     def standard_deviations(self) -> dict[ModuleID, float]:
         """Returns the number that each module's rewards are divided by."""
-        return {module_id: self._scale(module_id) for module_id in {**self._merged, **self._own}}
+        return {module_id: self._scale(module_id) for module_id in {**self._state.merged, **self._state.new}}
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns ``[count, mean, sum of squares]`` by module, and the returns of episodes that have not ended.
+    def get_state(self) -> NormalizeRewardsState:
+        """Returns the statistics, and the returns of episodes that have not ended."""
+        return self._state.copied()
 
-        ``moments`` are those that were merged last, and ``own`` those of later batches. ``ended``, if it is there, has
-        the episodes that have ended since the last merge.
-        """
-        ended = {"ended": {module_id: list(ids) for module_id, ids in self._ended.items()}} if self._ended else {}
-        return {
-            **ended,
-            "moments": {module_id: list(moments) for module_id, moments in self._merged.items()},
-            "own": {module_id: list(moments) for module_id, moments in self._own.items()},
-            "ongoing": {
-                module_id: {
-                    "episodes": list(ongoing),
-                    "t": np.array([t for t, _ in ongoing.values()], np.int64),
-                    "returns": np.array([total for _, total in ongoing.values()], np.float64),
-                }
-                for module_id, ongoing in self._ongoing.items()
-                if ongoing
-            },
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` or ``merge_states`` has returned."""
-        self._merged = _from_lists(state["moments"])
-        self._own = _from_lists(state["own"])
-        self._ended = {module_id: list(ids) for module_id, ids in state.get("ended", {}).items()}
-        self._ongoing = {
-            module_id: dict(
-                zip(
-                    saved["episodes"],
-                    zip(np.asarray(saved["t"]).tolist(), np.asarray(saved["returns"]).tolist(), strict=True),
-                    strict=True,
-                )
-            )
-            for module_id, saved in state["ongoing"].items()
-        }
+        self._state = read_state(NormalizeRewardsState, state).copied()
 
     def reset_state(self) -> None:
         """Clears the statistics and all returns."""
-        self._merged: dict[ModuleID, Moments] = {}
-        self._own: dict[ModuleID, Moments] = {}
-        self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
-        self._ended: dict[ModuleID, list[EpisodeID]] = {}
+        self._state = NormalizeRewardsState()
 
     def merge_own_state(self) -> None:
         """Merges the moments of the newest batches into those that were merged before."""
         if type(self).merge_states is not NormalizeRewards.merge_states:
             super().merge_own_state()
             return
-        _add_all(self._merged, self._own)
-        self._own, self._ended = {}, {}
+        _add_all(self._state.merged, self._state.new)
+        self._state.new, self._state.ended = {}, {}
 
-    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+    def merge_states(self, states: list[Any]) -> NormalizeRewardsState:
         """Merges the states of pieces that continued from one state with different batches, or with parts of them.
 
         The moments of batches are added in the order of the states. Those that were merged before are in all states,
         and count once.
         """
-        merged = NormalizeRewards()
-        for state in states:
-            for module_id, moments in _from_lists(state["moments"]).items():
-                if moments.count > merged._merged.get(module_id, Moments()).count:
-                    merged._merged[module_id] = moments
-        for state in states:
-            other = NormalizeRewards()
-            other.set_state(state)
-            _add_all(merged._merged, other._own)
-            for module_id, ongoing in other._ongoing.items():
-                _continue(merged._ongoing.setdefault(module_id, {}), ongoing)
-        for state in states:
-            for module_id, ids in state.get("ended", {}).items():
+        known = [read_state(NormalizeRewardsState, state) for state in states]
+        found = NormalizeRewardsState()
+        for state in known:
+            for module_id, moments in state.merged.items():
+                if moments.count > found.merged.get(module_id, Moments()).count:
+                    found.merged[module_id] = moments
+        for state in known:
+            _add_all(found.merged, state.new)
+            for module_id, ongoing in state.ongoing.items():
+                _continue(found.ongoing.setdefault(module_id, {}), ongoing)
+        for state in known:
+            for module_id, ids in state.ended.items():
                 for id_ in ids:
-                    merged._ongoing.get(module_id, {}).pop(id_, None)
-        return merged.get_state()
+                    found.ongoing.get(module_id, {}).pop(id_, None)
+        return found
 
 
 def _rewards(columns: ColumnGroup) -> np.ndarray:
@@ -279,10 +272,6 @@ def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[Episode
         if id_ not in known or known[id_][0] < t:
             known.pop(id_, None)
             known[id_] = (t, total)
-
-
-def _from_lists(moments: Mapping[ModuleID, Any]) -> dict[ModuleID, Moments]:
-    return {module_id: Moments(*map(float, own)) for module_id, own in moments.items()}
 
 
 def _module_of(episode: SingleAgentEpisode) -> ModuleID:

@@ -17,6 +17,7 @@ from helpers.envs import recorded_play
 from helpers.envs.recorded_play import NotesParallel, NotesSingle, NotesTurns
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.modules.recurrent_modules import GRUModule
+from helpers.runs.random_runs import plain
 from marl_connectors import (
     ActionMasking,
     AgentIdEncoding,
@@ -540,9 +541,9 @@ def test_filters_use_their_statistics_and_leave_them_as_they_are(tmp_path):
     algo.train()
     policy = load_policy(algo.save_to_path(tmp_path / "c"))
     state = policy.env_to_module["MeanStdFilter"].get_state()
-    assert state["agent_0"]["base"]["count"] > 0
+    assert state["agent_0"].count > 0
     policy(np.full(policy._spaces["agent_0"][0].shape, 7.0, np.float32), "agent_0")
-    np.testing.assert_equal(policy.env_to_module["MeanStdFilter"].get_state(), state)
+    assert plain(policy.env_to_module["MeanStdFilter"].get_state()) == plain(state)
 
 
 class Masked(gymnasium.Env):

@@ -399,11 +399,11 @@ def test_damaged_checkpoints_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"replays/\*/replay_buffer/rings/b/flags"):
         algo.set_state(damaged)
     damaged = copy.deepcopy(state)
-    damaged["learner"]["learners"]["a"]["num_updates"] = -1
-    with pytest.raises(CheckpointError, match="learner/learners/a/num_updates"):
+    damaged.learner.learners["a"]["num_updates"] = -1
+    with pytest.raises(CheckpointError, match=r"PPOLearnerState\.num_updates"):
         algo.set_state(damaged)
     damaged = copy.deepcopy(state)
-    del damaged["learner"]["learners"]["a"]
+    del damaged.learner.learners["a"]
     with pytest.raises(CheckpointError, match="expected the states of"):
         algo.set_state(damaged)
     before = parameters(algo)

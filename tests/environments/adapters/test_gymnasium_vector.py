@@ -237,7 +237,7 @@ def test_a_filter_counts_every_observation_once():
             runner.sample(num_timesteps=20)
             acted_on, newest = runner.num_env_steps, sum(not copy.is_reset_step for copy in runner.vector_env.sub_envs)
             (state,) = runner.env_to_module.get_state()["MeanStdFilter"].values()
-            assert state["base"]["count"] == acted_on + newest
+            assert state.count == acted_on + newest
 
 
 def test_states_and_histories_begin_anew_after_a_rest():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from gymnasium import spaces
+from msgspec.structs import replace
 
 from marl_connectors import DefaultPPORLModule, MeanStdFilter, MultiRLModule, Policy
 from marl_connectors.algorithms.inference.onnx_export import make_contract, make_programs
 from marl_connectors.algorithms.inference.onnx_policy import OnnxPolicy
 from marl_connectors.algorithms.inference.onnx_policy import _Program as Program
 from marl_connectors.connectors.defaults import add_state_pieces, env_to_module_pipeline, module_to_env_pipeline
+from marl_connectors.connectors.running_stats import StatsTable
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.typing import DEFAULT_AGENT_ID
 
@@ -72,6 +74,14 @@ def make_policy(
     )
 
 
+def stream_state(count, mean, squares):
+    """The state of a stream of a MeanStdFilter, without vectors that are not merged yet."""
+    table = StatsTable(len(mean))
+    table.stream_of("a")
+    nothing = table.get_state()["a"]
+    return replace(nothing, count=count, mean=np.asarray(mean), squares=np.asarray(squares))
+
+
 def give_statistics(policy, seed=0):
     """Gives the MeanStdFilters of a policy made-up statistics, other ones for each agent."""
     rng = np.random.default_rng(seed)
@@ -80,8 +90,8 @@ def give_statistics(policy, seed=0):
             state = {}
             for key, plan in piece._plans.items():
                 size = plan.how[0]
-                moments = {"mean": rng.normal(size=size), "squares": 19.0 * rng.uniform(0.5, 3.0, size)}
-                state[key] = {"base": {"count": 20.0, **moments}}
+                mean = rng.normal(size=size)
+                state[key] = stream_state(20, mean, 19.0 * rng.uniform(0.5, 3.0, size))
             piece.set_state(state)
             piece.update_stats = False
     return policy

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from marl_connectors.environments.vector import worker_process
+from marl_connectors.state import State, fields_of
 
 _NUMBERS = itertools.count()
 
@@ -175,6 +176,8 @@ def _serve(pipe: Any) -> None:
 
 def largest_difference(state: Any, other: Any) -> float:
     """The largest difference of numbers in two states of modules."""
+    if isinstance(state, State):
+        return largest_difference(fields_of(state), fields_of(other))
     if isinstance(state, dict):
         assert state.keys() == other.keys()
         return max((largest_difference(state[key], other[key]) for key in state), default=0.0)
