@@ -100,4 +100,4 @@ class Mixed(ReplayingAlgorithm):
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
             for name, replay in self.replays.items():
-                replay.set_state(state.replays[name])
+                replay.set_state(state.replays.get(name))

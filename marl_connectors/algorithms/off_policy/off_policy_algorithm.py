@@ -158,4 +158,4 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
     def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
-            self.replay.set_state(state.replays[""])
+            self.replay.set_state(state.replays.get(""))
