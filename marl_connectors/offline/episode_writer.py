@@ -15,6 +15,7 @@ from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
 from marl_connectors.offline.folder_index import append_to_index, read_index, replace_index
 from marl_connectors.offline.shard import SUFFIX, Extent, encoded_block, encoded_end, file_header, name_of_file
+from marl_connectors.offline.stored_block import StoredBlock
 from marl_connectors.offline.stored_episodes import stored_state
 from marl_connectors.state import Count, State, read_state
 from marl_connectors.validators import integer, one_of, optional
@@ -193,12 +194,10 @@ class EpisodeWriter:
         if not episodes:
             return
         self.begin()
-        document, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
-        document["sample"] = self.num_samples
-        if self._pieces is not None:
-            document["pieces"] = self._pieces
+        stored, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
+        stored.sample, stored.pieces = self.num_samples, self._pieces
         try:
-            self._append(document, tensors)
+            self._append(stored, tensors)
         except OSError as error:
             raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
         rows = sum(episode.agent_steps() for episode in episodes)
@@ -213,11 +212,11 @@ class EpisodeWriter:
         if is_long or (self._max_file_size is not None and written.size >= self._max_file_size):
             self._close_file()
 
-    def _append(self, document: dict[str, Any], tensors: dict[str, Any]) -> None:
+    def _append(self, stored: StoredBlock, tensors: dict[str, Any]) -> None:
         written = self._written
         header = b"" if written.size else file_header()
         offset = written.size + len(header)
-        block = encoded_block(document, tensors, offset=offset, number=written.blocks, episodes_before=written.episodes)
+        block = encoded_block(stored, tensors, offset=offset, number=written.blocks, episodes_before=written.episodes)
         if self._file is None:
             self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
         try:

@@ -76,8 +76,8 @@ class Fit:
     def _check_pieces(self, stored: StoredEpisodes, rollout: int, where: str) -> None:
         if self.pieces is None:
             return
-        is_written = stored.is_written(rollout, Columns.OBS)
-        was, now = stored.pieces, list(self.pieces)
+        is_written = Columns.OBS in stored.block.rollouts[rollout].written
+        was, now = stored.block.pieces, list(self.pieces)
         if was == now or (is_written and was is None and now):
             return
         here = f"this run has {_listed(now)}"
@@ -97,7 +97,7 @@ class Fit:
             )
 
     def _check_columns(self, stored: StoredEpisodes, rollout: int, members: np.ndarray, where: str) -> None:
-        missing = [name for name in self.columns if name not in stored.column_names(rollout)]
+        missing = [name for name in self.columns if name not in stored.block.rollouts[rollout].names]
         has_steps = (stored.chunks["stop_row"][members] > stored.chunks["start_row"][members]).any()
         if missing and has_steps:
             raise OfflineDataError(

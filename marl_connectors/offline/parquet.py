@@ -41,7 +41,7 @@ from marl_connectors.offline.agent_rows import (
     warn_of_left_out,
     whole_episode,
 )
-from marl_connectors.offline.block_check import check_space
+from marl_connectors.offline.stored_block import check_space
 from marl_connectors.packages import how_to_install
 from marl_connectors.state import decode_state, encode_state
 from marl_connectors.trees import leaves, tree_map
