@@ -100,9 +100,10 @@ def as_state(kind: type[_S], data: Any) -> _S:
     Raises:
         ValueError: If a field is missing or unknown, or is not of its type. It names the place.
     """
+    if isinstance(kind, type) and isinstance(data, kind):
+        return data
     try:
-        is_read = isinstance(kind, type) and isinstance(data, kind)
-        return data if is_read else msgspec.convert(data, kind, dec_hook=_read_value)
+        return msgspec.convert(data, kind, dec_hook=_read_value)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at ")
         what, place = (what, place) if what else (place, "`$`")

@@ -53,8 +53,9 @@ from marl_connectors.episodes.storage import (
     known_items,
 )
 from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.names import brief
 from marl_connectors.spaces import counted_from_0
-from marl_connectors.state import Finite, Index, State, as_state
+from marl_connectors.state import Finite, Index, State
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ class SingleAgentEpisodeNotes(EpisodeNotes):
 
     def __post_init__(self) -> None:
         if self.pending is not None:
-            as_state(Finite, self.pending.get(REWARDS))
-            if ACTIONS not in self.pending:
-                raise ValueError(f"Expected pending to have {ACTIONS!r}")
+            reward = self.pending.get(REWARDS)
+            if type(reward) not in (int, float) or not math.isfinite(reward) or ACTIONS not in self.pending:
+                raise ValueError(f"Expected pending to have an action and a reward, got {brief(self.pending)}")
 
 
 class SingleAgentEpisodeState(State):

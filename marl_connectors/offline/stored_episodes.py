@@ -161,9 +161,9 @@ def _columns_of(rollout: Rollout) -> RolloutColumns:
 
 def _facts_of(rollout: Rollout) -> RolloutFacts:
     whole = rollout.observation_space, rollout.action_space
-    texts = [None if space is None else json.dumps(spaces.to_json(space)) for space in whole]
+    seen, taken = (None if space is None else json.dumps(spaces.to_json(space)) for space in whole)
     arrays = rollout.arrays()
-    return RolloutFacts(rollout.num_rows, arrays["names"], list(arrays["layers"]), *texts, rollout.action_units)
+    return RolloutFacts(rollout.num_rows, arrays["names"], list(arrays["layers"]), seen, taken, rollout.action_units)
 
 
 class _Table:

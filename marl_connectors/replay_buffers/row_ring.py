@@ -61,7 +61,7 @@ _NO_EPISODE = -1
 _ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 
 
-class OpenEpisode(State, frozen=True):
+class OpenEpisode(State):
     """An agent's episode that has not ended, and continues in the row of its last observation.
 
     Attributes:
@@ -680,15 +680,16 @@ class RowRing:
         self.observation_space, self.action_space = spaces.get(self.module_id, (None, None))
 
 
-def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, list[Any]]:
+def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, tuple[Any, Any]]:
     """Returns the observation and action spaces of modules as JSON data, without spaces that have no such form."""
     found = {}
     for module_id, pair in spaces.items():
         try:
-            found[module_id] = [to_json(space) for space in pair if space is not None]
+            if None not in pair:
+                found[module_id] = to_json(pair[0]), to_json(pair[1])
         except ConfigError:
             continue
-    return {module_id: pair for module_id, pair in found.items() if len(pair) == 2}
+    return found
 
 
 def spaces_from_json(data: Mapping[ModuleID, Sequence[Any]]) -> dict[ModuleID, tuple[Space, Space]]:
