@@ -628,7 +628,7 @@ class RowRing:
         """Loads a state that ``get_state`` returned.
 
         Raises:
-            CheckpointError: If an action is not in its space.
+            CheckpointError: If an action is not in its space, or the rewards are not one number a step.
         """
         self.written = state.written.astype(np.int64)
         self.num_lanes, self.num_rows = len(self.written), state.num_rows
@@ -640,7 +640,7 @@ class RowRing:
         self._set_spaces(spaces_from_json(state.spaces))
         for module_id, (_, action_space) in self._spaces().items():
             if action_space is not None and Columns.ACTIONS in self.columns:
-                self._check_actions(module_id, action_space)
+                self._check_steps(module_id, action_space)
         self.num_steps = int((self.flags & ACTED).sum())
         self._open = dict(state.open)
         self._ended = {key: dict(own) for key, own in state.ended.items()}
@@ -648,16 +648,22 @@ class RowRing:
         self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
         heapq.heapify(self._free)
 
-    def _check_actions(self, module_id: ModuleID, space: Space) -> None:
-        """Checks the actions that were taken. Those of modules may be out of the bounds of a Box.
+    def _check_steps(self, module_id: ModuleID, space: Space) -> None:
+        """Checks the actions that were taken, and their rewards. Actions of modules may be out of the bounds of a Box.
 
         Raises:
-            CheckpointError: If one is not in its space.
+            CheckpointError: If an action is not in its space, or the rewards are not one number a step.
         """
-        column, acted = self._actions_of(module_id)
+        flags = self._part_of(self.flags, module_id)
+        acted = (flags & ACTED) > 0
+        rewards: Any = self._part_of(self.columns[Columns.REWARDS], module_id)
         space = space if self.action_units == ENV else counted_from_0(space)
-        column = tree_map(lambda leaf: leaf[acted], column)
+        column = tree_map(lambda leaf: leaf[acted], self._part_of(self.columns[Columns.ACTIONS], module_id))
         found = f"the actions {why}" if (why := unlike(space, column)) else ""
+        if rewards.shape != acted.shape or rewards.dtype.kind != "f":
+            found = f"the rewards are {brief(rewards)}, not one number a step"
+        if flags.dtype != np.uint8:
+            found = f"the flags are {flags.dtype}"
         for _, part, values in () if found else parts_with_values(space, column):
             if isinstance(part, WHOLE) and (why := outside(part, values)[1]):
                 found = f"an action {why}"
@@ -667,9 +673,9 @@ class RowRing:
                 f"{found}, but the space is {describe(space)}. Use another checkpoint, or the version that wrote it."
             )
 
-    def _actions_of(self, module_id: ModuleID) -> tuple[Tree, np.ndarray]:
-        """Returns the actions of a module's agents, and whether each of them was taken."""
-        return self.columns[Columns.ACTIONS], (self.flags & ACTED) > 0
+    def _part_of(self, column: Tree, module_id: ModuleID) -> Any:
+        """Returns the part of a column, or of the flags, that a module's agents have."""
+        return column
 
     def _spaces(self) -> Mapping[ModuleID, tuple[Any, Any]]:
         """Returns the observation and action space of each module, as far as they are known."""

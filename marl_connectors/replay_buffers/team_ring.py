@@ -300,9 +300,9 @@ class TeamRing(RowRing):
         """Yields the modules whose agents' steps were added, in the order of ``agents``."""
         return (m for m in self.agents if self.has(AGENT_FLAGS, m))
 
-    def _actions_of(self, module_id: ModuleID) -> tuple[Tree, np.ndarray]:
-        flags: Any = self.columns[AGENT_FLAGS]
-        return self.columns[Columns.ACTIONS][module_id], (flags[module_id] & ACTED) > 0  # type: ignore[index]
+    def _part_of(self, column: Tree, module_id: ModuleID) -> Any:
+        whole: Any = self.columns[AGENT_FLAGS] if column is self.flags else column
+        return whole[module_id]
 
     def _spaces(self) -> Mapping[ModuleID, tuple[Any, Any]]:
         return self.spaces
