@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +15,8 @@ from marl_connectors.typing import Tree
 
 _BLOCK = 65536
 """The number of numbers that are processed at a time, so that they fit into the CPU cache."""
+WHOLE: Final = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Space classes of whole numbers."""
 _WITHOUT_PARTS = {spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
 """Space classes without parts. Looking them up here is faster than ``isinstance`` with Dict and Tuple."""
 
@@ -353,6 +355,32 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
         raise ConfigError(f"spaces: {space} is not a space whose membership can be checked in batches.")
     bad = ~fine.all(axis=tuple(range(1, fine.ndim)))
     return bad, _first_offender(values, fine, low, high) if bad.any() else ""
+
+
+def unlike(space: spaces.Space, column: Tree, *, of_any_type: bool = True) -> str:
+    """Returns why a column cannot be one of a space, by its structure, shapes and types; ``""`` if it can.
+
+    Args:
+        space: The space.
+        column: ``[B, ...]`` array, or a tree of such arrays.
+        of_any_type: Whether its numbers may be of any type.
+    """
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        keys, kind = [key for key, _ in parts_of(space)], dict if isinstance(space, spaces.Dict) else tuple
+        found = list(column) if isinstance(column, dict) else list(range(len(column)))
+        if not isinstance(column, kind) or set(found) != set(keys):
+            return f"are no {kind.__name__}s with the parts {keys}"
+        reasons = ((key, unlike(part, column[key], of_any_type=of_any_type)) for key, part in parts_of(space))  # type: ignore[index,call-overload]
+        return next((f"in part {key!r} {why}" for key, why in reasons if why), "")
+    if isinstance(column, (dict, tuple)):
+        return "have several parts"
+    if space.shape is None or space.dtype is None:
+        return ""
+    if column.shape[1:] != space.shape:
+        return f"have the shape {column.shape[1:]}"
+    now, was = np.dtype(space.dtype), column.dtype
+    is_like = (was == now) if now.kind == "f" else (was.kind in "biu")
+    return "" if of_any_type or is_like else f"are {was}"
 
 
 def parts_with_values(

@@ -45,6 +45,8 @@ Index: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**62)]
 """A number of steps, samples or bytes so far."""
 Seed: TypeAlias = Annotated[int, Meta(ge=0)]
+Finite: TypeAlias = Annotated[float, Meta(gt=-1e300, lt=1e300)]
+"""A number that is neither infinite nor NaN."""
 ID: TypeAlias = Hashable
 """The id of an agent, as ``is_id`` describes it."""
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.floating[Any]]]
@@ -84,16 +86,31 @@ def read_state(kind: type[_S], data: Any) -> _S:
         CheckpointError: If a field is missing or unknown, or is not of its type. It names the place.
     """
     try:
-        is_read = isinstance(kind, type) and isinstance(data, kind)
-        return data if is_read else msgspec.convert(data, kind, dec_hook=_read_value)
+        return as_state(kind, data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint: it is damaged, or of another version. {error}. Use another checkpoint, or the version that "
+            f"wrote it."
+        ) from error
+
+
+def as_state(kind: type[_S], data: Any) -> _S:
+    """Does the same as ``read_state``, for data that are not those of a checkpoint.
+
+    Raises:
+        ValueError: If a field is missing or unknown, or is not of its type. It names the place.
+    """
+    if isinstance(kind, type) and isinstance(data, kind):
+        return data
+    try:
+        return msgspec.convert(data, kind, dec_hook=_read_value)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at ")
         what, place = (what, place) if what else (place, "`$`")
         name = getattr(kind, "__qualname__", str(kind))
-        raise CheckpointError(
-            f"checkpoint: it is damaged, or of another version. {place.replace('$', name)}: {what}. "
-            f"Use another checkpoint, or the version that wrote it."
-        ) from error
+        raise ValueError(f"{place.replace('$', name)}: {what}") from error
+    except AttributeError as error:  # msgspec takes an array for a mapping
+        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected an object where an array is") from error
 
 
 def fields_of(state: State) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from marl_connectors.algorithms.config.state import (
     spec_fields,
     to_state,
 )
+from marl_connectors.algorithms.offline_data import OfflineDataState
 from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.columns import Columns
 from marl_connectors.environments.spec import EnvSpec
@@ -110,7 +111,7 @@ class AlgorithmState(State):
     learner: Any
     env_runner: Any
     metrics: list[Metric]
-    offline_data: Any
+    offline_data: OfflineDataState
     replays: dict[str, Any] = {}
 
     def __post_init__(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -19,9 +21,10 @@ from marl_connectors.connectors.observation_transform import ObservationTransfor
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.errors import ConfigError, OfflineDataError
 from marl_connectors.offline.choices import AS_RECORDED, IN_ORDER
-from marl_connectors.offline.episode_reader import EpisodeReader
-from marl_connectors.offline.episode_writer import EpisodeWriter
+from marl_connectors.offline.episode_reader import EpisodeReader, EpisodeReaderState
+from marl_connectors.offline.episode_writer import EpisodeWriter, EpisodeWriterState
 from marl_connectors.offline.fit import Fit
+from marl_connectors.state import State
 from marl_connectors.typing import ModuleID
 
 WRITERS: Final = (
@@ -47,6 +50,20 @@ def own_pieces(pipeline: Iterable[ConnectorV2]) -> list[ConnectorV2]:
 def _may_write(piece: ConnectorV2) -> bool:
     """Whether a piece writes observations to episodes, or is not one of the library's."""
     return isinstance(piece, WRITERS) or not type(piece).__module__.startswith("marl_connectors.")
+
+
+class OfflineDataState(State):
+    """The positions in recorded episodes.
+
+    Attributes:
+        reader: That in the episodes that are read; None if the run has read none.
+        due: The number of env steps of recorded episodes that are due.
+        writer: That in the episodes that are recorded; None if the run records none.
+    """
+
+    reader: EpisodeReaderState | None = None
+    due: Annotated[float, Meta(gt=-(2**62), lt=2**62)] = 0.0
+    writer: EpisodeWriterState | None = None
 
 
 class OfflineData:
@@ -95,7 +112,7 @@ class OfflineData:
         self._needed_columns = tuple(needed_columns)
         self._due = 0.0
         self._check_filters(own)
-        self._position: Mapping[str, Any] | None = None
+        self._position: EpisodeReaderState | None = None
         self.reader: EpisodeReader | None = None
         self.held_out: EpisodeReader | None = None
         self.writer: EpisodeWriter | None = None
@@ -201,8 +218,8 @@ class OfflineData:
         """The numbers of env steps and agent steps that were read so far."""
         if self.reader is not None:
             return self.reader.num_env_steps_read, self.reader.num_agent_steps_read
-        env_steps, agent_steps = (0, 0) if self._position is None else self._position["read"]
-        return env_steps, agent_steps
+        position = self._position
+        return (0, 0) if position is None else (position.env_steps_read, position.agent_steps_read)
 
     def sample(self, size: int, *, by_agent_steps: bool) -> tuple[Sample | None, int]:
         """Returns the recorded episodes of one train batch, and the number of steps to sample for the rest of it.
@@ -288,15 +305,15 @@ class OfflineData:
             }
         return {"offline_data": found} if found else {}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> OfflineDataState:
         """Returns the positions in the files."""
-        return {
-            "reader": self._position if self.reader is None else self.reader.get_state(),
-            "due": self._due,
-            "writer": None if self.writer is None else self.writer.get_state(),
-        }
+        return OfflineDataState(
+            reader=self._position if self.reader is None else self.reader.get_state(),
+            due=self._due,
+            writer=None if self.writer is None else self.writer.get_state(),
+        )
 
-    def set_state(self, state: Mapping[str, Any] | None, seed: int) -> None:
+    def set_state(self, state: OfflineDataState, seed: int) -> None:
         """Continues at the positions of ``get_state``. A run that begins to read or write has no position yet.
 
         Args:
@@ -306,14 +323,13 @@ class OfflineData:
         Raises:
             OfflineDataError: If the data to read are not the same.
         """
-        state = state or {}
-        self._position = state.get("reader")
-        self._due = state.get("due", 0.0)
+        self._position = state.reader
+        self._due = state.due
         if self.reader is not None:
             self.reader = None
             self.open(seed)
-        if self.writer is not None and state.get("writer") is not None:
-            self.writer.set_state(state["writer"])
+        if self.writer is not None and state.writer is not None:
+            self.writer.set_state(state.writer)
 
     def close(self) -> None:
         """Completes the files."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
+from msgspec import Meta
 
 from marl_connectors import spaces as spaces_
 from marl_connectors.columns import Columns
@@ -21,6 +22,8 @@ UNSCALED: Final = "unscaled"
 MODULE: Final = "module"
 """Actions of modules, scaled as in the run that learns from them: those of modules used by hand."""
 ALL: Final = (ENV, NORMALIZED, UNSCALED, MODULE)
+ActionUnits: TypeAlias = Annotated[str, Meta(pattern=rf"\A({'|'.join(ALL)})\Z")]
+"""One of these, in states."""
 MODULE_OUTPUTS: Final = frozenset((Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.ACTIONS_FOR_ENV))
 """Extra model outputs from which it follows that a module has acted."""
 

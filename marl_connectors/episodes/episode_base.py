@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -13,9 +12,24 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.errors import EpisodeError
+from marl_connectors.state import Finite, State
 
 PLAIN: Final = (list, np.ndarray)
 """The types of columns that are indexed without a walk over their parts."""
+
+
+class EpisodeNotes(State):
+    """What is unusual about an episode, beside its columns, ids, spaces and ends: mostly nothing.
+
+    Attributes:
+        custom_data: The user's own notes.
+        duration_s: The seconds between the first and the last addition; None if nothing was added.
+        check_spaces: Whether additions are checked.
+    """
+
+    custom_data: dict[Any, Any] | None = None
+    duration_s: Finite | None = None
+    check_spaces: bool = False
 
 
 class EpisodeBase:
@@ -60,11 +74,10 @@ class EpisodeBase:
             notes["check_spaces"] = True
         return notes
 
-    def _set_base_notes(self, notes: Mapping[str, Any]) -> None:
-        self._custom_data = notes.get("custom_data")
-        self.check_spaces = notes.get("check_spaces", False)
-        if "duration_s" in notes:
-            self._set_duration(notes["duration_s"])
+    def _set_base_notes(self, notes: EpisodeNotes) -> None:
+        self._custom_data, self.check_spaces = notes.custom_data, notes.check_spaces
+        if notes.duration_s is not None:
+            self._set_duration(notes.duration_s)
 
     def get_duration_s(self) -> float:
         """Returns the seconds between the first and the last addition; concatenated chunks add up."""

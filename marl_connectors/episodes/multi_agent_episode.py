@@ -14,11 +14,11 @@ from gymnasium.spaces import Dict
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.env_step_index import NEVER, EnvSteps, Lives, between, dicts_at, items_at, table
-from marl_connectors.episodes.episode_base import EpisodeBase, check_item, check_lookback, slice_bounds
+from marl_connectors.episodes.episode_base import EpisodeBase, EpisodeNotes, check_item, check_lookback, slice_bounds
 from marl_connectors.episodes.items import count, number, owned, owned_infos
 from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, resolve
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.state import decode, encode
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode, SingleAgentEpisodeState
+from marl_connectors.episodes.state import decode, encode, episode_state
 from marl_connectors.episodes.storage import (
     ACTIONS,
     NOTHING,
@@ -31,6 +31,7 @@ from marl_connectors.episodes.storage import (
     T,
 )
 from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.state import ID, Finite, Index, State
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
 if TYPE_CHECKING:
@@ -59,6 +60,68 @@ class AgentViews(Protocol):
     def chunks(self, episode: MultiAgentEpisode) -> list[Any]:
         """Returns an ``AgentChunk`` for each agent, which makes no episode."""
         ...
+
+
+class MultiAgentEpisodeNotes(EpisodeNotes):
+    """What is unusual about a MultiAgentEpisode.
+
+    Attributes:
+        module_of: The modules of agents that have no episode in it, or have had another module there.
+        ended_before: The agents that have ended in earlier chunks, and whether they were truncated.
+        unclaimed: The rewards of agents that have no episode in it.
+        truncated_before: Whether an agent was truncated in an earlier chunk.
+        observation_space: The observation space, or those of the agents, as JSON data.
+        action_space: The same of actions.
+        spaces_by_agent: Whether a Dict space holds one space for each agent; None if that is not known yet.
+    """
+
+    module_of: dict[ID, ModuleID] = {}
+    ended_before: dict[ID, bool] = {}
+    unclaimed: dict[ID, Finite] = {}
+    truncated_before: bool = False
+    observation_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
+    spaces_by_agent: bool | None = None
+
+
+class MultiAgentEpisodeState(State):
+    """What ``MultiAgentEpisode.get_state`` returns; ``encode`` has made plain data of all ids.
+
+    Attributes:
+        id_: The id of the episode.
+        env_t_started: The env step at which it begins.
+        env_t: That at which it ends.
+        is_terminated: Whether it was terminated.
+        is_truncated: Whether it was truncated.
+        agent_episodes: The agents' episodes.
+        module_of: The module of each agent.
+        ended_before: As in the notes.
+        truncated_before: As in the notes.
+        unclaimed: As in the notes.
+        observation_space: As in the notes.
+        action_space: As in the notes.
+        custom_data: The user's own notes.
+        duration_s: The seconds between the first and the last addition.
+        check_spaces: Whether additions are checked.
+        spaces_by_agent: As in the notes.
+    """
+
+    id_: Any
+    env_t_started: Index
+    env_t: Index
+    is_terminated: bool
+    is_truncated: bool
+    agent_episodes: list[SingleAgentEpisodeState]
+    module_of: list[Any]
+    ended_before: list[Any]
+    truncated_before: bool
+    unclaimed: list[Any]
+    observation_space: dict[str, Any] | None
+    action_space: dict[str, Any] | None
+    custom_data: dict[str, Any]
+    duration_s: float
+    check_spaces: bool
+    spaces_by_agent: bool | None
 
 
 class MultiAgentEpisode(EpisodeBase):
@@ -1195,18 +1258,18 @@ class MultiAgentEpisode(EpisodeBase):
         return self
 
     def get_notes(self, module_of: Mapping[AgentID, ModuleID | None]) -> dict[str, Any]:
-        """Returns what is unusual about this episode, beside the agents' episodes, id, env steps and ends.
+        """Returns what is unusual about this episode: the fields of ``MultiAgentEpisodeNotes`` with other values.
 
         Args:
             module_of: Agent to module, as far as it is known from the agents' episodes.
         """
         notes: dict[str, Any] = {}
-        others = [(a, m) for a, m in self._module_of.items() if module_of.get(a) != m]
+        others = {a: m for a, m in self._module_of.items() if module_of.get(a) != m}
         spaces_of = {"observation_space": self.observation_space, "action_space": self.action_space}
         for name, found in (
             ("module_of", others),
-            ("ended_before", list(self._ended_before.items())),
-            ("unclaimed", list(self._unclaimed.items())),
+            ("ended_before", self._ended_before),
+            ("unclaimed", self._unclaimed),
             ("truncated_before", self._truncated_before),
         ):
             if found:
@@ -1218,15 +1281,15 @@ class MultiAgentEpisode(EpisodeBase):
             notes["spaces_by_agent"] = self._spaces_by_agent
         return notes | self._base_notes()
 
-    def set_notes(self, notes: Mapping[str, Any]) -> None:
+    def set_notes(self, notes: MultiAgentEpisodeNotes) -> None:
         """Sets what ``get_notes`` returned."""
-        self._module_of = dict(notes.get("module_of", ()))
-        self._ended_before = dict(notes.get("ended_before", ()))
-        self._unclaimed = dict(notes.get("unclaimed", ()))
-        self._truncated_before = notes.get("truncated_before", False)
-        self.observation_space = _spaces_from_json(notes.get("observation_space"))
-        self.action_space = _spaces_from_json(notes.get("action_space"))
-        self._spaces_by_agent = notes.get("spaces_by_agent")
+        self._module_of = dict(notes.module_of)
+        self._ended_before = dict(notes.ended_before)
+        self._unclaimed = dict(notes.unclaimed)
+        self._truncated_before = notes.truncated_before
+        self.observation_space = _spaces_from_json(notes.observation_space)
+        self.action_space = _spaces_from_json(notes.action_space)
+        self._spaces_by_agent = notes.spaces_by_agent
         self._set_base_notes(notes)
 
     def get_state(self) -> dict[str, Any]:
@@ -1256,23 +1319,28 @@ class MultiAgentEpisode(EpisodeBase):
 
     @classmethod
     def from_state(
-        cls, state: Mapping[str, Any], agent_to_module_mapping_fn: AgentToModule | None = None
+        cls, state: MultiAgentEpisodeState | Mapping[str, Any], agent_to_module_mapping_fn: AgentToModule | None = None
     ) -> MultiAgentEpisode:
-        """Returns the episode that ``get_state()`` described. The function maps agents that join later."""
-        module_of = dict(decode(state["module_of"]))
-        begin, end = state["env_t_started"], state["env_t"]
+        """Returns the episode that ``get_state()`` described. The function maps agents that join later.
+
+        Raises:
+            EpisodeError: If it has other fields, or fields of other types.
+        """
+        state = episode_state(MultiAgentEpisodeState, state)
+        module_of = dict(decode(state.module_of))
         episode = cls.__new__(cls)
-        episode._init(decode(state["id_"]), {}, begin, end, agent_to_module_mapping_fn, module_of)
-        episode._set_lives([SingleAgentEpisode.from_state(agent_state) for agent_state in state["agent_episodes"]])
-        episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
-        episode._ended_before = dict(decode(state["ended_before"]))
-        episode._truncated_before = state["truncated_before"]
-        episode._unclaimed = dict(decode(state["unclaimed"]))
-        episode.observation_space = _spaces_from_json(state["observation_space"])
-        episode.action_space = _spaces_from_json(state["action_space"])
-        episode._custom_data = decode(state["custom_data"])
-        episode._set_duration(state["duration_s"])
-        episode.check_spaces, episode._spaces_by_agent = state["check_spaces"], state["spaces_by_agent"]
+        mapping_fn = agent_to_module_mapping_fn
+        episode._init(decode(state.id_), {}, state.env_t_started, state.env_t, mapping_fn, module_of)
+        episode._set_lives([SingleAgentEpisode.from_state(agent_state) for agent_state in state.agent_episodes])
+        episode.is_terminated, episode.is_truncated = state.is_terminated, state.is_truncated
+        episode._ended_before = dict(decode(state.ended_before))
+        episode._truncated_before = state.truncated_before
+        episode._unclaimed = dict(decode(state.unclaimed))
+        episode.observation_space = _spaces_from_json(state.observation_space)
+        episode.action_space = _spaces_from_json(state.action_space)
+        episode._custom_data = decode(state.custom_data)
+        episode._set_duration(state.duration_s)
+        episode.check_spaces, episode._spaces_by_agent = state.check_spaces, state.spaces_by_agent
         return episode
 
 

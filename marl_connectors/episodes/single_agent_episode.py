@@ -14,9 +14,16 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ENV
+from marl_connectors.episodes.action_units import ENV, ActionUnits
 from marl_connectors.episodes.column_view import ColumnView
-from marl_connectors.episodes.episode_base import PLAIN, EpisodeBase, check_item, check_lookback, slice_bounds
+from marl_connectors.episodes.episode_base import (
+    PLAIN,
+    EpisodeBase,
+    EpisodeNotes,
+    check_item,
+    check_lookback,
+    slice_bounds,
+)
 from marl_connectors.episodes.items import (
     count,
     is_branch,
@@ -30,7 +37,7 @@ from marl_connectors.episodes.items import (
 )
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.lookback import Indices, gather, resolve
-from marl_connectors.episodes.state import decode, encode
+from marl_connectors.episodes.state import decode, encode, episode_state
 from marl_connectors.episodes.storage import (
     ACTIONS,
     INFOS,
@@ -46,11 +53,81 @@ from marl_connectors.episodes.storage import (
     known_items,
 )
 from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.names import brief
 from marl_connectors.spaces import counted_from_0
+from marl_connectors.state import Finite, Index, State
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class SingleAgentEpisodeNotes(EpisodeNotes):
+    """What is unusual about a SingleAgentEpisode.
+
+    Attributes:
+        is_empty: Whether it has no observation.
+        uncredited_reward: The reward that belongs to no step.
+        pending: The action that is not answered yet, with its reward and module outputs; None if there is none.
+    """
+
+    is_empty: bool = False
+    uncredited_reward: Finite = 0.0
+    pending: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pending is not None:
+            reward = self.pending.get(REWARDS)
+            if type(reward) not in (int, float) or not math.isfinite(reward) or ACTIONS not in self.pending:
+                raise ValueError(f"Expected pending to have an action and a reward, got {brief(self.pending)}")
+
+
+class SingleAgentEpisodeState(State):
+    """What ``SingleAgentEpisode.get_state`` returns; ``encode`` has made plain data of all ids and items.
+
+    Attributes:
+        id_: The id of the episode.
+        agent_id: The agent.
+        module_id: Its module.
+        multi_agent_episode_id: The id of the MultiAgentEpisode that it is in.
+        t_started: The number of steps that its agent has taken before.
+        is_terminated: Whether it was terminated.
+        is_truncated: Whether it was truncated.
+        uncredited_reward: The reward that belongs to no step.
+        is_numpy: Whether its columns are arrays.
+        lookback: The number of steps before its beginning.
+        untyped: The columns whose arrays are not of the type of their space.
+        action_units: Whose actions it holds; None if that follows from its columns.
+        heads: The parts of columns that are lists already.
+        columns: The columns.
+        pending: As in the notes.
+        observation_space: The observation space as JSON data.
+        action_space: The action space as JSON data.
+        custom_data: The user's own notes.
+        duration_s: The seconds between the first and the last addition.
+        check_spaces: Whether additions are checked.
+    """
+
+    id_: Any
+    agent_id: Any
+    module_id: Any
+    multi_agent_episode_id: Any
+    t_started: Index
+    is_terminated: bool
+    is_truncated: bool
+    uncredited_reward: float
+    is_numpy: bool
+    lookback: Index
+    untyped: list[str]
+    action_units: ActionUnits | None
+    heads: dict[str, Any]
+    columns: dict[str, Any]
+    pending: dict[str, Any] | None
+    observation_space: dict[str, Any] | None
+    action_space: dict[str, Any] | None
+    custom_data: dict[str, Any]
+    duration_s: float
+    check_spaces: bool
 
 
 class SingleAgentEpisode(EpisodeBase):
@@ -937,7 +1014,7 @@ class SingleAgentEpisode(EpisodeBase):
         return data | {key: self.get_extra_model_outputs(key) for key in self.storage.extra_keys()}
 
     def get_notes(self) -> dict[str, Any]:
-        """Returns what is unusual about this episode, beside its columns, ids, spaces and ends: mostly nothing."""
+        """Returns what is unusual about this episode: the fields of ``SingleAgentEpisodeNotes`` with other values."""
         notes: dict[str, Any] = {}
         if not self.is_reset:
             notes["is_empty"] = True
@@ -947,12 +1024,12 @@ class SingleAgentEpisode(EpisodeBase):
             notes["pending"] = pending
         return notes | self._base_notes()
 
-    def set_notes(self, notes: Mapping[str, Any]) -> None:
+    def set_notes(self, notes: SingleAgentEpisodeNotes) -> None:
         """Sets what ``get_notes`` returned."""
-        self.uncredited_reward = notes.get("uncredited_reward", 0.0)
-        if "pending" in notes:
+        self.uncredited_reward = notes.uncredited_reward
+        if notes.pending is not None:
             lists = ListStorage.from_storage(self.storage)
-            lists.open_row = dict(notes["pending"])
+            lists.open_row = dict(notes.pending)
             self.storage = lists
         self._set_base_notes(notes)
 
@@ -990,38 +1067,43 @@ class SingleAgentEpisode(EpisodeBase):
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        """Returns the episode that ``get_state()`` described."""
-        columns = {name: decode(column) for name, column in state["columns"].items()}
+    def from_state(cls, state: SingleAgentEpisodeState | Mapping[str, Any]) -> SingleAgentEpisode:
+        """Returns the episode that ``get_state()`` described.
+
+        Raises:
+            EpisodeError: If it has other fields, or fields of other types.
+        """
+        state = episode_state(SingleAgentEpisodeState, state)
+        columns = {name: decode(column) for name, column in state.columns.items()}
         held: dict[str, Any] = {
-            "lookback": state["lookback"],
-            "open_row": decode(state["pending"]),
-            "action_units": state["action_units"],
+            "lookback": state.lookback,
+            "open_row": decode(state.pending),
+            "action_units": state.action_units,
         }
-        if state["is_numpy"]:
-            storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)
+        if state.is_numpy:
+            storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state.untyped), **held)
         else:
-            heads = {name: decode(column) for name, column in state["heads"].items()}
+            heads = {name: decode(column) for name, column in state.heads.items()}
             storage = ListStorage(columns, heads=heads, **held)
         observation_space, action_space = (
-            None if state[name] is None else spaces.from_json(state[name])
-            for name in ("observation_space", "action_space")
+            None if space is None else spaces.from_json(space)
+            for space in (state.observation_space, state.action_space)
         )
         episode = cls.from_storage(
             storage,
-            id_=decode(state["id_"]),
-            agent_id=decode(state["agent_id"]),
-            module_id=decode(state["module_id"]),
-            multi_agent_episode_id=decode(state["multi_agent_episode_id"]),
-            t_started=state["t_started"],
+            id_=decode(state.id_),
+            agent_id=decode(state.agent_id),
+            module_id=decode(state.module_id),
+            multi_agent_episode_id=decode(state.multi_agent_episode_id),
+            t_started=state.t_started,
             observation_space=observation_space,
             action_space=action_space,
         )
-        episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
-        episode.uncredited_reward = state["uncredited_reward"]
-        episode._custom_data = decode(state["custom_data"])
-        episode._set_duration(state["duration_s"])
-        episode.check_spaces = state["check_spaces"]
+        episode.is_terminated, episode.is_truncated = state.is_terminated, state.is_truncated
+        episode.uncredited_reward = state.uncredited_reward
+        episode._custom_data = decode(state.custom_data)
+        episode._set_duration(state.duration_s)
+        episode.check_spaces = state.check_spaces
         episode.validate()
         return episode
 

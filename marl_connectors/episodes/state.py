@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from marl_connectors.errors import EpisodeError
+from marl_connectors.state import State, as_state
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
+
+
+_S = TypeVar("_S", bound=State)
+
+
+def episode_state(kind: type[_S], state: Any) -> _S:
+    """Returns the state of an episode.
+
+    Args:
+        kind: Its dataclass.
+        state: The state, or its fields in a dict.
+
+    Raises:
+        EpisodeError: If a field is missing or unknown, or is not of its type.
+    """
+    try:
+        return as_state(kind, state)
+    except ValueError as error:
+        raise EpisodeError(f"episode: get_state() did not return this state. {error}.") from error
 
 
 def encode(value: Any, where: str = "value") -> Any:

@@ -7,9 +7,10 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
 from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
@@ -28,6 +29,7 @@ from marl_connectors.offline.shard import (
 )
 from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
+from marl_connectors.state import Count, Index, Seed, State, read_state
 from marl_connectors.validators import boolean, integer, number, one_of, optional
 
 _CAUSES_SHOWN: Final = 3
@@ -54,6 +56,28 @@ class Record(NamedTuple):
     def fact(self, name: str) -> Any:
         """Returns a fact of the table, such as ``"env_t"``."""
         return self.block.stored.table[name][self.number].item()
+
+
+class EpisodeReaderState(State):
+    """The position of an EpisodeReader in its data.
+
+    Attributes:
+        digest: What tells these data from others.
+        order: The order in which they are read.
+        seed: The seed of the shuffling.
+        pass_number: The number of passes over the data before this one.
+        position: The number of episodes of this pass that were read.
+        env_steps_read: The number of env steps of all samples.
+        agent_steps_read: The number of agent steps of all samples.
+    """
+
+    digest: str
+    order: Annotated[str, Meta(pattern=rf"\A({'|'.join(ORDERS)})\Z")]
+    seed: Seed
+    pass_number: Index
+    position: Index
+    env_steps_read: Count
+    agent_steps_read: Count
 
 
 class EpisodeReader:
@@ -405,40 +429,43 @@ class EpisodeReader:
 
     # State.
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> EpisodeReaderState:
         """Returns the position in the data, for a reader of the same data that continues exactly there."""
-        return {
-            "digest": self._digest,
-            "order": self.order,
-            "seed": self._seed,
-            "pass": self._pass,
-            "position": self._position,
-            "read": self._read.tolist(),
-        }
+        return EpisodeReaderState(
+            digest=self._digest,
+            order=self.order,
+            seed=self._seed,
+            pass_number=self._pass,
+            position=self._position,
+            env_steps_read=self.num_env_steps_read,
+            agent_steps_read=self.num_agent_steps_read,
+        )
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: EpisodeReaderState | Mapping[str, Any]) -> None:
         """Continues at the position that ``get_state`` returned.
 
         Raises:
             OfflineDataError: If the data are not the same, or are read in another order.
+            CheckpointError: If the state is damaged.
         """
-        if state["digest"] != self._digest:
+        state = read_state(EpisodeReaderState, state)
+        if state.digest != self._digest:
             where = self.files[0].parent
             raise OfflineDataError(
                 f"offline data: expected to continue in the data that were read before, but those in {where} are "
                 f"others: files were added, removed, changed or damaged. Restore them, or begin a new run."
             )
-        if (state["order"], state["seed"]) != (self.order, self._seed):
+        if (state.order, state.seed) != (self.order, self._seed):
             raise OfflineDataError(
-                f"offline data: the position is that of order={state['order']!r} and seed={state['seed']}, but these "
+                f"offline data: the position is that of order={state.order!r} and seed={state.seed}, but these "
                 f"data are read with order={self.order!r} and seed={self._seed}. Use the same ones."
             )
-        if state["position"] > len(self._units):
+        if state.position > len(self._units):
             raise OfflineDataError(
-                f"offline data: the position {state['position']} is beyond the {len(self._units)} episodes of the data."
+                f"offline data: the position {state.position} is beyond the {len(self._units)} episodes of the data."
             )
-        self._pass, self._position = state["pass"], state["position"]
-        self._read = np.array(state["read"], np.int64)
+        self._pass, self._position = state.pass_number, state.position
+        self._read = np.array([state.env_steps_read, state.agent_steps_read], np.int64)
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:

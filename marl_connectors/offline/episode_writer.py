@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
 from marl_connectors.offline.folder_index import append_to_index, read_index, replace_index
 from marl_connectors.offline.shard import SUFFIX, Extent, encoded_block, encoded_end, file_header, name_of_file
+from marl_connectors.offline.stored_block import StoredBlock
 from marl_connectors.offline.stored_episodes import stored_state
+from marl_connectors.state import Count, State, read_state
 from marl_connectors.validators import integer, one_of, optional
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-POSITION: Final = (
-    "num_samples",
-    "num_episodes",
-    "num_agent_steps",
-    "file_number",
-    "size",
-    "blocks",
-    "episodes",
-    "rows",
-)
-"""The keys of the state of an EpisodeWriter."""
+
+class EpisodeWriterState(State):
+    """How much an EpisodeWriter has written.
+
+    Attributes:
+        num_samples: The number of calls of ``write`` that wrote episodes.
+        num_episodes: The number of episodes, and chunks of episodes.
+        num_agent_steps: The number of agent steps.
+        file_number: The number of the newest file.
+        size: Its bytes.
+        blocks: Its blocks.
+        episodes: The episodes in them.
+        rows: The agent steps in them.
+    """
+
+    num_samples: Count = 0
+    num_episodes: Count = 0
+    num_agent_steps: Count = 0
+    file_number: Count = 0
+    size: Count = 0
+    blocks: Count = 0
+    episodes: Count = 0
+    rows: Count = 0
 
 
 class EpisodeWriter:
@@ -47,9 +62,6 @@ class EpisodeWriter:
 
     Attributes:
         folder: The folder.
-        num_samples: The number of calls of ``write`` so far that wrote episodes.
-        num_episodes: The number of episodes, and chunks of episodes, so far.
-        num_agent_steps: The number of agent steps so far.
     """
 
     def __init__(
@@ -79,8 +91,7 @@ class EpisodeWriter:
         self._drops = one_of(*UNSTORABLE_INFOS).check(unstorable_infos, who, "unstorable_infos") == "drop"
         self._pieces = None if pieces is None else list(pieces)
         self._dropped: set[Any] = set()
-        self.num_samples = self.num_episodes = self.num_agent_steps = 0
-        self._file_number = self._size = self._blocks = self._episodes = self._rows = 0
+        self._written = EpisodeWriterState()
         self._file: IO[bytes] | None = None
         self._is_begun = False
         self._made: list[Path] = []
@@ -94,6 +105,21 @@ class EpisodeWriter:
 
     def __repr__(self) -> str:
         return f"<EpisodeWriter to {self.folder}: {self.num_episodes:,} episodes, {self.num_agent_steps:,} agent steps>"
+
+    @property
+    def num_samples(self) -> int:
+        """The number of calls of ``write`` so far that wrote episodes."""
+        return self._written.num_samples
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes, and chunks of episodes, so far."""
+        return self._written.num_episodes
+
+    @property
+    def num_agent_steps(self) -> int:
+        """The number of agent steps so far."""
+        return self._written.num_agent_steps
 
     def begin(self) -> None:
         """Creates the folder, and checks that it can be written to. ``write`` does this first.
@@ -123,9 +149,10 @@ class EpisodeWriter:
                 )
             replace_index(self.folder, {})  # that of files which were deleted
             return
-        before = [self._path(number) for number in range(self._file_number)]
+        size = self._written.size
+        before = map(self._path, range(self._written.file_number))
         lacking = next((file for file in before if file not in files), None)
-        if self._size and (path not in files or path.stat().st_size < self._size):
+        if size and (path not in files or path.stat().st_size < size):
             lacking = path
         if lacking is not None:
             raise OfflineDataError(
@@ -135,24 +162,24 @@ class EpisodeWriter:
             )
         self._shorten_index()
         for file in files:  # of samples after the one that the state is of, which are made again
-            if file > path or (file == path and not self._size):
+            if file > path or (file == path and not size):
                 file.unlink()
-        if self._size:
-            os.truncate(path, self._size)
+        if size:
+            os.truncate(path, size)
             self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
 
     def _shorten_index(self) -> None:
         """Lets the index count no block behind the position of the state."""
-        before = {self._path(number).name for number in range(self._file_number)}
-        name, here = self._path().name, Extent(self._blocks, self._episodes, False)
+        before = {self._path(number).name for number in range(self._written.file_number)}
+        name, here = self._path().name, Extent(self._written.blocks, self._written.episodes, False)
         found = read_index(self.folder).extents
         kept = {own: extent for own, extent in found.items() if own in before}
-        if self._size and name in found:
+        if self._written.size and name in found:
             kept[name] = min(here, found[name]._replace(is_closed=False))
         replace_index(self.folder, kept)
 
     def _path(self, number: int | None = None) -> Path:
-        return self.folder / name_of_file(self._file_number if number is None else number)
+        return self.folder / name_of_file(self._written.file_number if number is None else number)
 
     def write(self, episodes: Sequence[Any]) -> None:
         """Appends episodes, or chunks of episodes. They stay together: they are one sample of ``EpisodeReader``.
@@ -167,30 +194,29 @@ class EpisodeWriter:
         if not episodes:
             return
         self.begin()
-        document, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
-        document["sample"] = self.num_samples
-        if self._pieces is not None:
-            document["pieces"] = self._pieces
+        stored, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
+        stored.sample, stored.pieces = self.num_samples, self._pieces
         try:
-            self._append(document, tensors)
+            self._append(stored, tensors)
         except OSError as error:
             raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
         rows = sum(episode.agent_steps() for episode in episodes)
-        self._rows += rows
-        self._episodes += len(episodes)
-        self._blocks += 1
-        self.num_samples += 1
-        self.num_episodes += len(episodes)
-        self.num_agent_steps += rows
-        is_long = self._max_rows is not None and self._rows >= self._max_rows
-        if is_long or (self._max_file_size is not None and self._size >= self._max_file_size):
+        written = self._written
+        written.rows += rows
+        written.episodes += len(episodes)
+        written.blocks += 1
+        written.num_samples += 1
+        written.num_episodes += len(episodes)
+        written.num_agent_steps += rows
+        is_long = self._max_rows is not None and written.rows >= self._max_rows
+        if is_long or (self._max_file_size is not None and written.size >= self._max_file_size):
             self._close_file()
 
-    def _append(self, document: dict[str, Any], tensors: dict[str, Any]) -> None:
-        header = b"" if self._size else file_header()
-        block = encoded_block(
-            document, tensors, offset=self._size + len(header), number=self._blocks, episodes_before=self._episodes
-        )
+    def _append(self, stored: StoredBlock, tensors: dict[str, Any]) -> None:
+        written = self._written
+        header = b"" if written.size else file_header()
+        offset = written.size + len(header)
+        block = encoded_block(stored, tensors, offset=offset, number=written.blocks, episodes_before=written.episodes)
         if self._file is None:
             self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
         try:
@@ -199,7 +225,7 @@ class EpisodeWriter:
         except BaseException:  # also if a signal interrupts it
             self._keep_whole_blocks()
             raise
-        self._size += len(header) + len(block)
+        written.size += len(header) + len(block)
 
     def _keep_whole_blocks(self) -> None:
         """Closes the file after a write that has failed. A later call continues after the last whole block."""
@@ -207,8 +233,8 @@ class EpisodeWriter:
             with contextlib.suppress(OSError):  # it may try to write the rest again
                 self._file.close()
         self._file, self._is_begun = None, False
-        if self._size:
-            os.truncate(self._path(), self._size)
+        if self._written.size:
+            os.truncate(self._path(), self._written.size)
         else:
             self._path().unlink()
 
@@ -227,15 +253,16 @@ class EpisodeWriter:
         if self._file is None:
             return
         try:
-            self._file.write(encoded_end(self._blocks, self._episodes))
+            self._file.write(encoded_end(self._written.blocks, self._written.episodes))
             self._sync(is_closed=True)
         except OSError as error:
             self._keep_whole_blocks()
             raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
         self._file.close()
         self._file = None
-        self._file_number += 1
-        self._size = self._blocks = self._episodes = self._rows = 0
+        written = self._written
+        written.file_number += 1
+        written.size = written.blocks = written.episodes = written.rows = 0
 
     def _sync(self, *, is_closed: bool = False) -> None:
         """Waits until all blocks are on disk, and then notes them in the folder's index."""
@@ -243,7 +270,8 @@ class EpisodeWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             sync_directory(self.folder)
-            append_to_index(self.folder, self._path().name, Extent(self._blocks, self._episodes, is_closed))
+            extent = Extent(self._written.blocks, self._written.episodes, is_closed)
+            append_to_index(self.folder, self._path().name, extent)
 
     def close(self) -> None:
         """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""
@@ -254,36 +282,27 @@ class EpisodeWriter:
                 while self._made:
                     self._made.pop(0).rmdir()
 
-    def get_state(self) -> dict[str, int]:
+    def get_state(self) -> EpisodeWriterState:
         """Returns how much is written, which is on disk then, for a writer that continues."""
         self._sync()
         return self.position()
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> EpisodeWriterState:
         """Does the same as ``get_state``, without waiting for the disk."""
-        return {
-            "num_samples": self.num_samples,
-            "num_episodes": self.num_episodes,
-            "num_agent_steps": self.num_agent_steps,
-            "file_number": self._file_number,
-            "size": self._size,
-            "blocks": self._blocks,
-            "episodes": self._episodes,
-            "rows": self._rows,
-        }
+        return copy.copy(self._written)
 
-    def set_state(self, state: Mapping[str, int]) -> None:
+    def set_state(self, state: EpisodeWriterState | Mapping[str, Any]) -> None:
         """Continues where ``get_state`` was called. What was written to the folder later is deleted at the next write.
 
         Args:
             state: The result of ``get_state``, perhaps of another process.
+
+        Raises:
+            CheckpointError: If it is damaged.
         """
+        written = copy.copy(read_state(EpisodeWriterState, state))
         if self._file is not None:
             self._file.close()
             self._file = None
-        self.num_samples = state["num_samples"]
-        self.num_episodes = state["num_episodes"]
-        self.num_agent_steps = state["num_agent_steps"]
-        self._file_number, self._size = state["file_number"], state["size"]
-        self._blocks, self._episodes, self._rows = state["blocks"], state["episodes"], state["rows"]
+        self._written = written
         self._is_begun = False

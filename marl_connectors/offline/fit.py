@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from gymnasium import Space
-from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -78,8 +76,8 @@ class Fit:
     def _check_pieces(self, stored: StoredEpisodes, rollout: int, where: str) -> None:
         if self.pieces is None:
             return
-        is_written = stored.is_written(rollout, Columns.OBS)
-        was, now = stored.pieces, list(self.pieces)
+        is_written = Columns.OBS in stored.block.rollouts[rollout].written
+        was, now = stored.block.pieces, list(self.pieces)
         if was == now or (is_written and was is None and now):
             return
         here = f"this run has {_listed(now)}"
@@ -99,7 +97,7 @@ class Fit:
             )
 
     def _check_columns(self, stored: StoredEpisodes, rollout: int, members: np.ndarray, where: str) -> None:
-        missing = [name for name in self.columns if name not in stored.column_names(rollout)]
+        missing = [name for name in self.columns if name not in stored.block.rollouts[rollout].names]
         has_steps = (stored.chunks["stop_row"][members] > stored.chunks["start_row"][members]).any()
         if missing and has_steps:
             raise OfflineDataError(
@@ -139,7 +137,7 @@ class Fit:
                 _KINDS.items(), both, stored.spaces_of(number), strict=True
             ):
                 rows = observed if name == Columns.OBS else acted
-                why = _unlike(space, column, is_typed=recorded is not None)
+                why = spaces.unlike(space, column, of_any_type=recorded is not None)
                 if why and len(rows):
                     raise OfflineDataError(
                         f"{_where(block, int(members[0]))}: agent {agent_id!r} has {kind}s that {why}, but the "
@@ -183,39 +181,14 @@ def _value_error(block: Block, rollout: int, row: int, what: str) -> OfflineData
     )
 
 
-_WHOLE: Final = (gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
-
-
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _unlike(space: Space, column: Tree, *, is_typed: bool) -> str:
-    """Returns why a column cannot be one of a space, by its structure, shapes and types; ``""`` if it can."""
-    if isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple)):
-        keys = [key for key, _ in spaces.parts_of(space)]
-        kind = dict if isinstance(space, gym_spaces.Dict) else tuple
-        found = list(column) if isinstance(column, dict) else list(range(len(column)))  # type: ignore[arg-type]
-        if not isinstance(column, kind) or set(found) != set(keys):
-            return f"are no {kind.__name__}s with the parts {keys}"
-        reasons = ((key, _unlike(part, column[key], is_typed=is_typed)) for key, part in spaces.parts_of(space))
-        return next((f"in part {key!r} {why}" for key, why in reasons if why), "")
-    if isinstance(column, (dict, tuple)):
-        return "have several parts"
-    if space.shape is None or space.dtype is None:
-        return ""
-    if column.shape[1:] != space.shape:
-        return f"have the shape {column.shape[1:]}"
-    now, was = np.dtype(space.dtype), column.dtype
-    whole = "biu"
-    is_like = (was == now) if now.kind == "f" else (was.kind in whole)
-    return "" if is_typed or is_like else f"are {was}"
 
 
 def _beyond(space: Space, column: Tree, rows: np.ndarray, is_box_bounded: bool) -> Iterator[tuple[int, str]]:
     """Yields the rows of a column, and the reasons, whose values a space of whole numbers, or a Box, does not have."""
     for _, part, values in spaces.parts_with_values(space, column):
-        if is_box_bounded or isinstance(part, _WHOLE):
+        if is_box_bounded or isinstance(part, spaces.WHOLE):
             bad, why = spaces.outside(part, values[rows])
             if why:
                 yield int(rows[np.flatnonzero(bad)[0]]), why

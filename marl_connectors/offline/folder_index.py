@@ -15,8 +15,27 @@ from typing import Any, Final, NamedTuple
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.offline.shard import Extent, crc32
+from marl_connectors.state import Count, State, as_state
 
 INDEX_FILE: Final = "episodes.index"
+
+
+class IndexLine(State):
+    """A line of the index.
+
+    Attributes:
+        file: The name of a file.
+        blocks: As in its ``Extent``.
+        episodes: As in its ``Extent``.
+        is_closed: As in its ``Extent``.
+        crc32: The checksum of the others.
+    """
+
+    file: str
+    blocks: Count
+    episodes: Count
+    is_closed: bool
+    crc32: int
 
 
 class FolderIndex(NamedTuple):
@@ -41,15 +60,15 @@ def read_index(folder: Path) -> FolderIndex:
     extents, is_intact = {}, True
     for line in lines:
         try:
-            own = json.loads(line)
-            code, name = own.pop("crc32"), own.pop("file")
-            is_sound = code == crc32({"file": name, **own}) and type(name) is str
-            extent = Extent(**own)
-            is_sound = is_sound and all(type(n) is int and n >= 0 for n in extent[:2]) and type(extent[2]) is bool
-            extents[name] = extent if is_sound else extents[name]
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            is_sound = False
-        is_intact &= is_sound
+            own = as_state(IndexLine, json.loads(line))
+        except (RecursionError, ValueError):
+            is_intact = False
+            continue
+        extent = Extent(own.blocks, own.episodes, own.is_closed)
+        if _line(own.file, extent) == line + b"\n":
+            extents[own.file] = extent
+        else:
+            is_intact = False
     return FolderIndex(extents, is_intact)
 
 

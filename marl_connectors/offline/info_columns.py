@@ -7,32 +7,87 @@ from typing import Any, Final
 
 import numpy as np
 
+from marl_connectors.state import Column, Ints, State, fields_of
+
 _DTYPES: Final[dict[str, Any]] = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 _KINDS: Final = "biuf"
 _PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
 
-def pack_infos(infos: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a group for each structure of info dicts: the rows that have it, and a column for each value.
+class InfoColumn(State):
+    """The values of some rows, in one of four forms.
 
-    >>> pack_infos({0: {"n": 1}, 3: {"n": 2}})
-    [{'rows': array([0, 3]), 'values': ['dict', {'n': ['int', array([1, 2])]}]}]
+    Attributes:
+        parts: The columns of dicts with the same keys.
+        numbers: Python's numbers of one type.
+        arrays: Numpy's numbers of one type, or arrays of one type and shape.
+        items: Anything else.
+    """
+
+    parts: dict[str, InfoColumn] | None = None
+    numbers: Column | None = None
+    arrays: Column | None = None
+    items: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name, value in fields_of(self).items() if value is not None]
+        if len(given) != 1 or isinstance(self.numbers, (dict, tuple)) or isinstance(self.arrays, (dict, tuple)):
+            raise ValueError(f"Expected values in one form, got {given}")
+
+    def has(self, length: int) -> bool:
+        """Whether it has so many rows."""
+        if self.parts is not None:
+            return all(part.has(length) for part in self.parts.values())
+        return len(next(value for value in (self.numbers, self.arrays, self.items) if value is not None)) == length
+
+    def values(self, length: int) -> list[Any]:
+        """Returns the values of so many rows."""
+        if self.parts is not None:
+            parts = {key: part.values(length) for key, part in self.parts.items()}
+            return [{key: items[i] for key, items in parts.items()} for i in range(length)]
+        if self.numbers is not None:
+            return self.numbers.tolist()
+        return list(self.items) if self.items is not None else list(np.array(self.arrays))
+
+
+class InfoGroup(State):
+    """The info dicts of one structure.
+
+    Attributes:
+        rows: The rows that have them.
+        values: Their values.
+    """
+
+    rows: Ints
+    values: InfoColumn
+
+    def __post_init__(self) -> None:
+        if not self.values.has(len(self.rows)) or (self.values.parts is None and self.values.items is None):
+            raise ValueError(f"Expected the infos of {len(self.rows)} rows")
+
+
+def pack_infos(infos: Mapping[int, dict[str, Any]]) -> list[InfoGroup]:
+    """Returns a group for each structure of info dicts.
+
+    >>> (group,) = pack_infos({0: {"n": 1}, 3: {"n": 2}})
+    >>> group.rows, group.values.parts["n"].numbers
+    (array([0, 3]), array([1, 2]))
     """
     groups: dict[Any, list[int]] = {}
     for row, info in infos.items():
         groups.setdefault(_structure(info), []).append(row)
     return [
-        {"rows": np.array(rows, np.int64), "values": _column(structure, [infos[row] for row in rows])}
+        InfoGroup(np.array(rows, np.int64), _column(structure, [infos[row] for row in rows]))
         for structure, rows in groups.items()
     ]
 
 
-def unpack_infos(groups: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+def unpack_infos(groups: Sequence[InfoGroup]) -> dict[int, dict[str, Any]]:
     """Returns the info dicts that ``pack_infos`` got."""
     found: dict[int, dict[str, Any]] = {}
     for group in groups:
-        rows = group["rows"].tolist()
-        found.update(zip(rows, _items(group["values"], len(rows)), strict=True))
+        rows = group.rows.tolist()
+        found.update(zip(rows, group.values.values(len(rows)), strict=True))
     return found
 
 
@@ -72,22 +127,12 @@ def _structure(value: Any) -> Any:
     return "items"
 
 
-def _column(structure: Any, values: list[Any]) -> list[Any]:
+def _column(structure: Any, values: list[Any]) -> InfoColumn:
     kind = structure if isinstance(structure, str) else structure[0]
     if kind == "items":
-        return [kind, values]
+        return InfoColumn(items=values)
     if kind == "dict":
-        return [kind, {key: _column(part, [value[key] for value in values]) for key, part in structure[1:]}]
-    return [kind, np.array(values, _DTYPES.get(kind))]
-
-
-def _items(column: Sequence[Any], length: int) -> list[Any]:
-    kind, values = column
-    if kind == "items":
-        return list(values)
-    if kind == "dict":
-        parts = {key: _items(part, length) for key, part in values.items()}
-        return [{key: items[i] for key, items in parts.items()} for i in range(length)]
-    if kind == "array":
-        return list(np.array(values))
-    return list(values) if kind == "scalar" else values.tolist()
+        return InfoColumn(parts={key: _column(part, [value[key] for value in values]) for key, part in structure[1:]})
+    if kind in _DTYPES:
+        return InfoColumn(numbers=np.array(values, _DTYPES[kind]))
+    return InfoColumn(arrays=np.array(values))

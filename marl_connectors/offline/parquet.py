@@ -17,7 +17,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import ALL, ENV, NORMALIZED
+from marl_connectors.episodes.action_units import ENV, NORMALIZED, ActionUnits
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import (
@@ -41,9 +41,9 @@ from marl_connectors.offline.agent_rows import (
     warn_of_left_out,
     whole_episode,
 )
-from marl_connectors.offline.block_check import check_space
+from marl_connectors.offline.stored_block import check_space
 from marl_connectors.packages import how_to_install
-from marl_connectors.state import decode_state, encode_state
+from marl_connectors.state import Index, State, as_state, decode_state, encode_state, fields_of
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 
@@ -67,6 +67,62 @@ _KEYS: Final = (Columns.EPS_ID, "episode", Columns.AGENT_ID, "agent_eps_id")
 """What all rows of an agent's episode have in common, and no other rows."""
 _SAME: Final = (Columns.MODULE_ID, "eps_t_started", "eps_t", "eps_terminated", "eps_truncated")
 """What else all rows of an agent's episode have in common."""
+
+
+class ParquetMetadata(State):
+    """What all rows of a file have in common.
+
+    Attributes:
+        format_version: The version of this format.
+        is_multi_agent: Whether the episodes are MultiAgentEpisodes.
+        observation_space: The observation space as JSON data; None if it is unknown.
+        action_space: The action space.
+        action_units: Whose actions they are.
+        outputs: The module outputs.
+        trees: Each column with parts to the shape of its tree.
+        leaves: Each column of numbers to the dtype and the shape of an item.
+    """
+
+    format_version: Index
+    is_multi_agent: bool
+    observation_space: dict[str, Any] | None
+    action_space: dict[str, Any] | None
+    action_units: ActionUnits
+    outputs: list[str]
+    trees: dict[str, Any]
+    leaves: dict[str, tuple[str, list[Index]]]
+
+
+class _About(NamedTuple):
+    """What is known of a file beside its rows.
+
+    Attributes:
+        is_multi_agent: As in the metadata.
+        spaces: The observation and the action space.
+        action_units: As in the metadata; None for what the columns tell.
+        outputs: As in the metadata.
+        trees: As in the metadata.
+        leaves: As in the metadata.
+    """
+
+    is_multi_agent: bool
+    spaces: tuple[Space | None, Space | None]
+    action_units: str | None
+    outputs: list[str]
+    trees: dict[str, Any]
+    leaves: dict[str, tuple[str, list[int]]]
+
+
+class _JsonValue(State):
+    """Plain data as JSON.
+
+    Attributes:
+        value: The data, as ``encode_state`` returns them.
+        arrays: Its arrays: their dtypes, shapes and numbers.
+    """
+
+    value: Any
+    arrays: dict[str, tuple[str, list[Index], list[Any]]]
 
 
 def to_parquet(data: Any, folder: str | os.PathLike[str]) -> list[Path]:
@@ -137,18 +193,17 @@ def _metadata(episode: Any, rows: AgentRows) -> str:
     leaves = {name: own for column, tree in trees.items() for name, own in leaf_columns(column, tree).items()}
     own = rows.agent
     _check_names(trees, own)
-    return json.dumps(
-        {
-            "format_version": FORMAT_VERSION,
-            "is_multi_agent": isinstance(episode, MultiAgentEpisode),
-            "observation_space": None if own.observation_space is None else spaces.to_json(own.observation_space),
-            "action_space": None if own.action_space is None else spaces.to_json(own.action_space),
-            "action_units": rows.action_units,
-            "outputs": list(rows.outputs),
-            "trees": {column: tree_shape(tree) for column, tree in trees.items()},
-            "leaves": {name: [leaf.dtype.str, list(leaf.shape[1:])] for name, leaf in leaves.items()},
-        }
+    metadata = ParquetMetadata(
+        format_version=FORMAT_VERSION,
+        is_multi_agent=isinstance(episode, MultiAgentEpisode),
+        observation_space=None if own.observation_space is None else spaces.to_json(own.observation_space),
+        action_space=None if own.action_space is None else spaces.to_json(own.action_space),
+        action_units=rows.action_units,
+        outputs=list(rows.outputs),
+        trees={column: tree_shape(tree) for column, tree in trees.items()},
+        leaves={name: (leaf.dtype.str, list(leaf.shape[1:])) for name, leaf in leaves.items()},
     )
+    return json.dumps(fields_of(metadata))
 
 
 def _check_names(trees: Mapping[str, Tree], own: SingleAgentEpisode) -> None:
@@ -245,8 +300,8 @@ def _json(value: Any, own: SingleAgentEpisode) -> str | None:
             f"to_parquet: agent {own.agent_id!r} of episode {own.id_!r} has an info or id that JSON cannot hold. "
             f"{error}"
         ) from error
-    arrays = {key: [array.dtype.str, list(array.shape), array.ravel().tolist()] for key, array in tensors.items()}
-    return json.dumps({"value": encoded, "arrays": arrays})
+    arrays = {key: (array.dtype.str, list(array.shape), array.ravel().tolist()) for key, array in tensors.items()}
+    return json.dumps(fields_of(_JsonValue(encoded, arrays)))
 
 
 def _from_json(text: str | None) -> Any:
@@ -257,8 +312,9 @@ def _from_json(text: str | None) -> Any:
         data = None
     if data is None:
         return text
-    arrays = {key: np.array(flat, dtype).reshape(shape) for key, (dtype, shape, flat) in data["arrays"].items()}
-    return decode_state(data["value"], arrays)
+    own = as_state(_JsonValue, data)
+    arrays = {key: np.array(flat, dtype).reshape(shape) for key, (dtype, shape, flat) in own.arrays.items()}
+    return decode_state(own.value, arrays)
 
 
 def _as_arrow(pa: Any, values: np.ndarray) -> Any:
@@ -357,22 +413,15 @@ def _read(
             f"has the spaces. If a program has written the table again, let it keep the metadata of the schema."
         )
     about = (
-        _about_rllib(file, table, observation_space, action_space)
+        _about_rllib(file, table, (observation_space, action_space), is_normalized)
         if kind is None
         else _about(file, kind, metadata, table.nbytes)
     )
-    if about["format_version"] > FORMAT_VERSION:
-        raise OfflineDataError(
-            f"from_parquet: {file} has format version {about['format_version']}, but this version reads up to "
-            f"{FORMAT_VERSION}. Upgrade marl-connectors."
-        )
-    needed = () if kind is None else (*_KEYS, *_SAME, *_OTHERS, *_INFOS, *about["leaves"])
+    needed = () if kind is None else (*_KEYS, *_SAME, *_OTHERS, *_INFOS, *about.leaves)
     missing = [name for name in needed if name not in names]
     if missing:
         raise _DamagedFileError(f"from_parquet: {file} has no column {missing[0]!r}, although its metadata say so.")
-    if kind is None:
-        about["action_units"] = None if is_normalized is None else NORMALIZED if is_normalized else ENV
-    elif Columns.ACTIONS_FOR_ENV not in about["outputs"]:  # they follow from the actions
+    if kind is not None and Columns.ACTIONS_FOR_ENV not in about.outputs:  # they follow from the actions
         table = table.select([name for name in names if name.split(".")[0] != Columns.ACTIONS_FOR_ENV])
     try:
         return _agents_of(table, about, str(file))
@@ -385,28 +434,35 @@ def _read(
         ) from error
 
 
-def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes], num_bytes: int) -> dict[str, Any]:
+def _about(file: Path, kind: bytes, metadata: Mapping[bytes, bytes], num_bytes: int) -> _About:
     """Returns what the metadata of ``to_parquet`` say.
 
     Raises:
-        OfflineDataError: If they are damaged.
+        OfflineDataError: If they are damaged, or of a newer version.
     """
     try:
-        about = json.loads(kind)
-        if about["format_version"] <= FORMAT_VERSION and metadata.get(_DIGEST, _sha256(kind)) != _sha256(kind):
+        data = json.loads(kind)
+        version = data["format_version"]
+        if version > FORMAT_VERSION:
+            raise OfflineDataError(
+                f"from_parquet: {file} has format version {brief(version)}, but this version reads up to "
+                f"{FORMAT_VERSION}. Upgrade marl-connectors."
+            )
+        if metadata.get(_DIGEST, _sha256(kind)) != _sha256(kind):
             raise ValueError("their SHA-256 differs")
-        if about["action_units"] not in ALL:
-            raise ValueError(f"it has no action_units {about['action_units']!r}")
-        both = (about["observation_space"], about["action_space"])
-        for own in both:
-            if own is not None:
-                check_space(own, num_bytes)
-        about["spaces"] = tuple(None if own is None else spaces.from_json(own) for own in both)
-        return about
+        own = as_state(ParquetMetadata, data)
+        both = own.observation_space, own.action_space
+        for space in both:
+            if space is not None:
+                check_space(space, num_bytes)
+        seen, taken = (None if space is None else spaces.from_json(space) for space in both)
+    except OfflineDataError:
+        raise
     except Exception as error:  # as they can say anything
         raise _DamagedFileError(
             f"from_parquet: the metadata of {file} are damaged ({type(error).__name__}: {error})."
         ) from error
+    return _About(own.is_multi_agent, (seen, taken), own.action_units, own.outputs, own.trees, own.leaves)
 
 
 def _episode(members: Sequence[_Agent]) -> Any:
@@ -481,7 +537,7 @@ class _Agent(NamedTuple):
     end: int
 
 
-def _agents_of(table: Any, about: Mapping[str, Any], file: str) -> dict[Any, list[_Agent]]:
+def _agents_of(table: Any, about: _About, file: str) -> dict[Any, list[_Agent]]:
     """Returns the agents' episodes of a table by episode. The rows of one may lie anywhere in the table.
 
     Raises:
@@ -549,7 +605,7 @@ def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return ~is_same.all(axis=tuple(range(1, one.ndim)))
 
 
-def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: np.ndarray, file: str) -> _Agent:
+def _agent_of(arrays: Mapping[str, np.ndarray], about: _About, rows: np.ndarray, file: str) -> _Agent:
     """Returns the agent's episode in some rows."""
     own = {name: leaf[rows] for name, leaf in arrays.items()}
 
@@ -558,7 +614,7 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         return value.item() if isinstance(value, np.generic) else value
 
     def column(name: str) -> Tree:
-        return tree_of(name, about["trees"].get(Columns.OBS if name == Columns.NEXT_OBS else name), own)
+        return tree_of(name, about.trees.get(Columns.OBS if name == Columns.NEXT_OBS else name), own)
 
     def with_last(name: str, following: str) -> Tree:
         return tree_map(lambda a, b: np.concatenate([a, b[-1:]]), column(name), column(following))
@@ -576,9 +632,9 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         Columns.T: np.append(t, new_t).astype(np.int64),
         Columns.ACTIONS: column(Columns.ACTIONS),
         Columns.REWARDS: np.asarray(own[Columns.REWARDS], np.float64),
-        **{name: column(name) for name in about["outputs"]},
+        **{name: column(name) for name in about.outputs},
     }
-    is_multi = about["is_multi_agent"]
+    is_multi = about.is_multi_agent
     agent = agent_episode(
         columns,
         id_=first("agent_eps_id", id_),
@@ -586,9 +642,9 @@ def _agent_of(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], rows: 
         module_id=first(Columns.MODULE_ID, DEFAULT_MODULE_ID if is_multi else None),
         whole_id=id_ if is_multi else None,
         t_started=first("agent_t", 0),
-        spaces_of=about["spaces"],
+        spaces_of=about.spaces,
         ends=ends,
-        action_units=about["action_units"],
+        action_units=about.action_units,
     )
     facts = {
         "id": id_,
@@ -624,9 +680,9 @@ def _info(value: Any, file: str, row: int) -> dict[str, Any]:
     return info
 
 
-def _arrays_of(table: Any, about: Mapping[str, Any], file: str) -> dict[str, np.ndarray]:
+def _arrays_of(table: Any, about: _About, file: str) -> dict[str, np.ndarray]:
     """Returns the columns of a table as arrays, in the dtypes and shapes that are known."""
-    leaves = dict(about["leaves"])
+    leaves = dict(about.leaves)
     leaves |= {Columns.NEXT_OBS + name[len(Columns.OBS) :]: own for name, own in leaves.items() if _is_obs(name)}
     arrays: dict[str, np.ndarray] = {}
     for name in table.column_names:
@@ -686,8 +742,14 @@ def _is_obs(name: str) -> bool:
     return name == Columns.OBS or name.startswith(f"{Columns.OBS}.")
 
 
-def _about_rllib(file: Path, table: Any, observation_space: Space | None, action_space: Space | None) -> dict[str, Any]:
+def _about_rllib(file: Path, table: Any, both: tuple[Space | None, Space | None], is_normalized: bool | None) -> _About:
     """Returns what is known of a table without our metadata.
+
+    Args:
+        file: The file.
+        table: The table.
+        both: Its observation and action space.
+        is_normalized: As for ``from_parquet``.
 
     Raises:
         OfflineDataError: If it holds pickled data, or is no table of steps.
@@ -729,26 +791,21 @@ def _about_rllib(file: Path, table: Any, observation_space: Space | None, action
                 f"pickled objects, which can run code when they are read, so they are refused. Record them again with "
                 f"output_compress_columns=[], or convert them with RLlib."
             )
-        leaves[name] = _leaf_of(table.column(name), observation_space if name == Columns.OBS else None)
+        leaves[name] = _leaf_of(table.column(name), both[0] if name == Columns.OBS else None)
     agents = table.column(Columns.AGENT_ID).to_pylist() if Columns.AGENT_ID in names else []
     is_multi = any(agent is not None for agent in agents)
-    return {
-        "format_version": FORMAT_VERSION,
-        "is_multi_agent": is_multi,
-        "spaces": (observation_space, action_space),
-        "outputs": outputs,
-        "trees": {},
-        "leaves": {name: own for name, own in leaves.items() if name != Columns.NEXT_OBS},
-    }
+    units = None if is_normalized is None else NORMALIZED if is_normalized else ENV
+    leaves.pop(Columns.NEXT_OBS)
+    return _About(is_multi, both, units, outputs, {}, leaves)
 
 
-def _leaf_of(column: Any, space: Space | None) -> list[Any]:
+def _leaf_of(column: Any, space: Space | None) -> tuple[str, list[int]]:
     """Returns the dtype and the shape of a column of numbers, or of lists of numbers that are equally long."""
     first = np.array(column[0].as_py())
     if space is not None and space.shape is not None and space.dtype is not None:
-        return [np.dtype(space.dtype).str, list(space.shape)]
+        return np.dtype(space.dtype).str, list(space.shape)
     kind = column.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     empty = _pyarrow()[0].nulls(0, kind).to_numpy(zero_copy_only=False)
-    return [empty.dtype.str, list(first.shape)]
+    return empty.dtype.str, list(first.shape)

@@ -29,7 +29,9 @@ import safetensors.numpy
 
 from marl_connectors.errors import OfflineDataError
 from marl_connectors.names import brief
+from marl_connectors.offline.stored_block import StoredBlock
 from marl_connectors.offline.stored_episodes import StoredEpisodes
+from marl_connectors.state import Count, State, as_state, fields_of
 from marl_connectors.version import library_version
 
 FORMAT: Final = "marl-connectors episodes"
@@ -54,6 +56,40 @@ _DTYPES: Final[dict[str, Any]] = {
     "F64": np.float64,
 }
 """The names of safetensors for the types that are written."""
+
+
+class BlockLine(State):
+    """What the line before a block says.
+
+    Attributes:
+        number: The number of the block in the file.
+        episodes_before: The number of episodes in the blocks before it.
+        num_episodes: The number of episodes in it.
+        document_sha256: The digest of its document.
+        tensors_sha256: The digest of its tensors.
+        document_bytes: The size of its document.
+        tensors_bytes: The size of its tensors.
+    """
+
+    number: Count
+    episodes_before: Count
+    num_episodes: Count
+    document_sha256: str
+    tensors_sha256: str
+    document_bytes: Count
+    tensors_bytes: Count
+
+
+class EndLine(State):
+    """What the last line says.
+
+    Attributes:
+        num_blocks: The number of blocks in the file.
+        num_episodes: The number of episodes in them.
+    """
+
+    num_blocks: Count
+    num_episodes: Count
 
 
 class Damage(NamedTuple):
@@ -145,36 +181,36 @@ def crc32(header: dict[str, Any]) -> int:
 
 
 def encoded_block(
-    document: dict[str, Any], tensors: dict[str, np.ndarray], *, offset: int, number: int, episodes_before: int
+    stored: StoredBlock, tensors: dict[str, np.ndarray], *, offset: int, number: int, episodes_before: int
 ) -> bytes:
     """Returns the bytes of a block.
 
     Args:
-        document: Its JSON data.
+        stored: Its table.
         tensors: Its arrays.
         offset: Its place in the file.
         number: Its number in the file.
         episodes_before: The number of episodes in the blocks before it.
     """
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(stored, separators=(",", ":"), allow_nan=False, default=fields_of).encode()
     columns = safetensors.numpy.save(tensors)
-    about: dict[str, Any] = {
-        "number": number,
-        "episodes_before": episodes_before,
-        "num_episodes": len(document["episodes"]["id"]),
-        "document_sha256": hashlib.sha256(text).hexdigest(),
-        "tensors_sha256": hashlib.sha256(columns).hexdigest(),
-        "document_bytes": len(text),
-        "tensors_bytes": len(columns),
-    }
-    line = _BLOCK + json.dumps(about).encode()
+    about = BlockLine(
+        number=number,
+        episodes_before=episodes_before,
+        num_episodes=len(stored.episodes.id),
+        document_sha256=hashlib.sha256(text).hexdigest(),
+        tensors_sha256=hashlib.sha256(columns).hexdigest(),
+        document_bytes=len(text),
+        tensors_bytes=len(columns),
+    )
+    line = _BLOCK + json.dumps(fields_of(about)).encode()
     padding = -(offset + len(line) + 1 + len(text)) % _ALIGNMENT
     return b"".join((line, b" " * padding, b"\n", text, columns))
 
 
 def encoded_end(num_blocks: int, num_episodes: int) -> bytes:
     """Returns the last line of a shard."""
-    return _END + json.dumps({"num_blocks": num_blocks, "num_episodes": num_episodes}).encode() + b"\n"
+    return _END + json.dumps(fields_of(EndLine(num_blocks, num_episodes))).encode() + b"\n"
 
 
 class Block:
@@ -188,13 +224,13 @@ class Block:
         digest: The SHA-256 of its tensors.
     """
 
-    def __init__(self, file: Path, number: int, document: dict[str, Any], data: memoryview, digest: str):
+    def __init__(self, file: Path, number: int, document: Any, data: memoryview, digest: str):
         self.file = file
         self.number = number
-        self.sample: int | None = document.get("sample")
         self.digest = digest
         self._data = data
         self.stored = StoredEpisodes(document, self._arrays, len(data))
+        self.sample = self.stored.block.sample
 
     @cached_property
     def damage(self) -> Damage | None:
@@ -324,33 +360,29 @@ class Shard:
         """Reads the document of a block. Returns the place of what follows."""
         try:
             own, _, _ = line[len(_BLOCK) :].partition(b"\n")
-            about = json.loads(own)
-            begin = at + len(_BLOCK) + len(own) + 1
-            middle = begin + about["document_bytes"]
-            end = middle + about["tensors_bytes"]
-            number, before, num_episodes = about["number"], about["episodes_before"], about["num_episodes"]
-            digests = about["document_sha256"], about["tensors_sha256"]
-            assert all(type(value) is int for value in (begin, middle, end, number, before, num_episodes))
-            assert begin <= middle <= end and min(number, before, num_episodes) >= 0
-            assert all(type(digest) is str for digest in digests)
-        except (AssertionError, KeyError, RecursionError, TypeError, ValueError):
+            about = as_state(BlockLine, json.loads(own))
+        except (RecursionError, ValueError):
             following = self._next(at)
             why = f"the line at byte {at:,} is damaged"
             self.damages.append(Damage(self.file, None, why))
             return following
+        begin = at + len(_BLOCK) + len(own) + 1
+        middle = begin + about.document_bytes
+        end = middle + about.tensors_bytes
+        number, before, num_episodes = about.number, about.episodes_before, about.num_episodes
         if not self._account_for(before, number):
             self.damages.append(Damage(self.file, number, "the counts in its line are damaged", num_episodes=0))
             before, number = self._num_known, self._num_blocks
         self._num_known, self._num_blocks = before + num_episodes, number + 1
         document = self._data[begin:middle]
-        if len(document) < middle - begin or hashlib.sha256(document).hexdigest() != digests[0]:
+        if len(document) < middle - begin or hashlib.sha256(document).hexdigest() != about.document_sha256:
             is_cut = end > len(self._data) and self._next(at) == len(self._data)
             why = "the file ends within it" if is_cut else "its table is damaged (its SHA-256 differs)"
             self.damages.append(Damage(self.file, number, why, num_episodes=num_episodes))
             return self._next(at)
-        columns, following = self._columns(middle, end, digests[1])
+        columns, following = self._columns(middle, end, about.tensors_sha256)
         try:
-            block = Block(self.file, number, json.loads(bytes(document)), columns, digests[1])
+            block = Block(self.file, number, json.loads(bytes(document)), columns, about.tensors_sha256)
         except Exception as error:  # whatever the file says
             why = f"its table has what is never written ({type(error).__name__}: {error})"
             self.damages.append(Damage(self.file, number, why, num_episodes=num_episodes))
@@ -410,11 +442,9 @@ class Shard:
 
     def _read_end(self, line: bytes) -> None:
         try:
-            about = json.loads(line[len(_END) :].partition(b"\n")[0])
-            counts = about["num_episodes"], about["num_blocks"]
-            is_intact = all(type(count) is int for count in counts)
-            is_intact = is_intact and self._account_for(*counts, where="at the end")
-        except (KeyError, RecursionError, TypeError, ValueError):
+            about = as_state(EndLine, json.loads(line[len(_END) :].partition(b"\n")[0]))
+            is_intact = self._account_for(about.num_episodes, about.num_blocks, where="at the end")
+        except (RecursionError, ValueError):
             is_intact = False
         if not is_intact:
             self.damages.append(Damage(self.file, None, "its last line is damaged", num_episodes=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,42 +19,32 @@ from marl_connectors.episodes.rollout import Rollout, spans
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import INFOS, ListStorage, T
 from marl_connectors.errors import CheckpointError, EpisodeError
-from marl_connectors.offline.block_check import (
-    NOTES_OF_AGENTS,
-    NOTES_OF_EPISODES,
-    check_notes,
-    check_rollout,
-    check_space,
-    check_table,
-    check_times,
-)
 from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
-from marl_connectors.state import decode_state, encode_state
+from marl_connectors.offline.stored_block import (
+    AgentEpisodeFacts,
+    EpisodeFacts,
+    RolloutColumns,
+    RolloutFacts,
+    StoredAgentNotes,
+    StoredBlock,
+    StoredColumns,
+    StoredEpisodeNotes,
+    check_notes,
+)
+from marl_connectors.state import as_state, decode_state, encode_state, fields_of
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
 Chunk = SingleAgentEpisode | AgentChunk
-_EPISODE_FACTS: Final = ("id", "is_multi_agent", "env_t_started", "env_t", "is_terminated", "is_truncated", "end")
-"""Of each episode. ``end`` is the number of chunks up to its last one."""
-_CHUNK_FACTS: Final = (
-    "agent",
-    "module",
-    "rollout",
-    "first_row",
-    "start_row",
-    "stop_row",
-    "t_started",
-    "is_terminated",
-    "is_truncated",
-)
-"""Of each agent's episode. The first three are numbers in lists, the rows are those of its rollout."""
+_NO_EPISODE_NOTES: Final = StoredEpisodeNotes()
+_NO_AGENT_NOTES: Final = StoredAgentNotes()
 NoteDropped = Callable[[AgentID, Any, str], None]
 ModuleFor = Callable[[AgentID, Any], ModuleID]
 
 
 def stored_state(
     episodes: Sequence[Any], note_dropped: NoteDropped | None = None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns episodes as JSON data and arrays, for ``StoredEpisodes``. The episodes stay as they are.
+) -> tuple[StoredBlock, dict[str, np.ndarray]]:
+    """Returns episodes as a block and its arrays, for ``StoredEpisodes``. The episodes stay as they are.
 
     Args:
         episodes: SingleAgentEpisodes or MultiAgentEpisodes.
@@ -77,24 +67,19 @@ def stored_state(
             table.add_chunk(chunk, episode, places[number])
             number += 1
         table.add_episode(episode, own)
-    state = {
+    columns = {
         "agents": list(table.agents),
-        "rollouts": [_rollout_state(rollout) for rollout in rollouts],
+        "rollouts": [_columns_of(rollout) for rollout in rollouts],
         "episode_notes": table.episode_notes,
         "chunk_notes": table.chunk_notes,
     }
     tensors: dict[str, np.ndarray] = {}
     try:
-        encoded = encode_state(state, (), tensors)
+        encoded = encode_state(columns, (), tensors)
     except CheckpointError as error:
-        raise _not_storable(error, table.episodes["id"]) from error
-    document = {
-        "episodes": table.episodes,
-        "chunks": table.chunks,
-        "modules": list(table.modules),
-        "state": encoded,
-    }
-    return document, tensors
+        raise _not_storable(error, table.episodes.id) from error
+    facts = list(map(_facts_of, rollouts))
+    return StoredBlock(table.episodes, table.chunks, list(table.modules), facts, encoded), tensors
 
 
 def _not_storable(error: CheckpointError, ids: Sequence[EpisodeID]) -> EpisodeError:
@@ -167,17 +152,18 @@ def _rollouts_of(chunks: Sequence[Chunk]) -> tuple[list[Rollout], list[_Place]]:
     return rollouts, places
 
 
-def _rollout_state(rollout: Rollout) -> dict[str, Any]:
-    whole = rollout.observation_space, rollout.action_space
+def _columns_of(rollout: Rollout) -> RolloutColumns:
     infos = {row: info for row, given in rollout.infos.items() if (info := storable_part(given))}
-    return {
-        "num_rows": rollout.num_rows,
-        "observation_space": None if whole[0] is None else json.dumps(spaces.to_json(whole[0])),
-        "action_space": None if whole[1] is None else json.dumps(spaces.to_json(whole[1])),
-        "action_units": rollout.action_units,
-        "infos": pack_infos(infos),
-        **rollout.arrays(),
-    }
+    arrays = rollout.arrays()
+    del arrays["names"]
+    return RolloutColumns(**arrays, infos=pack_infos(infos))
+
+
+def _facts_of(rollout: Rollout) -> RolloutFacts:
+    whole = rollout.observation_space, rollout.action_space
+    seen, taken = (None if space is None else json.dumps(spaces.to_json(space)) for space in whole)
+    arrays = rollout.arrays()
+    return RolloutFacts(rollout.num_rows, arrays["names"], list(arrays["layers"]), seen, taken, rollout.action_units)
 
 
 class _Table:
@@ -186,8 +172,8 @@ class _Table:
     def __init__(self) -> None:
         self.agents: dict[AgentID, int] = {}
         self.modules: dict[ModuleID | None, int] = {}
-        self.episodes: dict[str, list[Any]] = {name: [] for name in _EPISODE_FACTS}
-        self.chunks: dict[str, list[Any]] = {name: [] for name in _CHUNK_FACTS}
+        self.episodes = EpisodeFacts(*([] for _ in EpisodeFacts.__struct_fields__))
+        self.chunks = AgentEpisodeFacts(*([] for _ in AgentEpisodeFacts.__struct_fields__))
         self.episode_notes: list[list[Any]] = []
         self.chunk_notes: list[list[Any]] = []
 
@@ -195,25 +181,25 @@ class _Table:
         """Adds an episode after its chunks."""
         is_multi = isinstance(episode, MultiAgentEpisode)
         t = (episode.env_t_started, episode.env_t) if is_multi else (episode.t_started, episode.t)
-        end = len(self.chunks["agent"])
+        end = len(self.chunks.agent)
         facts = (episode.id_, is_multi, *t, episode.is_terminated, episode.is_truncated, end)
-        for name, fact in zip(_EPISODE_FACTS, facts, strict=True):
-            self.episodes[name].append(fact)
+        for column, fact in zip(fields_of(self.episodes).values(), facts, strict=True):
+            column.append(fact)
         if not is_multi:
             return
         notes = episode.get_notes({chunk.agent_id: chunk.module_id for chunk in chunks})
         if episode.past_agent_episodes:
             notes["num_past"] = len(episode.past_agent_episodes)
         if notes:
-            self.episode_notes.append([len(self.episodes["id"]) - 1, notes])
+            self.episode_notes.append([len(self.episodes.id) - 1, notes])
 
     def add_chunk(self, chunk: Chunk, whole: Any, place: _Place) -> None:
         """Adds an agent's episode of the episode ``whole``."""
         agent = self.agents.setdefault(chunk.agent_id, len(self.agents))
         module = self.modules.setdefault(chunk.module_id, len(self.modules))
         facts = (agent, module, *place, chunk.t_started, chunk.is_terminated, chunk.is_truncated)
-        for name, fact in zip(_CHUNK_FACTS, facts, strict=True):
-            self.chunks[name].append(fact)
+        for column, fact in zip(fields_of(self.chunks).values(), facts, strict=True):
+            column.append(fact)
         if isinstance(chunk, AgentChunk):
             return
         notes = chunk.get_notes()
@@ -223,7 +209,7 @@ class _Table:
         if chunk.multi_agent_episode_id != multi_id:
             notes["multi_agent_episode_id"] = chunk.multi_agent_episode_id
         if notes:
-            self.chunk_notes.append([len(self.chunks["agent"]) - 1, notes])
+            self.chunk_notes.append([len(self.chunks.agent) - 1, notes])
 
 
 def _usual_ids(is_multi_agent: bool, id_: EpisodeID, agent_id: AgentID) -> tuple[EpisodeID, EpisodeID | None]:
@@ -235,37 +221,38 @@ class StoredEpisodes:
     """Episodes that were written together. They are made when they are asked for, with copies of their rows.
 
     Attributes:
+        block: The table, and what is not read yet.
+        table: The facts of episodes as arrays, without their ids.
+        chunks: The facts of agents' episodes as arrays.
         ids: The id of each episode.
         env_steps: ``[N]`` the number of env steps of each episode.
         agent_steps: ``[N]`` the number of agent steps of each episode.
     """
 
     def __init__(
-        self, document: Mapping[str, Any], arrays: Callable[[], dict[str, np.ndarray]], num_bytes: int = 2**40
+        self,
+        block: StoredBlock | Mapping[str, Any],
+        arrays: Callable[[], dict[str, np.ndarray]],
+        num_bytes: int = 2**40,
     ):
         """Reads the table.
 
         Args:
-            document: The JSON data that ``stored_state`` returned.
+            block: The block that ``stored_state`` returned, or its JSON data.
             arrays: Returns the arrays that ``stored_state`` returned, which may be read-only.
             num_bytes: Their size, beyond which no space is made.
 
         Raises:
             Exception: Any, if ``stored_state`` cannot have returned the data.
         """
-        self._document = document
+        self.block = as_state(StoredBlock, block)
         self._arrays = arrays
-        table = document["episodes"]
-        self.ids: list[EpisodeID] = table["id"]
-        self.table = {name: np.array(table[name]) for name in _EPISODE_FACTS[1:]}
-        self.chunks = {name: np.array(document["chunks"][name]) for name in _CHUNK_FACTS}
-        check_table(document, self.table, self.chunks)
+        facts = fields_of(self.block.episodes)
+        self.ids: list[EpisodeID] = facts.pop("id")
+        self.table = {name: _as_array(name, column) for name, column in facts.items()}
+        self.chunks = {name: _as_array(name, column) for name, column in fields_of(self.block.chunks).items()}
+        self.block.check(self.table, self.chunks, num_bytes)
         self._num_bytes = num_bytes
-        for i in range(len(document["state"]["rollouts"])):
-            for text in self.space_texts(i):
-                if text is not None:
-                    check_space(json.loads(text), num_bytes)
-            self.spaces_of(i)  # raises if there are no such spaces
         self.begins = np.concatenate([[0], self.table["end"]]).astype(np.int64)
         self.env_steps = self.table["env_t"] - self.table["env_t_started"]
         steps = np.concatenate([[0], np.cumsum(self.chunks["stop_row"] - self.chunks["start_row"])])
@@ -275,35 +262,16 @@ class StoredEpisodes:
         return len(self.ids)
 
     @cached_property
-    def _state(self) -> dict[str, Any]:
+    def _columns(self) -> StoredColumns:
         arrays = dict(self._arrays())
-        state = decode_state(self._document["state"], arrays)
+        columns = as_state(StoredColumns, decode_state(self.block.columns, arrays))
         if arrays:
             raise ValueError(f"it contains the array {next(iter(arrays))!r}, which nothing mentions")
-        return state
-
-    def space_texts(self, rollout: int) -> tuple[str | None, str | None]:
-        """Returns the observation space and the action space of a stored rollout as JSON, or None where unknown."""
-        own = self._document["state"]["rollouts"][rollout]
-        return own["observation_space"], own["action_space"]
-
-    @property
-    def pieces(self) -> list[str] | None:
-        """The names of the env-to-module pieces behind which the episodes were sampled; None if they are unknown."""
-        return self._document.get("pieces")
-
-    def is_written(self, rollout: int, name: str) -> bool:
-        """Whether connector pieces have written values of a column to episodes of a stored rollout."""
-        return name in self._document["state"]["rollouts"][rollout]["layers"]
-
-    def column_names(self, rollout: int) -> list[str]:
-        """Returns the names of the columns of a stored rollout."""
-        return self._document["state"]["rollouts"][rollout]["names"]
+        return columns
 
     def spaces_of(self, rollout: int) -> tuple[Any, Any]:
         """Returns the observation space and the action space of a stored rollout, or None where unknown."""
-        observation_space, action_space = map(_space, self.space_texts(rollout))
-        return observation_space, action_space
+        return self.block.rollouts[rollout].spaces()
 
     def episode_of(self, chunk: int) -> int:
         """Returns the number of the episode that an agent's episode belongs to."""
@@ -313,11 +281,11 @@ class StoredEpisodes:
     def rollouts(self) -> list[Rollout]:
         """The stored columns, which may be read-only."""
         found = []
-        for i, own in enumerate(self._state["rollouts"]):
-            rollout = Rollout.of_arrays(
-                own, *self.spaces_of(i), num_rows=own["num_rows"], action_units=own["action_units"]
-            )
-            rollout.infos = unpack_infos(own["infos"])
+        for facts, own in zip(self.block.rollouts, self._columns.rollouts, strict=True):
+            arrays = {**fields_of(own), "names": facts.names}
+            known = {"num_rows": facts.num_rows, "action_units": facts.action_units}
+            rollout = Rollout.of_arrays(arrays, *facts.spaces(), **known)
+            rollout.infos = unpack_infos(own.infos)
             found.append(rollout)
         return found
 
@@ -327,43 +295,49 @@ class StoredEpisodes:
         Raises:
             Exception: Any, if ``stored_state`` cannot have returned them.
         """
-        state, chunks = self._state, self.chunks
-        if len(set(state["agents"])) != len(state["agents"]):
-            raise ValueError("an agent is there twice")
-        for i, own in enumerate(state["rollouts"]):
-            check_rollout(own, *self.spaces_of(i))
+        chunks = self.chunks
+        if (chunks["agent"] >= len(self.agents)).any():
+            raise ValueError("a number of 'agent' is unknown")
+        for i, (facts, own) in enumerate(zip(self.block.rollouts, self._columns.rollouts, strict=True)):
+            own.check(facts)
             members = chunks["rollout"] == i
-            check_times(own, chunks["first_row"][members], chunks["stop_row"][members])
-        check_notes(state["episode_notes"], len(self), NOTES_OF_EPISODES, self._num_bytes)
-        check_notes(state["chunk_notes"], len(chunks["agent"]), NOTES_OF_AGENTS, self._num_bytes)
+            own.check_times(chunks["first_row"][members], chunks["stop_row"][members])
         of_chunks = [self.episode_of(i) for i in self.chunk_notes]
+        if max([*self.episode_notes, *of_chunks], default=-1) >= len(self):
+            raise ValueError("notes are of no episode")
+        for notes in self.episode_notes.values():
+            check_notes(notes, self._num_bytes)
         for episode in self.episodes(list(dict.fromkeys([*self.episode_notes, *of_chunks]))):
             episode.get_state()
 
     @property
-    def agents(self) -> list[AgentID]:
+    def agents(self) -> list[Any]:
         """The agents, in the order of their numbers in ``chunks``."""
-        return self._state["agents"]
+        return self._columns.agents
 
     @property
     def modules(self) -> list[ModuleID | None]:
         """The modules, in the order of their numbers in ``chunks``."""
-        return self._document["modules"]
+        return self.block.modules
 
     @cached_property
     def _chunk_facts(self) -> dict[str, list[Any]]:
         """``chunks`` as lists, of which single facts are read faster."""
-        return {name: column.tolist() for name, column in self.chunks.items()}
+        return fields_of(self.block.chunks)
 
     @cached_property
-    def episode_notes(self) -> dict[int, dict[str, Any]]:
-        """Number of an episode to what is unusual about it (``MultiAgentEpisode.get_notes``)."""
-        return dict(self._state["episode_notes"])
+    def episode_notes(self) -> dict[int, StoredEpisodeNotes]:
+        """Number of an episode to what is unusual about it."""
+        return dict(self._columns.episode_notes)
 
     @cached_property
-    def chunk_notes(self) -> dict[int, dict[str, Any]]:
-        """Number of an agent's episode to what is unusual about it (``SingleAgentEpisode.get_notes``)."""
-        return dict(self._state["chunk_notes"])
+    def chunk_notes(self) -> dict[int, StoredAgentNotes]:
+        """Number of an agent's episode to what is unusual about it."""
+        return dict(self._columns.chunk_notes)
+
+    def notes_of(self, number: int) -> StoredEpisodeNotes:
+        """Returns what is unusual about an episode."""
+        return self.episode_notes.get(number, _NO_EPISODE_NOTES)
 
     def chunk_numbers(self, number: int) -> range:
         """Returns the numbers of the agents' episodes of an episode."""
@@ -417,11 +391,11 @@ class StoredEpisodes:
             env_t=facts["env_t"],
             agent_to_module_mapping_fn=module_for,
         )
-        notes = self.episode_notes.get(number, {})
+        notes = self.notes_of(number)
         episode.set_notes(notes)
         for place, i in enumerate(self.chunk_numbers(number)):
             own = self._agent_episode(i, next(storages), id_, episode, module_for, prefix)
-            if place < notes.get("num_past", 0):
+            if place < notes.num_past:
                 episode.past_agent_episodes.append(own)
             else:
                 episode.agent_episodes[own.agent_id] = own
@@ -438,22 +412,21 @@ class StoredEpisodes:
         prefix: str,
     ) -> SingleAgentEpisode:
         facts = {name: column[i] for name, column in self._chunk_facts.items()}
-        notes = dict(self.chunk_notes.get(i, {}))
+        notes = self.chunk_notes.get(i, _NO_AGENT_NOTES)
         agent_id = self.agents[facts["agent"]]
         own_id, multi_id = _usual_ids(whole is not None, id_, agent_id)
-        if "id_" in notes:
-            own_id = prefix + notes.pop("id_")
-        if (other_id := notes.pop("multi_agent_episode_id", None)) is not None:
-            multi_id = prefix + other_id
+        if notes.id_ is not None:
+            own_id = prefix + notes.id_
+        if notes.multi_agent_episode_id is not None:
+            multi_id = prefix + notes.multi_agent_episode_id
         if module_for is None:
             module_id = self.modules[facts["module"]]
             if whole is not None:
                 whole.know_modules({agent_id: DEFAULT_MODULE_ID if module_id is None else module_id})
         else:
             module_id = None if whole is None else whole.module_for(agent_id)
-        is_empty = notes.pop("is_empty", False)
         episode = SingleAgentEpisode.from_storage(
-            ListStorage() if is_empty else storage,
+            ListStorage() if notes.is_empty else storage,
             id_=own_id,
             agent_id=agent_id,
             module_id=module_id,
@@ -467,6 +440,5 @@ class StoredEpisodes:
         return episode
 
 
-@lru_cache(maxsize=256)
-def _space(text: str | None) -> Any:
-    return None if text is None else spaces.from_json(json.loads(text))
+def _as_array(name: str, column: list[Any]) -> np.ndarray:
+    return np.array(column, bool if name.startswith("is_") else np.int64)

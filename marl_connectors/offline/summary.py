@@ -67,7 +67,7 @@ def _chunk_returns(stored: StoredEpisodes) -> np.ndarray:
         own = np.flatnonzero(stored.chunks["rollout"] == number)
         found[own] = rewards[stored.chunks["stop_row"][own]] - rewards[stored.chunks["start_row"][own]]
     for number, notes in stored.chunk_notes.items():
-        found[number] += notes.get("uncredited_reward", 0.0)
+        found[number] += notes.uncredited_reward
     return found
 
 
@@ -105,7 +105,7 @@ def _returns_by_agent(chain: Sequence[Record], returns_of: dict[int, np.ndarray]
         for i in stored.chunk_numbers(record.number):
             agent_id = stored.agents[stored.chunks["agent"][i]]
             found[agent_id] = found.get(agent_id, 0.0) + float(returns_of[id(record.block)][i])
-        for agent_id, reward in stored.episode_notes.get(record.number, {}).get("unclaimed", ()):
+        for agent_id, reward in stored.notes_of(record.number).unclaimed.items():
             found[agent_id] = found.get(agent_id, 0.0) + reward
     return found
 

@@ -10,14 +10,32 @@ from typing import Any
 
 import numpy as np
 
+from marl_connectors.checkpoints import taking_over
 from marl_connectors.episodes.packing import chunks_of, late_reward, num_steps_of
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
 from marl_connectors.replay_buffers.replay_sample import ReplaySample, Segments
-from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
+from marl_connectors.replay_buffers.row_ring import ACTED, RowRing, RowRingState
 from marl_connectors.seeding import stream
+from marl_connectors.state import Count, Seed, State, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import integer
+
+
+class ReplayBufferState(State):
+    """Everything that later samples of a replay buffer depend on.
+
+    Attributes:
+        num_samples: The number of times that steps were drawn.
+        num_steps_sampled: The number of steps that were drawn.
+        seed: The seed of what is drawn.
+        rings: The steps of each module; of a buffer of env steps, those of all agents.
+    """
+
+    num_samples: Count
+    num_steps_sampled: Count
+    seed: Seed
+    rings: dict[ModuleID, RowRingState]
 
 
 class EpisodeReplayBuffer:
@@ -237,27 +255,32 @@ class EpisodeReplayBuffer:
 
         return go_back
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that later samples depend on, as JSON data and arrays."""
-        return {
-            "num_samples": self.num_samples,
-            "num_steps_sampled": self.num_steps_sampled,
-            "seed": self.seed,
-            "rings": {module_id: ring.get_state() for module_id, ring in self._rings.items()},
-        }
+    def get_state(self) -> ReplayBufferState:
+        """Returns everything that later samples depend on."""
+        return ReplayBufferState(
+            num_samples=self.num_samples,
+            num_steps_sampled=self.num_steps_sampled,
+            seed=self.seed,
+            rings={module_id: ring.get_state() for module_id, ring in self._rings.items()},
+        )
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: ReplayBufferState | Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned.
 
         If it is of a buffer with another capacity, as many of the newest rows are kept as this one has room for.
+
+        Raises:
+            CheckpointError: If it is damaged, or of a buffer of another kind.
         """
-        self.num_samples, self.num_steps_sampled = state["num_samples"], state["num_steps_sampled"]
-        self.seed = state["seed"]
+        state = read_state(ReplayBufferState, state)
+        self.num_samples, self.num_steps_sampled = state.num_samples, state.num_steps_sampled
+        self.seed = state.seed
         self._rings = {}
-        for module_id, saved in state["rings"].items():
-            ring = self._rings[module_id] = self._new_ring(module_id)
-            ring.set_state(saved)
-            ring.fit_capacity()
+        for module_id, saved in state.rings.items():
+            with taking_over(f"replay buffer of {module_id!r}"):
+                ring = self._rings[module_id] = self._new_ring(module_id)
+                ring.set_state(saved)
+                ring.fit_capacity()
 
 
 def _paid_to_absent(episode: Any) -> dict[AgentID, float]:

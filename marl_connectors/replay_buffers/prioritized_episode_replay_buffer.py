@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
-from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
+from marl_connectors.replay_buffers.row_ring import ACTED, Priorities, RowRing, RowRingState
 from marl_connectors.replay_buffers.sum_tree import SumTree
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import number
@@ -120,16 +120,26 @@ class PrioritizedRowRing(RowRing):
     def _draw_positions(self, number: int, generator: np.random.Generator) -> np.ndarray:
         return self.tree.draw(generator.random(number) * self.tree.total)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that the ring holds, as JSON data and arrays."""
-        weights = self.tree.weights[: self.num_used].copy()
-        return {**super().get_state(), "weights": weights, "greatest": self.greatest}
+    def get_state(self) -> RowRingState:
+        """Returns everything that the ring holds."""
+        state = super().get_state()
+        state.priorities = Priorities(self.tree.weights[: self.num_used].copy(), self.greatest)
+        return state
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
+    def set_state(self, state: RowRingState) -> None:
+        """Loads a state that ``get_state`` returned.
+
+        Raises:
+            CheckpointError: If it is one of a ring without priorities, or an action is not in its space.
+        """
         super().set_state(state)
-        self._set_weights(self.with_room(state["weights"]))
-        self.greatest = state["greatest"]
+        if state.priorities is None:
+            raise CheckpointError(
+                "checkpoint: its replay buffer has no priorities. Use a replay buffer of the same type in "
+                "replay_buffer_config."
+            )
+        self._set_weights(self.with_room(state.priorities.weights))
+        self.greatest = state.priorities.greatest
 
 
 def checked_sizes(buffer: EpisodeReplayBuffer, module_id: ModuleID, errors: Any, length: int) -> np.ndarray:

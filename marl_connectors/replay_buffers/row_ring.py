@@ -23,22 +23,34 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
+from msgspec import Meta
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.action_units import MODULE, have_same_numbers
+from marl_connectors.episodes.action_units import ENV, MODULE, ActionUnits, have_same_numbers
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS, agent_episode_id
 from marl_connectors.episodes.packing import late_reward, num_steps_of, rows_of_episodes
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows, env_number_of
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError
+from marl_connectors.names import brief
 from marl_connectors.replay_buffers.spilled_arrays import zeros
-from marl_connectors.spaces import from_json, to_json
+from marl_connectors.spaces import (
+    WHOLE,
+    counted_from_0,
+    describe,
+    from_json,
+    outside,
+    parts_with_values,
+    to_json,
+    unlike,
+)
+from marl_connectors.state import Column, Count, Floats, Index, Ints, State
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
 
@@ -50,7 +62,7 @@ _NO_EPISODE = -1
 _ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 
 
-class OpenEpisode(NamedTuple):
+class OpenEpisode(State):
     """An agent's episode that has not ended, and continues in the row of its last observation.
 
     Attributes:
@@ -62,10 +74,74 @@ class OpenEpisode(NamedTuple):
     """
 
     episode_id: str
-    lane: int
-    number: int
-    num_steps: int
-    added_at: int
+    lane: Index
+    number: Count
+    num_steps: Count
+    added_at: Count
+
+
+class Priorities(State):
+    """What makes some steps more likely to be drawn than others.
+
+    Attributes:
+        weights: The weight of each row that has been written.
+        greatest: The greatest weight so far, which new steps get.
+    """
+
+    weights: Floats
+    greatest: Annotated[float, Meta(gt=0)]
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and np.isfinite(self.greatest)):
+            raise ValueError("Expected weights that are finite, from 0")
+
+
+class RowRingState(State):
+    """The state of a ring, without the room that is still free.
+
+    Attributes:
+        columns: The columns of the rows that have been written.
+        flags: As in the ring, of these rows.
+        numbers: As in the ring, of these rows.
+        written: As in the ring.
+        num_rows: As in the ring.
+        num_steps_added: As in the ring.
+        num_episodes_added: As in the ring.
+        action_units: Whose actions they are.
+        open: Each agent that has an episode that has not ended.
+        ended: The id of a MultiAgentEpisode to the agents that have ended in it, to the lane and the number of each.
+        spaces: The observation space and the action space of each module as JSON data, where they have such a form.
+        priorities: Those of a ring that draws by them.
+    """
+
+    columns: dict[str, Column]
+    flags: Ints
+    numbers: Ints
+    written: Ints
+    num_rows: Index
+    num_steps_added: Count
+    num_episodes_added: Count
+    action_units: ActionUnits
+    open: dict[str, OpenEpisode]
+    ended: dict[str, dict[str, tuple[Index, Count]]]
+    spaces: dict[ModuleID, tuple[dict[str, Any], dict[str, Any]]]
+    priorities: Priorities | None = None
+
+    def __post_init__(self) -> None:
+        num_lanes = len(self.written)
+        if (self.written < 0).any():
+            raise ValueError(f"Expected written to be numbers from 0, got {brief(self.written)}")
+        size = min(self.num_rows, int(self.written.max(initial=0))) * num_lanes
+        rows: dict[str, Any] = {"flags": self.flags, "numbers": self.numbers, **self.columns}
+        if self.priorities is not None:
+            rows["priorities"] = self.priorities.weights
+        for name, column in rows.items():
+            if any(len(leaf) != size for leaf in leaves(column)):
+                raise ValueError(f"Expected {name} to have {size} rows, got {brief(column)}")
+        places = [place for own in self.ended.values() for place in own.values()]
+        lanes = [*(episode.lane for episode in self.open.values()), *(lane for lane, _ in places)]
+        if max(lanes, default=-1) >= num_lanes:
+            raise ValueError(f"Expected open and ended episodes in {num_lanes} lanes, got {max(lanes)}")
 
 
 class Places(NamedTuple):
@@ -564,53 +640,95 @@ class RowRing:
         whole[: len(found)] = found
         return whole
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that the ring holds, as JSON data and arrays without the room that is still free."""
+    def get_state(self) -> RowRingState:
+        """Returns everything that the ring holds."""
         used = self.num_used
-        return {
-            "columns": {name: tree_map(lambda leaf: leaf[:used], column) for name, column in self.columns.items()},
-            "flags": self.flags[:used],
-            "numbers": self.numbers[:used],
-            "written": self.written,
-            "num_rows": self.num_rows,
-            "num_steps_added": self.num_steps_added,
-            "num_episodes_added": self.num_episodes_added,
-            "action_units": self.action_units,
-            "open": {key: list(episode) for key, episode in self._open.items()},
-            "ended": {key: {a: list(place) for a, place in own.items()} for key, own in self._ended.items()},
-            "spaces": spaces_to_json({self.module_id: (self.observation_space, self.action_space)}),
-        }
+        return RowRingState(
+            columns={name: tree_map(lambda leaf: leaf[:used], column) for name, column in self.columns.items()},
+            flags=self.flags[:used],
+            numbers=self.numbers[:used],
+            written=self.written,
+            num_rows=self.num_rows,
+            num_steps_added=self.num_steps_added,
+            num_episodes_added=self.num_episodes_added,
+            action_units=self.action_units,
+            open=dict(self._open),
+            ended={key: dict(own) for key, own in self._ended.items()},
+            spaces=spaces_to_json(self._spaces()),
+        )
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
-        self.written = np.array(state["written"])
-        self.num_lanes, self.num_rows = len(self.written), state["num_rows"]
-        self.columns = {name: tree_map(self.with_room, column) for name, column in state["columns"].items()}
-        self.flags, self.numbers = self.with_room(state["flags"]), self.with_room(state["numbers"])
-        self.num_steps_added, self.num_episodes_added = state["num_steps_added"], state["num_episodes_added"]
-        self.action_units = state["action_units"]
-        self._set_spaces(spaces_from_json(state["spaces"]))
+    def set_state(self, state: RowRingState) -> None:
+        """Loads a state that ``get_state`` returned.
+
+        Raises:
+            CheckpointError: If an action is not in its space, or the rewards are not one number a step.
+        """
+        self.written = state.written.astype(np.int64)
+        self.num_lanes, self.num_rows = len(self.written), state.num_rows
+        self.columns = {name: tree_map(self.with_room, column) for name, column in state.columns.items()}
+        self.flags = self.with_room(state.flags.astype(np.uint8))
+        self.numbers = self.with_room(state.numbers.astype(np.int32))
+        self.num_steps_added, self.num_episodes_added = state.num_steps_added, state.num_episodes_added
+        self.action_units = state.action_units
+        self._set_spaces(spaces_from_json(state.spaces))
+        for module_id, (_, action_space) in self._spaces().items():
+            if action_space is not None and Columns.ACTIONS in self.columns:
+                self._check_steps(module_id, action_space)
         self.num_steps = int((self.flags & ACTED).sum())
-        self._open = {key: OpenEpisode(*episode) for key, episode in state["open"].items()}
-        self._ended = {key: {a: tuple(place) for a, place in own.items()} for key, own in state["ended"].items()}
+        self._open = dict(state.open)
+        self._ended = {key: dict(own) for key, own in state.ended.items()}
         taken = {episode.lane for episode in self._open.values()}
         self._free = [(int(self.written[lane]), lane) for lane in range(self.num_lanes) if lane not in taken]
         heapq.heapify(self._free)
+
+    def _check_steps(self, module_id: ModuleID, space: Space) -> None:
+        """Checks the actions that were taken, and their rewards. Actions of modules may be out of the bounds of a Box.
+
+        Raises:
+            CheckpointError: If an action is not in its space, or the rewards are not one number a step.
+        """
+        flags = self._part_of(self.flags, module_id)
+        acted = (flags & ACTED) > 0
+        rewards: Any = self._part_of(self.columns[Columns.REWARDS], module_id)
+        space = space if self.action_units == ENV else counted_from_0(space)
+        column = tree_map(lambda leaf: leaf[acted], self._part_of(self.columns[Columns.ACTIONS], module_id))
+        found = f"the actions {why}" if (why := unlike(space, column)) else ""
+        if rewards.shape != acted.shape or rewards.dtype.kind != "f":
+            found = f"the rewards are {brief(rewards)}, not one number a step"
+        if flags.dtype != np.uint8:
+            found = f"the flags are {flags.dtype}"
+        for _, part, values in () if found else parts_with_values(space, column):
+            if isinstance(part, WHOLE) and (why := outside(part, values)[1]):
+                found = f"an action {why}"
+        if found:
+            raise CheckpointError(
+                f"checkpoint: it is damaged, or of another version. In the replay buffer of module {module_id!r}, "
+                f"{found}, but the space is {describe(space)}. Use another checkpoint, or the version that wrote it."
+            )
+
+    def _part_of(self, column: Tree, module_id: ModuleID) -> Any:
+        """Returns the part of a column, or of the flags, that a module's agents have."""
+        return column
+
+    def _spaces(self) -> Mapping[ModuleID, tuple[Any, Any]]:
+        """Returns the observation and action space of each module, as far as they are known."""
+        return {self.module_id: (self.observation_space, self.action_space)}
 
     def _set_spaces(self, spaces: Mapping[ModuleID, tuple[Space, Space]]) -> None:
         """Sets the spaces of modules that a state has. Others are known when the next episodes are added."""
         self.observation_space, self.action_space = spaces.get(self.module_id, (None, None))
 
 
-def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, list[Any]]:
+def spaces_to_json(spaces: Mapping[ModuleID, tuple[Any, Any]]) -> dict[ModuleID, tuple[Any, Any]]:
     """Returns the observation and action spaces of modules as JSON data, without spaces that have no such form."""
     found = {}
     for module_id, pair in spaces.items():
         try:
-            found[module_id] = [to_json(space) for space in pair if space is not None]
+            if None not in pair:
+                found[module_id] = to_json(pair[0]), to_json(pair[1])
         except ConfigError:
             continue
-    return {module_id: pair for module_id, pair in found.items() if len(pair) == 2}
+    return found
 
 
 def spaces_from_json(data: Mapping[ModuleID, Sequence[Any]]) -> dict[ModuleID, tuple[Space, Space]]:

@@ -27,7 +27,7 @@ from marl_connectors.episodes.packing import chunks_of, late_reward, lives_on, n
 from marl_connectors.episodes.rollout import put, take
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import EpisodeError, did_you_mean
-from marl_connectors.replay_buffers.row_ring import ACTED, Places, RowRing, end_flags, spaces_to_json
+from marl_connectors.replay_buffers.row_ring import ACTED, Places, RowRing, end_flags
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
 
@@ -304,9 +304,12 @@ class TeamRing(RowRing):
         """Yields the modules whose agents' steps were added, in the order of ``agents``."""
         return (m for m in self.agents if self.has(AGENT_FLAGS, m))
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything that the ring holds, as JSON data and arrays."""
-        return {**super().get_state(), "spaces": spaces_to_json(self.spaces)}
+    def _part_of(self, column: Tree, module_id: ModuleID) -> Any:
+        whole: Any = self.columns[AGENT_FLAGS] if column is self.flags else column
+        return whole[module_id]
+
+    def _spaces(self) -> Mapping[ModuleID, tuple[Any, Any]]:
+        return self.spaces
 
     def _set_spaces(self, spaces: Mapping[ModuleID, tuple[Any, Any]]) -> None:
         self.spaces = dict(spaces)

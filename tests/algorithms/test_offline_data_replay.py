@@ -78,7 +78,7 @@ def test_all_recorded_steps_are_learned_from_without_an_environment_and_exactly_
     path = whole.save_to_path(tmp_path / "checkpoint")
     resumed = Algorithm.from_checkpoint(path, config=config)
     assert whole.train()["learners"] == resumed.train()["learners"]
-    assert not differences(plain(whole.get_state()["off_policy"]), plain(resumed.get_state()["off_policy"]))
+    assert not differences(plain(whole.get_state().replays), plain(resumed.get_state().replays))
     after = resumed.rl_module.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in whole.rl_module.state_dict().items())
     whole.stop()
@@ -108,11 +108,11 @@ def test_recorded_and_sampled_steps_stay_apart_and_have_their_shares(seed, tmp_p
         if type(config) in (DQNConfig, SACConfig):
             expected = steps_of(EpisodeReader(data, join_chunks=True)) | steps_of(sampled)
             assert steps_of(algo.replay_buffer.every_step()) <= expected
-        path, state = tmp_path / "checkpoint", plain(algo.get_state()["off_policy"])
+        path, state = tmp_path / "checkpoint", plain(algo.get_state().replays)
         algo.save_to_path(path)
         result = algo.train()
         with Algorithm.from_checkpoint(path, config=config) as resumed:
-            assert not differences(plain(resumed.get_state()["off_policy"]), state)
+            assert not differences(plain(resumed.get_state().replays), state)
             assert resumed.train()["learners"] == result["learners"]
 
 

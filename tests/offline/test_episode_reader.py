@@ -12,6 +12,7 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, EpisodeReader, EpisodeWriter, MAPPOConfig, MultiAgentEpisode
 from marl_connectors.errors import ConfigError, OfflineDataError
 from marl_connectors.offline.fit import Fit
+from marl_connectors.state import fields_of
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_shuffled_passes_have_each_episode_once_in_other_orders(folder):
 def test_a_reader_continues_exactly_where_another_one_was(folder, order):
     reader = EpisodeReader(folder, order=order, seed=1)
     for _ in range(5):
-        state = json.loads(json.dumps(reader.get_state()))
+        state = json.loads(json.dumps(fields_of(reader.get_state())))
         other = EpisodeReader(folder, order=order, seed=1)
         other.set_state(state)
         for _ in range(3):

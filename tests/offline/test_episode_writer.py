@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
         with EpisodeWriter(tmp_path / folder) as writer:
             for start in starts:
                 writer.write([chunk("m", start, 1)])
-            return writer.position()["size"]
+            return writer.position().size
 
     size = write("whole", [0])
     on_a_disk_with_room(monkeypatch, size + 1)

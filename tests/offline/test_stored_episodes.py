@@ -145,8 +145,8 @@ def test_an_info_that_no_file_can_hold_is_named():
     with pytest.raises(EpisodeError, match=r"episode 'g', agent 'a', env step 1: info\['odd'\]\[1\] is a set"):
         stored_state([episode])
     dropped = []
-    document, _ = stored_state([episode], lambda *what: dropped.append(what))
-    assert dropped == [("a", "odd", "set")] and document["episodes"]["id"] == ["m0"]
+    block, _ = stored_state([episode], lambda *what: dropped.append(what))
+    assert dropped == [("a", "odd", "set")] and block.episodes.id == ["m0"]
 
 
 def test_agents_with_other_columns_stay_apart():
@@ -165,12 +165,12 @@ def test_some_episodes_are_read_in_the_wanted_order():
 
 
 def test_what_a_piece_writes_to_an_episode_is_not_in_the_next_one_that_is_read():
-    document, tensors = stored_state([chunk("m", 10, 2)])
+    block, tensors = stored_state([chunk("m", 10, 2)])
     from marl_connectors.offline.stored_episodes import StoredEpisodes
 
     for tensor in tensors.values():
         tensor.flags.writeable = False
-    stored = StoredEpisodes(document, lambda: dict(tensors))
+    stored = StoredEpisodes(block, lambda: dict(tensors))
     stored.episodes()[0].set_rewards(new_data=[9.0, 9.0])
     assert stored.episodes()[0].get_rewards().tolist() == [0.5, 1.5]
 

@@ -129,4 +129,4 @@ def test_a_run_with_priorities_sets_them_and_continues_exactly(cls, memory, tmp_
         path = whole.save_to_path(tmp_path / "checkpoint")
         with Algorithm.from_checkpoint(path, config=config) as resumed:
             assert whole.train()["learners"] == resumed.train()["learners"]
-            assert not differences(plain(whole.get_state()["off_policy"]), plain(resumed.get_state()["off_policy"]))
+            assert not differences(plain(whole.get_state().replays), plain(resumed.get_state().replays))

@@ -118,7 +118,7 @@ class ReplayingAlgorithm(Algorithm):
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
             for name, replay in self.replays.items():
-                replay.set_state(state.replays[name])
+                replay.set_state(state.replays.get(name))
 
     def _results_of_data(self) -> dict[str, Any]:
         buffers = [replay.buffer for replay in self.replays.values()]

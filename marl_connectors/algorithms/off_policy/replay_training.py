@@ -6,9 +6,10 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
@@ -19,12 +20,13 @@ from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer, ReplayBufferState
 from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
+from marl_connectors.state import State, read_state
 from marl_connectors.typing import ModuleID
 
 _RLLIB_NAMES = {
@@ -74,6 +76,18 @@ class UpdateResults:
 
 def _combined(name: str, values: list[float]) -> float:
     return sum(values) if name.startswith("num_") else float(np.mean(values))
+
+
+class ReplayTrainingState(State):
+    """The state of a ReplayTraining.
+
+    Attributes:
+        replay_buffer: That of the buffer.
+        updates_due: The number of updates that are due.
+    """
+
+    replay_buffer: ReplayBufferState
+    updates_due: Annotated[float, Meta(ge=0, lt=2**62)]
 
 
 class ReplayTraining:
@@ -245,11 +259,16 @@ class ReplayTraining:
 
         return go_back
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> ReplayTrainingState:
         """Returns the buffer's state and the updates that are due."""
-        return {"replay_buffer": self.buffer.get_state(), "updates_due": self.updates_due}
+        return ReplayTrainingState(replay_buffer=self.buffer.get_state(), updates_due=self.updates_due)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that ``get_state`` returned."""
-        self.buffer.set_state(state["replay_buffer"])
-        self.updates_due = state["updates_due"]
+    def set_state(self, state: ReplayTrainingState | Mapping[str, Any] | None) -> None:
+        """Loads a state that ``get_state`` returned.
+
+        Raises:
+            CheckpointError: If it is none, or of a buffer of another kind.
+        """
+        state = read_state(ReplayTrainingState, state)
+        self.buffer.set_state(state.replay_buffer)
+        self.updates_due = state.updates_due

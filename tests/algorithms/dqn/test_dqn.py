@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,7 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
+from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -36,6 +39,7 @@ from marl_connectors.errors import (
     ModuleError,
     OfflineDataError,
 )
+from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.validators import settings_of
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
@@ -562,11 +566,23 @@ def test_a_damaged_buffer_is_named(tmp_path):
     algo = small_dqn("CartPole-v1").build_algo()
     algo.train()
     state = algo.get_state()
-    ring = state["off_policy"]["replay_buffer"]["rings"]["default_policy"]
-    rows = len(ring["flags"])
-    ring["flags"] = ring["flags"][:-1]
-    with pytest.raises(CheckpointError, match=rf"off_policy/replay_buffer/rings/default_policy/flags.*{rows} rows"):
+    ring = state.replays[""].replay_buffer.rings["default_policy"]
+    rows = len(ring.flags)
+    ring.flags = ring.flags[:-1]
+    save_state(tmp_path / "checkpoint", state)
+    with pytest.raises(CheckpointError, match=rf"replay_buffer\.rings\[\.\.\.\].*flags to have {rows} rows"):
+        algo.restore_from_path(tmp_path / "checkpoint")
+
+
+def test_an_action_that_the_space_does_not_have_in_a_damaged_buffer_is_named(tmp_path):
+    algo = small_dqn("CartPole-v1").build_algo()
+    algo.train()
+    state = copy.deepcopy(algo.get_state())
+    ring = state.replays[""].replay_buffer.rings["default_policy"]
+    ring.columns["actions"][np.flatnonzero(ring.flags & ACTED)[3]] = 7
+    with pytest.raises(CheckpointError, match=r"buffer of module 'default_policy', an action is 7, not in \[0, 1\]"):
         algo.set_state(state)
+    algo.stop()
     algo.stop()
 
 

@@ -137,10 +137,10 @@ def test_checkpoints_name_only_configs_that_are_trusted():
     assert type(config_from_state(state).algorithm_configs["a"]) is Mine
     with pytest.raises(CheckpointError, match=r"config class: it names .*test_config', which is not part of this"):
         config_from_state(state, names=Names(trusted=False), skip=("env",))
-    state["settings"]["algorithm_configs"] = [["a"]]
+    state.settings["algorithm_configs"] = [["a"]]
     with pytest.raises(CheckpointError, match="'algorithm_configs': expected pairs"):
         config_from_state(state)
     state = config_to_state(mixed({"a": PPOConfig()}))
-    state["settings"]["algorithm_configs"][0][1]["settings"]["lr"] = "much"
+    state.settings["algorithm_configs"][0][1]["settings"]["lr"] = "much"
     with pytest.raises(CheckpointError, match=r"its config is damaged.*lr: expected"):
         config_from_state(state)

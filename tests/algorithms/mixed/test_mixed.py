@@ -28,6 +28,7 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 
 FRESH = fresh_seeds(12)
@@ -395,9 +396,10 @@ def test_damaged_checkpoints_are_named(tmp_path):
     algo.train()
     state = algo.get_state()
     damaged = copy.deepcopy(state)
-    damaged["replays"]["*"]["replay_buffer"]["rings"]["b"]["flags"] = np.zeros(3, np.uint8)
-    with pytest.raises(CheckpointError, match=r"replays/\*/replay_buffer/rings/b/flags"):
-        algo.set_state(damaged)
+    damaged.replays["*"].replay_buffer.rings["b"].flags = np.zeros(3, np.uint8)
+    save_state(tmp_path / "checkpoint", damaged)
+    with pytest.raises(CheckpointError, match=r"replay_buffer\.rings\[\.\.\.\].*flags to have \d+ rows"):
+        algo.restore_from_path(tmp_path / "checkpoint")
     damaged = copy.deepcopy(state)
     damaged.learner.learners["a"]["num_updates"] = -1
     with pytest.raises(CheckpointError, match=r"PPOLearnerState\.num_updates"):

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX as BOX_OF_LIFE
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.episodes.recorded import stored_document
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import EpisodeReader, EpisodeWriter, FlattenObservations, MultiAgentEpisode
 from marl_connectors.errors import MarlConnectorsError, OfflineDataError, OfflineDataWarning
@@ -119,8 +120,8 @@ def write(folder, document, tensors, *, index=True):
     number = len(document["episodes"]["id"]) if isinstance(document.get("episodes"), dict) else 0
     text = json.dumps(document, separators=(",", ":")).encode()
     header = file_header()
-    about = {"episodes": {"id": [""] * number if isinstance(number, int) else []}}
-    block = encoded_block(about, tensors, offset=len(header), number=0, episodes_before=0)
+    other, _ = stored_state([])
+    block = encoded_block(other, tensors, offset=len(header), number=0, episodes_before=0)
     line, _, rest = block.lstrip(b"\n").partition(b"\n")
     own = json.loads(line.removeprefix(b"#block "))
     columns = rest[own["document_bytes"] :]
@@ -149,7 +150,7 @@ def use(folder, spaces_of):
 def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     rng = np.random.default_rng(seed)
     source, spaces_of = (episodes(), ODD) if seed % 2 else (sampled(), dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
-    document, tensors = mutated(*stored_state(source), rng)
+    document, tensors = mutated(*stored_document(source), rng)
     try:
         write(tmp_path / "data", document, tensors)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError):
@@ -168,14 +169,14 @@ def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
 
 
 def test_what_a_run_with_pieces_has_written_is_read(tmp_path):
-    document, tensors = stored_state(sampled())
-    assert any(own["layers"] for own in document["state"]["rollouts"])
+    document, tensors = stored_document(sampled())
+    assert any(own["written"] for own in document["rollouts"])
     write(tmp_path / "data", document, tensors)
     use(tmp_path / "data", dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
 
 
 def test_what_is_wrong_is_named_with_the_file_and_the_block(tmp_path):
-    document, tensors = stored_state(episodes())
+    document, tensors = stored_document(episodes())
     write(tmp_path / "sound", document, tensors)
     use(tmp_path / "sound", ODD)
     document["chunks"]["stop_row"][0] = 10**6
@@ -191,7 +192,7 @@ def test_rows_cannot_be_those_of_many_chunks(tmp_path):
     """Each of them would be copied, so that a small file would make a reader fill the memory."""
     with EpisodeWriter(tmp_path / "sound") as writer:
         writer.write(episodes())
-    document, tensors = stored_state(episodes())
+    document, tensors = stored_document(episodes())
     for column in document["chunks"].values():
         column += column[-1:] * 1000
     document["episodes"]["end"][-1] += 1000
