@@ -39,6 +39,7 @@ from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode,
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import new_folder, run_folders_of, save_state, taking_over
+from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -283,34 +284,31 @@ class Algorithm(RefusesIgnoredMethods):
 
     def _build_env_runner_group(self) -> EnvRunnerGroup:
         config = self.config
-        if not config.num_env_runners:
-            render_mode = human_render_mode(config, self._setup)
-            return EnvRunnerGroup(
-                self._runner(config, self.seed, config.num_envs_per_env_runner, first_render_mode=render_mode)
-            )
-        remote = self._remote.env_runners(
-            self._blueprint(),
-            [config.num_envs_per_env_runner] * config.num_env_runners,
-            rl_module=self.rl_module,
-            agent_spaces=self._setup.agent_spaces,
-            env_to_module=self._env_to_module,
-            module_to_env=build.build_module_to_env(config, self._setup, stateful=self.rl_module.is_stateful()),
+        if config.num_env_runners:
+            module_to_env = build.build_module_to_env(config, self._setup, stateful=self.rl_module.is_stateful())
+            return self._remote_env_runners([config.num_envs_per_env_runner] * config.num_env_runners, module_to_env)
+        render_mode = human_render_mode(config, self._setup)
+        return EnvRunnerGroup(
+            self._runner(config, self.seed, config.num_envs_per_env_runner, first_render_mode=render_mode)
         )
-        return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
 
-    def _build_eval_env_runner_group(self) -> EnvRunnerGroup | None:
-        if not self.config.evaluation_num_env_runners:
-            return None
-        remote = self._remote.env_runners(
-            self._blueprint(),
-            [1] * self.config.evaluation_num_env_runners,
-            for_evaluation=True,
+    def _build_eval_env_runner_group(self) -> RemoteEnvRunners | None:
+        number = self.config.evaluation_num_env_runners
+        module_to_env = self.env_runner_group.module_to_env
+        return self._remote_env_runners([1] * number, module_to_env, for_evaluation=True) if number else None
+
+    def _remote_env_runners(
+        self, num_envs: Sequence[int], module_to_env: Any, for_evaluation: bool = False
+    ) -> RemoteEnvRunners:
+        return self._remote.env_runners(
+            self._blueprint,
+            num_envs,
+            for_evaluation=for_evaluation,
             rl_module=self.rl_module,
             agent_spaces=self._setup.agent_spaces,
             env_to_module=self._env_to_module,
-            module_to_env=self.env_runner_group.module_to_env,
+            module_to_env=module_to_env,
         )
-        return EnvRunnerGroup(remote=remote, make_blueprint=self._blueprint)
 
     def _build_learner_group(self) -> LearnerGroup:
         if not self.config.num_learners:

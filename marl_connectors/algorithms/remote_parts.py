@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
@@ -12,9 +12,9 @@ from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.cluster.actor_pool import RestartPolicy
 from marl_connectors.cluster.pickling import pickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.env_runners.remote_env_runners import RemoteEnvRunners
+from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
+from marl_connectors.cluster.remote_learners import RemoteLearners
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.remote_learners import RemoteLearners
 
 
 class RemoteParts:
@@ -46,27 +46,30 @@ class RemoteParts:
                     self._learner_resources = learner_resources(config, gpus=1.0)
 
     def env_runners(
-        self, blueprint: RunBlueprint, num_envs: Sequence[int], *, for_evaluation: bool = False, **fields: Any
+        self,
+        make_blueprint: Callable[[], RunBlueprint],
+        num_envs: Sequence[int],
+        *,
+        for_evaluation: bool = False,
+        **fields: Any,
     ) -> RemoteEnvRunners:
         """Starts env runners in Ray actors, and waits until they have made their sub-environments.
 
         Args:
-            blueprint: How they are made.
+            make_blueprint: Returns how they are made now.
             num_envs: The number of sub-environments of each.
             for_evaluation: Whether they only play evaluations.
             **fields: Other arguments of RemoteEnvRunners.
         """
         assert self.cluster is not None
         config = self._config
-        check_can_be_sent(blueprint.config.to_dict())
+        check_can_be_sent(make_blueprint().config.to_dict())
         runners = RemoteEnvRunners(
-            blueprint,
+            make_blueprint,
             cluster=self.cluster,
             num_envs=num_envs,
             resources=runner_resources(config),
             policy=restart_policy(config),
-            lookback=blueprint.lookback,
-            rollout_fragment_length=blueprint.rollout_fragment_length,
             complete_episodes=config.batch_mode == "complete_episodes",
             merges_states=merges_states(config),
             fetches_episodes=config.num_learners == 0,
@@ -76,7 +79,7 @@ class RemoteParts:
         try:
             runners.wait_until_begun()
         except BaseException:
-            runners.close()
+            runners.stop()
             raise
         return runners
 

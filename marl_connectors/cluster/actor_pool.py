@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -187,15 +188,27 @@ class ActorPool:
             ActorLost: If an actor is lost, and the policy neither replaces it nor ignores the loss.
             Exception: What a hosted object raised.
         """
-        return _Run(self, calls, on_reply, max_in_flight).result(watch)
+        with self._restarted_after_interrupt():
+            return _Run(self, calls, on_reply, max_in_flight).result(watch)
 
     def submit(
         self, calls: Mapping[int, Sequence[Call]], on_reply: Callable[[int, int, Reply], None] | None = None
     ) -> _Run:
         """Calls several actors, and does not wait. ``result()`` of what it returns waits for them."""
-        begun = _Run(self, calls, on_reply, 1)
-        begun.advance(0.0)
-        return begun
+        with self._restarted_after_interrupt():
+            begun = _Run(self, calls, on_reply, 1)
+            begun.advance(0.0)
+            return begun
+
+    @contextmanager
+    def _restarted_after_interrupt(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.restart_later()  # else the next call would wait for this one
+            raise
 
     # Loss and replacement.
 

@@ -63,6 +63,13 @@ def this_process() -> Process:
     return Process(ray.get_runtime_context().get_node_id() if ray.is_initialized() else "", os.getpid())
 
 
+def fetched(ref: Sequence[Any]) -> Any:
+    """Returns the object of a reference. It comes in a list, so that Ray does not fetch it before a method begins."""
+    import ray
+
+    return ray.get(ref[0])
+
+
 class Host:
     """Makes an object in a process of its own, and calls its methods one after another.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_connectors.cluster.references import EpisodeReference
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
+from marl_connectors.episodes.references import EpisodeReference
 
 
 class Fragment:

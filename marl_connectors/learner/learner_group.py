@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.cluster.hosted_learner import LearnerBlueprint
 from marl_connectors.cluster.pickling import pickled
-from marl_connectors.cluster.references import EpisodeReference, divided
-from marl_connectors.learner.hosted_learner import LearnerBlueprint
+from marl_connectors.cluster.remote_learners import LearnerBefore, RemoteLearners
+from marl_connectors.episodes.references import EpisodeReference, divided
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import check_can_be_divided
-from marl_connectors.learner.remote_learners import LearnerBefore, RemoteLearners
 from marl_connectors.typing import ModuleID
 
 

@@ -19,8 +19,7 @@ from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.clusters import Harm, actor_processes, parameters, spread, trained, wait_until_gone
 from helpers.runs.random_runs import counts_itself
 from helpers.runs.rank_configs import random_ranks_config
-from marl_connectors.cluster import actor_pool
-from marl_connectors.learner import remote_learners
+from marl_connectors.cluster import actor_pool, remote_learners
 from marl_connectors.seeding import global_generators_kept
 
 

@@ -123,7 +123,7 @@ def test_together_env_runners_sample_at_least_the_steps_that_are_asked_for(monke
     """Of 5 steps, each of 4 sub-environments gets 2, because 1 would be too few."""
     use_fake_ray(monkeypatch)
     algo = divided(small_config(LifeEnv), 4, 2).build_algo()
-    requests = algo.env_runner_group.remote._requests(5, None, {}, 1)
+    requests = algo.env_runner_group._requests(5, 1)
     assert [[request.num_timesteps for request in own] for own in requests.values()] == [[4], [4]]
     algo.stop()
 
@@ -132,7 +132,7 @@ def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monk
     use_fake_ray(monkeypatch)
     whole = trained(divided(filtered(), 4, 0))
     algo = divided(filtered(), 4, 2).build_algo()
-    remote: Any = algo.env_runner_group.remote
+    remote: Any = algo.env_runner_group
     remote._fetches_episodes = remote.pool._fetches_payloads = False
     update, lost = algo._update, [1, 2]
 
@@ -169,8 +169,7 @@ def test_finished_episodes_come_in_the_order_of_one_process(number, monkeypatch)
         group = algo.env_runner_group
         group.begin_iteration()
         group.sample()
-        env_runner = group.remote or algo.env_runner
-        summaries.append([plain(summary.get_state()) for summary in env_runner.take_finished()])
+        summaries.append([plain(summary.get_state()) for summary in group.take_finished()])
         algo.stop()
     assert summaries[0] == summaries[1]
     assert len(summaries[0]) > 8

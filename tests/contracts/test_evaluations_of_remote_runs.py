@@ -137,7 +137,7 @@ def test_the_steps_of_an_ongoing_sample_are_shown(steps, fake, monkeypatch):
     config = config_of(1, 0, is_endless=True).env_runners(num_env_runners=2, rollout_fragment_length=30)
     config.training(train_batch_size_per_learner=60, minibatch_size=60).multi_agent(count_steps_by=steps)
     algo = config.build_algo()
-    pool: Any = algo.env_runner_group.remote.pool  # type: ignore[union-attr]
+    pool: Any = algo.env_runner_group.pool  # type: ignore[union-attr]
     progress, seen = pool.progress, []
 
     def watched(indices: Any) -> Any:

@@ -67,7 +67,7 @@ def test_an_interrupted_sample_is_sampled_again(method, is_before, monkeypatch):
     expected = [trained(alone) for _ in range(3)]
     algo = life(2).build_algo()
     found = [trained(algo)]
-    remote: Any = algo.env_runner_group.remote
+    remote: Any = algo.env_runner_group
     count = 2 if method == "_keep" else 1  # of the two env runners, one has its state already
     monkeypatch.setattr(remote, method, interrupts(getattr(remote, method), is_before, count))
     with pytest.raises(KeyboardInterrupt):
@@ -104,7 +104,7 @@ def test_an_env_runner_whose_replacement_was_interrupted_is_replaced_later(monke
     fake.loses = lambda who, method, arguments: (
         "before" if arguments[:1] == ("sample",) and lost and lost.pop() else None
     )
-    pool: Any = algo.env_runner_group.remote.pool
+    pool: Any = algo.env_runner_group.pool
     monkeypatch.setattr(pool, "_start", interrupts(pool._start, True))
     with pytest.raises(KeyboardInterrupt):
         algo.train()

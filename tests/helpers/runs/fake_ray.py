@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle, exceptions
 
-from marl_connectors.cluster import ray_cluster
-from marl_connectors.env_runners import hosted_env_runner
+from marl_connectors.cluster import hosted_env_runner, ray_cluster
 
 
 class Ref:
@@ -139,5 +138,5 @@ def use_fake_ray(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> FakeRay:
     """Lets algorithms start their actors in this process."""
     fake = FakeRay(random.Random(seed))
     monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
-    monkeypatch.setattr(hosted_env_runner, "_fetched", lambda ref: fake.get(ref[0]))
+    monkeypatch.setattr(hosted_env_runner, "fetched", lambda ref: fake.get(ref[0]))
     return fake

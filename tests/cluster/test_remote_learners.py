@@ -21,9 +21,9 @@ from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.cluster.references import EpisodeReference, divided
+from marl_connectors.cluster.remote_learners import RemoteLearners
+from marl_connectors.episodes.references import EpisodeReference, divided
 from marl_connectors.learner.learner_group import LearnerGroup
-from marl_connectors.learner.remote_learners import RemoteLearners
 
 POLICY = RestartPolicy(timeout_s=600.0, probe_timeout_s=600.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from marl_connectors.cluster.references import EpisodeShare
+from marl_connectors.episodes.references import EpisodeShare
 
 
 def test_episodes_of_several_payloads_come_in_the_order_of_their_positions():

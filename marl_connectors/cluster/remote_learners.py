@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.host import Outcome
-from marl_connectors.cluster.pickling import pickled, pickled_function, received_result
-from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.cluster.references import EpisodeShare
-from marl_connectors.learner.hosted_learner import (
+from marl_connectors.cluster.hosted_learner import (
     HostedLearner,
     LearnerBlueprint,
     LearnerState,
     UpdateReply,
     UpdateRequest,
 )
+from marl_connectors.cluster.pickling import pickled, pickled_function, received_result
+from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.ranks import LostRankError
 
 _LOG = logging.getLogger(__name__)

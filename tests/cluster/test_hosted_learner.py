@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from marl_connectors.learner.hosted_learner import _interface_of
+from marl_connectors.cluster.hosted_learner import _interface_of
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the names are those of Linux")

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from marl_connectors.cluster.host import fetched
 from marl_connectors.cluster.pickling import pickled_result
-from marl_connectors.cluster.references import EpisodeShare
+from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import Ranks
 
@@ -134,13 +135,11 @@ class HostedLearner:
 
     def update(self, request: UpdateRequest) -> tuple[UpdateReply, bytes | None]:
         """Updates the modules together with the other learners. Rank 0 returns the pickled new state as the payload."""
-        import ray
-
         began = time.perf_counter()
         learner = self._following(request.before)
         self._stage = "fetching the episodes"
         began_fetching = time.perf_counter()
-        episodes, positions = request.share.fetch(ray.get)
+        episodes, positions = request.share.fetch(lambda ref: fetched([ref]))
         fetched = time.perf_counter() - began_fetching
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
@@ -153,19 +152,17 @@ class HostedLearner:
 
     def _following(self, wanted: LearnerState) -> Learner:
         """Returns the learner with the modules and the state that a call needs."""
-        import ray
-
         version, ref = wanted.blueprint
         learner = self._learner
         if learner is None or version != self._blueprint_version:
             self._stage = "making the modules"
-            learner = self._learner = pickle.loads(ray.get(ref[0])).build()
+            learner = self._learner = pickle.loads(fetched(ref)).build()
             learner.ranks = self._ranks
             self._blueprint_version, self._state_version = version, -1
         version, ref = wanted.state
         if ref:
             self._stage, self._state_version = "loading the state", -1
-            learner.set_state(pickle.loads(ray.get(ref[0])))
+            learner.set_state(pickle.loads(fetched(ref)))
             self._state_version = version
         elif version != self._state_version:
             raise RuntimeError(

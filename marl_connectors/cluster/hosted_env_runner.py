@@ -11,11 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from marl_connectors.cluster.host import fetched
 from marl_connectors.cluster.pickling import pickled_in_actor, pickled_result, unpickled
 from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -27,7 +28,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class EnvRunnerBlueprint(Protocol):
-    """Makes env runners in any process, and lets them follow changes of the run. It can be pickled."""
+    """Makes env runners in any process, and lets them follow changes of the run. It can be pickled.
+
+    Attributes:
+        lookback: As for EnvRunner.
+        rollout_fragment_length: As for EnvRunner.
+    """
+
+    lookback: int
+    rollout_fragment_length: int
 
     def build(self, first_env_number: int, num_envs: int) -> EnvRunner:
         """Makes an env runner with some of the run's sub-environments, which leaves merging states to its group."""
@@ -89,7 +98,6 @@ class SampleRequest:
             to keep them.
         num_timesteps: As for ``EnvRunner.sample``.
         num_episodes: As for ``EnvRunner.sample``.
-        options: Other arguments of ``EnvRunner.sample``.
         restarts_episodes: Whether to drop the ongoing episodes first.
         begins_iteration: Whether the metrics of the former iteration have been reported.
     """
@@ -99,7 +107,6 @@ class SampleRequest:
     connector_states: Mapping[str, Any] | None = None
     num_timesteps: int | None = None
     num_episodes: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
     restarts_episodes: bool = False
     begins_iteration: bool = False
 
@@ -270,9 +277,7 @@ class HostedEnvRunner:
         if request.restarts_episodes:
             runner.restart_episodes()
         env_steps, agent_steps = runner.num_env_steps, runner.num_agent_steps
-        episodes = runner.sample(
-            num_timesteps=request.num_timesteps, num_episodes=request.num_episodes, **request.options
-        )
+        episodes = runner.sample(num_timesteps=request.num_timesteps, num_episodes=request.num_episodes)
         payload, uncredited = pickled_in_actor(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
         reply = SampleReply(
@@ -388,15 +393,9 @@ def known_states(states: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _blueprint(ref: list[Any]) -> EnvRunnerBlueprint:
-    return unpickled(_fetched(ref))
+    return unpickled(fetched(ref))
 
 
 def _parameters(weights: Weights) -> Any:
     """Returns the parameters in arrays that torch may write to; those in Ray's store are read-only."""
-    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, _fetched(weights.ref))
-
-
-def _fetched(ref: list[Any]) -> Any:
-    import ray
-
-    return ray.get(ref[0])
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, fetched(weights.ref))

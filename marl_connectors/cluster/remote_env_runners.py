@@ -6,21 +6,16 @@ import copy
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from gymnasium import Space
 
 from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy, Watch
-from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
-from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.env_runners.done_episodes import merged_order, shares
-from marl_connectors.env_runners.hosted_env_runner import (
+from marl_connectors.cluster.hosted_env_runner import (
     EnvRunnerBlueprint,
     HostedEnvRunner,
     PlayReply,
@@ -31,11 +26,17 @@ from marl_connectors.env_runners.hosted_env_runner import (
     Weights,
     known_states,
 )
+from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
+from marl_connectors.cluster.ray_cluster import RayCluster, Resources
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.env_runners.done_episodes import DoneEpisode, first_rounds, merged_order, shares
+from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
-from marl_connectors.env_runners.sample import Fragment, Sample
+from marl_connectors.env_runners.sample import Fragment, Sample, joined
 from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state, without_episodes
-from marl_connectors.errors import ConfigError, EpisodeError
+from marl_connectors.errors import ConfigError, EpisodeError, counted
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, reduced, with_logged
+from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
@@ -90,39 +91,23 @@ class _Progress:
         return _Progress(**{each.name: copy.copy(getattr(self, each.name)) for each in fields(self)})
 
 
-class _Before(NamedTuple):
-    """The state of RemoteEnvRunners before a sample.
-
-    Attributes:
-        progress: What samples change, copied.
-        pieces: The states of the pipelines of this process.
-        loggers: The states of the loggers.
-    """
-
-    progress: _Progress
-    pieces: dict[str, Any]
-    loggers: dict[str, Any]
-
-
-class RemoteEnvRunners:
+class RemoteEnvRunners(EnvRunnerGroup):
     """Env runners in Ray actors. The sub-environments are divided among them in the order of their numbers.
 
     What a sub-environment plays depends on its number and the weights alone, so the samples are those of one EnvRunner
     with all sub-environments, in the same order. Each reply has the state of the env runner after the call. If an env
     runner is lost, its replacement continues from the last state, and repeats the call.
 
-    The attributes and methods that EnvRunner has, too, do the same as there.
-
     Attributes:
         num_envs: The number of sub-environments of each env runner.
-        ongoing: The env steps and the agent steps of the ongoing sample, which are not counted yet.
-        seconds: The seconds of each env runner's newest sample.
-        rates: The env steps per second of each env runner's newest sample.
+        pool: The actors.
     """
+
+    local_env_runner = None
 
     def __init__(
         self,
-        blueprint: EnvRunnerBlueprint,
+        make_blueprint: Callable[[], EnvRunnerBlueprint],
         *,
         cluster: RayCluster,
         num_envs: Sequence[int],
@@ -132,8 +117,6 @@ class RemoteEnvRunners:
         agent_spaces: Callable[[AgentID], tuple[Space, Space]],
         env_to_module: ConnectorPipelineV2,
         module_to_env: ConnectorPipelineV2,
-        lookback: int,
-        rollout_fragment_length: int,
         complete_episodes: bool,
         merges_states: bool = True,
         fetches_episodes: bool = True,
@@ -142,7 +125,7 @@ class RemoteEnvRunners:
         """Starts the actors, and does not wait for them.
 
         Args:
-            blueprint: Makes the env runners.
+            make_blueprint: Returns a blueprint of the run as it is now, by which env runners are made.
             cluster: The connection to Ray.
             num_envs: The number of sub-environments of each env runner.
             resources: What each actor reserves.
@@ -151,8 +134,6 @@ class RemoteEnvRunners:
             agent_spaces: As for EnvRunner.
             env_to_module: The pipeline of this process, which gets the merged states.
             module_to_env: The pipeline of this process, which gets the merged states.
-            lookback: As for EnvRunner.
-            rollout_fragment_length: As for EnvRunner.
             complete_episodes: As for EnvRunner.
             merges_states: Whether the states of connector pieces are merged after each sample, and all env runners
                 continue with the merged ones. Otherwise each continues with its own, and the pipelines of this process
@@ -161,33 +142,30 @@ class RemoteEnvRunners:
             for_evaluation: Whether the actors only ``play``.
         """
         self._cluster = cluster
-        self._ray = cluster.ray
-        self._blueprint_version = 0
-        self._blueprint_ref = [cluster.put(pickled(blueprint))]
+        self._make_blueprint = make_blueprint
+        self._blueprint_version = -1
+        blueprint = self._put_blueprint()
+        self.lookback, self._rollout_fragment_length = blueprint.lookback, blueprint.rollout_fragment_length
         self.num_envs = list(num_envs)
         self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
         self.rl_module = rl_module
         self.agent_spaces = agent_spaces
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
-        self.lookback = lookback
-        self.rollout_fragment_length = rollout_fragment_length
-        self.complete_episodes = complete_episodes
-        self.ongoing = (0, 0)
-        self.seconds: dict[int, float] = {}
-        self.rates: dict[int, float] = {}
+        self._complete_episodes = complete_episodes
+        self._rates: dict[int, float] = {}
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.callback_metrics = MetricsLogger()
         self._merges_states = merges_states
         self._for_evaluation = for_evaluation
         self._fetches_episodes = fetches_episodes
         self._progress = _Progress([0.0] * sum(num_envs))
-        self._before_batch: _Before | None = None
+        self._undo_iteration: Callable[[], None] | None = None
         self._weights = Weights(-1, [None])
         self._num_played = 0
         self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
         self._times = SamplingTimes()
-        self._pool = ActorPool(
+        self.pool = ActorPool(
             cluster,
             len(num_envs),
             resources,
@@ -197,14 +175,36 @@ class RemoteEnvRunners:
             fetches_payloads=fetches_episodes,
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"<EnvRunnerGroup of {counted(self.num_remote_env_runners, 'remote env runner')} with "
+            f"{counted(sum(self.num_envs), 'sub-environment')}: {counted(self.num_env_steps, 'env step')}>"
+        )
+
+    @property
+    def num_remote_env_runners(self) -> int:
+        return len(self.num_envs)
+
+    @property
+    def num_healthy_remote_env_runners(self) -> int:
+        return len(self.pool.indices)
+
+    @property
+    def num_remote_env_runner_restarts(self) -> int:
+        return self.pool.num_restarts
+
+    def env_steps_per_second(self) -> dict[int, float]:
+        return {index: rate for index, rate in self._rates.items() if index in self.pool.indices}
+
+    def take_recreated(self) -> list[int]:
+        return self.pool.take_replaced()
+
     @property
     def num_env_steps(self) -> int:
-        """The number of steps of all sub-environments so far."""
         return self._progress.num_env_steps
 
     @property
     def num_agent_steps(self) -> int:
-        """The number of actions of all agents so far."""
         return self._progress.num_agent_steps
 
     def _name_of(self, index: int) -> str:
@@ -234,25 +234,27 @@ class RemoteEnvRunners:
     def _newest_blueprint(self) -> tuple[int, list[Any]]:
         return self._blueprint_version, self._blueprint_ref
 
-    @property
-    def pool(self) -> ActorPool:
-        """The actors."""
-        return self._pool
-
     def wait_until_begun(self) -> None:
         """Waits until all env runners have made their sub-environments."""
-        self._pool.wait_until_begun()
-        if self._pool.policy.ignores and not self._for_evaluation:
+        self.pool.wait_until_begun()
+        if self.pool.policy.ignores and not self._for_evaluation:
             self._refresh()  # so that the state of an env runner is known even if it is lost before its first sample
 
     # Changes of the run.
 
-    def set_blueprint(self, blueprint: EnvRunnerBlueprint) -> None:
-        """Lets all env runners follow a change of the modules or of the mapping function with the next sample."""
+    def _put_blueprint(self) -> EnvRunnerBlueprint:
+        blueprint = self._make_blueprint()
         self._blueprint_ref = [self._cluster.put(pickled(blueprint))]
         self._blueprint_version += 1
+        return blueprint
 
-    def send_weights(self) -> None:
+    def modules_changed(self) -> None:
+        self._put_blueprint()
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
+        self._put_blueprint()  # it has the config's function
+
+    def _send_weights(self) -> None:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         parameters = _arrays(self.rl_module.get_state())
         self._weights = Weights(self._weights.version + 1, [self._cluster.put(parameters)])
@@ -263,51 +265,57 @@ class RemoteEnvRunners:
         return {**states, "before_batch": None}
 
     def restart_episodes(self) -> None:
-        """Drops the ongoing episodes with the next sample."""
         self._progress.restarts_episodes = True
 
-    # Batches whose episodes stay in other processes. They can be lost with a node, until learners have fetched them.
+    # Going back.
 
-    def begin_batch(self) -> None:
-        """Remembers the state before the samples of a train batch, for ``repeat_batch``."""
-        if not self._fetches_episodes:
-            self._before_batch = self._now()
+    def _now(self) -> Callable[[], None]:
+        """Returns a function that restores what samples change, as it is now, and lets new actors continue from it."""
+        progress, pieces = self._progress.copy(), self.get_connector_states()
+        loggers = [(logger, logger.get_state()) for logger in self._loggers().values()]
 
-    def repeat_batch(self) -> None:
-        """Goes back to the state before the samples of the newest train batch, so that they can be sampled again."""
-        assert self._before_batch is not None
-        self._go_back(self._before_batch)
-        self._pool.restart_later()
+        def go_back() -> None:
+            self._progress = progress.copy()
+            self.env_to_module.set_state(pieces["env_to_module"])
+            self.module_to_env.set_state(pieces["module_to_env"])
+            for logger, state in loggers:
+                logger.set_state(state)
+            self.pool.restart_later()
 
-    def _now(self) -> _Before:
-        """Returns what samples change, as it is now."""
-        return _Before(
-            self._progress.copy(),
-            self.get_connector_states(),
-            {name: logger.get_state() for name, logger in self._loggers()},
-        )
+        return go_back
 
-    def _go_back(self, before: _Before) -> None:
-        """Restores what ``_now`` returned. The actors have to be replaced to follow."""
-        self._progress = before.progress.copy()
-        self.env_to_module.set_state(before.pieces["env_to_module"])
-        self.module_to_env.set_state(before.pieces["module_to_env"])
-        for name, logger in self._loggers():
-            logger.set_state(before.loggers[name])
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Goes back after an error or an interrupt, unless the error comes from an env runner's sample.
 
-    def _loggers(self) -> list[tuple[str, MetricsLogger]]:
-        return [*self.metrics.items(), ("callbacks", self.callback_metrics)]
+        If env runners went back to the beginning of such a sample, the same error would come again.
+        """
+        go_back = self._now()
+        try:
+            yield
+        except BaseException:
+            if not self._has_failed:
+                go_back()
+            raise
+
+    def _loggers(self) -> dict[str, MetricsLogger]:
+        return {**self.metrics, "callbacks": self.callback_metrics}
+
+    def begin_iteration(self) -> None:
+        """Sends the parameters of the modules, once for all samples of the iteration, and notes where it begins.
+
+        Episodes that stay in other processes can be lost with a node until learners have fetched them.
+        """
+        self._send_weights()
+        self._undo_iteration = self._now()
+
+    def repeat_iteration(self) -> None:
+        assert self._undo_iteration is not None
+        self._undo_iteration()
 
     # Sampling.
 
-    @property
-    def can_sample_ahead(self) -> bool:
-        """Whether a sample does not depend on what the env runners have learned in the sample before."""
-        return not self._merges_states or known_states(self.get_connector_states()) is None
-
-    def sample(
-        self, *, num_timesteps: int | None = None, num_episodes: int | None = None, times: int = 1, **options: Any
-    ) -> Sample:
+    def sample(self, *, num_timesteps: int | None = None, times: int = 1) -> Sample:
         """Samples with all env runners at once.
 
         After an interrupt, everything is as it was before, in this process and in the env runners. After an error of
@@ -315,28 +323,23 @@ class RemoteEnvRunners:
 
         Args:
             num_timesteps: As for ``EnvRunner.sample``, over all env runners.
-            num_episodes: As for ``EnvRunner.sample``, over all env runners.
-            times: The number of samples of this size that follow one another.
-            **options: Other arguments of ``EnvRunner.sample``.
+            times: The number of samples of this size that follow one another. They are sent ahead if none depends on
+                what the env runners have learned in the one before.
         """
+        if times > 1 and self._merges_states and known_states(self.get_connector_states()) is not None:
+            return joined([self.sample(num_timesteps=num_timesteps) for _ in range(times)])
         if self._weights.version < 0:
-            self.send_weights()
+            self._send_weights()
         if self._has_failed:
             self._refresh()
-        before = self._now()
-        try:
-            return self._sample(self._requests(num_timesteps, num_episodes, options, times), times)
-        except BaseException:
-            if not self._has_failed:
-                self._go_back(before)
-                self._pool.restart_later()
-            raise
+        with self._undone_on_error():
+            return self._sample(self._requests(num_timesteps, times), times)
 
     def _sample(self, requests: Mapping[int, Sequence[SampleRequest]], times: int) -> Sample:
         began = time.perf_counter()
         calls = {index: [Call("sample", (request,)) for request in own] for index, own in requests.items()}
         try:
-            replies = self._pool.run(
+            replies = self.pool.run(
                 calls,
                 lambda index, _, reply: self._keep(index, reply.value.saved),
                 max_in_flight=times,
@@ -356,8 +359,8 @@ class RemoteEnvRunners:
             self._note([reply.value for reply in found])
         seconds = time.perf_counter() - began
         for index, own in replies.items():
-            self.seconds[index] = sum(reply.value.seconds for reply in own)
-            self.rates[index] = sum(reply.value.num_env_steps for reply in own) / self.seconds[index]
+            own_seconds = sum(reply.value.seconds for reply in own)
+            self._rates[index] = sum(reply.value.num_env_steps for reply in own) / own_seconds
         self._note_times([reply.value.times for found in rounds for reply in found], len(replies), seconds)
         self._merge([own[-1].value for own in replies.values()])
         return Sample([[_fragment(reply) for reply in found] for found in rounds], self._fetch)
@@ -368,7 +371,7 @@ class RemoteEnvRunners:
 
         def watch(waiting: Collection[int]) -> None:
             now: dict[int, Any] = {index: kept.saved for index, kept in self._progress.kept.items()}
-            now |= self._pool.progress(waiting)
+            now |= self.pool.progress(waiting)
             steps = [
                 sum(getattr(own, name) for own in now.values()) - sum(getattr(own, name) for own in before.values())
                 for name in ("num_env_steps", "num_agent_steps")
@@ -377,30 +380,23 @@ class RemoteEnvRunners:
 
         return watch
 
-    def _requests(
-        self, num_timesteps: int | None, num_episodes: int | None, options: Mapping[str, Any], times: int
-    ) -> dict[int, list[SampleRequest]]:
+    def _requests(self, num_timesteps: int | None, times: int) -> dict[int, list[SampleRequest]]:
         """Returns each env runner's share of a sample."""
         total = sum(self.num_envs)
-        if num_timesteps is None and num_episodes is None:
-            if self.complete_episodes:
-                num_episodes = total
-            else:
-                num_timesteps = total * self.rollout_fragment_length
+        if num_timesteps is None and not self._complete_episodes:
+            num_timesteps = total * self._rollout_fragment_length
         steps = None if num_timesteps is None else math.ceil(num_timesteps / total)
-        quotas = None if num_episodes is None else shares(total, num_episodes)
         states = self._progress.next_states
         if states is not None:  # with the pieces that the pipelines have now
             states = {**self.get_connector_states(), "before_batch": states["before_batch"]}
         found = {}
-        for index in self._pool.indices:
+        for index in self.pool.indices:
             begin, end = self._bounds[index]
             size: dict[str, Any] = {
                 "weights": self._weights,
                 "blueprint": self._newest_blueprint,
                 "num_timesteps": None if steps is None else steps * (end - begin),
-                "num_episodes": None if quotas is None else sum(quotas[begin:end]),
-                "options": dict(options),
+                "num_episodes": end - begin if steps is None else None,
             }
             first = SampleRequest(
                 **size,
@@ -415,29 +411,18 @@ class RemoteEnvRunners:
         """Keeps the state that a replacement continues from."""
         self._progress.kept[index] = _Kept(saved, self._newest_blueprint)
 
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Lets all env runners go back to the states before calls that fail."""
-        before = dict(self._progress.kept)
-        try:
-            yield
-        except BaseException:
-            self._progress.kept = before
-            self._pool.restart_later()
-            raise
-
     def _refresh(self) -> None:
         """Lets the env runners follow changes of the run at once, so that the kept states show them."""
         outdated = [
             index
             for index in range(len(self.num_envs))
-            if index not in self._pool.lost
+            if index not in self.pool.lost
             if self._progress.restarts_episodes or self._version_of(index) != self._blueprint_version
         ]
         if outdated:
             call = Call("get_state", (self._newest_blueprint, self._progress.restarts_episodes))
             with self._undone_on_error():
-                self._pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
+                self.pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
         if self._has_failed:
             self._progress.num_env_steps = sum(kept.saved.num_env_steps for kept in self._progress.kept.values())
             self._progress.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._progress.kept.values())
@@ -448,7 +433,7 @@ class RemoteEnvRunners:
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
-        return unpickled(payload if isinstance(payload, bytes) else self._ray.get(payload))
+        return unpickled(payload if isinstance(payload, bytes) else self._cluster.ray.get(payload))
 
     def _note(self, replies: Sequence[SampleReply]) -> None:
         """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
@@ -472,7 +457,7 @@ class RemoteEnvRunners:
 
     def _merge(self, replies: Sequence[SampleReply]) -> None:
         """Merges the metrics and the states of the connector pieces into those of this process."""
-        for name, logger in self._loggers():
+        for name, logger in self._loggers().items():
             logger.set_state(merged_metrics([reply.metrics[name] for reply in replies]))
         states = [reply.connector_states for reply in replies if reply.connector_states is not None]
         if not states:
@@ -489,15 +474,6 @@ class RemoteEnvRunners:
             self._progress.next_states["before_batch"] = {"pieces": self.env_to_module.merge_states(before)}
 
     def foreach_env_runner(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls a function with each env runner, in its process, and returns what it returns.
-
-        After an error of the function, the env runners stay as they are. After an interrupt, they continue from their
-        states before the call.
-
-        Raises:
-            ConfigError: If the function or its result cannot be sent from one process to another.
-            Exception: What the function raised.
-        """
         if self._for_evaluation:
             raise ConfigError(
                 "foreach_env_runner: the env runners for evaluations exist only while an evaluation plays. Call it of "
@@ -505,13 +481,7 @@ class RemoteEnvRunners:
             )
         self._refresh()
         call = Call("apply", (pickled_function(func, "foreach_env_runner"),))
-        try:
-            replies = self._pool.run({index: [call] for index in self._pool.indices})
-        except Exception:
-            raise
-        except BaseException:
-            self._pool.restart_later()  # else the next call would wait for this one
-            raise
+        replies = self.pool.run({index: [call] for index in self.pool.indices})
         return [received_result(own[0].value, "foreach_env_runner") for _, own in sorted(replies.items())]
 
     # Evaluation.
@@ -531,8 +501,9 @@ class RemoteEnvRunners:
             argument several times in a second with the number of finished episodes. If that returns True, playing
             stops, as with ``is_enough`` of ``EnvRunner.sample``.
         """
-        quotas, indices = shares(num_envs, num_episodes), self._pool.indices
+        quotas, indices = shares(num_envs, num_episodes), self.pool.indices
         ends = [num_envs * (place + 1) // len(indices) for place in range(len(indices))]
+        self._send_weights()
         states = self.get_connector_states()
         self._num_played += 1
         number, num_done, shown = self._num_played, 0, 0
@@ -554,29 +525,26 @@ class RemoteEnvRunners:
             nonlocal num_done
             num_done += 0 if reply.value is None else len(reply.value.places)
 
-        try:
-            run = self._pool.submit(calls, on_reply)
-        except BaseException:
-            self._pool.restart_later()
-            raise
+        with self._undone_on_error():
+            run = self.pool.submit(calls, on_reply)
 
         def results(ends: Callable[[int], bool]) -> dict[str, Any]:
             def watch(waiting: Collection[int]) -> None:
                 nonlocal shown
-                ongoing = sum(own.num_done for own in self._pool.progress(waiting).values())
+                ongoing = sum(own.num_done for own in self.pool.progress(waiting).values())
                 shown = max(shown, num_done + ongoing)  # a replacement of a lost env runner begins at 0
                 if ends(shown):
-                    self._pool.tell(waiting, "end_playing", number)
+                    self.pool.tell(waiting, "end_playing", number)
 
             with self._undone_on_error():
                 found = [own for _, own in sorted(self._all_played(calls, run.result(watch), watch).items())]
-            return _played([own for own in found if own is not None], num_episodes)
+            return _played([own for own in found if own is not None], num_episodes, num_envs)
 
         return results
 
     def abandon_playing(self) -> None:
         """Ends the episodes of ``begin_playing`` whose results are not needed."""
-        self._pool.restart_later()
+        self.pool.restart_later()
 
     def _all_played(
         self, calls: Mapping[int, Sequence[Call]], replies: Mapping[int, Sequence[Reply]], watch: Watch
@@ -584,38 +552,31 @@ class RemoteEnvRunners:
         """Returns the reply to each call, of which others make those of env runners that were lost for good."""
         found = {index: own[0].value for index, own in replies.items()}
         while missing := [index for index in calls if index not in found]:
-            helpers = dict(zip(self._pool.indices, missing, strict=False))
+            helpers = dict(zip(self.pool.indices, missing, strict=False))
             repeated = {helper: calls[index] for helper, index in helpers.items()}
-            for helper, own in self._pool.run(repeated, watch=watch).items():
+            for helper, own in self.pool.run(repeated, watch=watch).items():
                 found[helpers[helper]] = own[0].value
         return found
 
     # Metrics since the last call.
 
     def take_finished(self) -> list[EpisodeSummary]:
-        """Returns the returns and lengths of the episodes that ended since the last call."""
         finished, self._progress.finished = self._progress.finished, []
         return finished
 
     def take_counts(self) -> dict[str, Any]:
-        """Returns the counts since the last call, of all env runners together."""
         counts, self._progress.counts = self._progress.counts, []
         uncredited, self._progress.uncredited_rewards = self._progress.uncredited_rewards, [0.0] * sum(self.num_envs)
         self._progress.begins_iteration = True
         return {**summed(counts), "uncredited_reward": sum(uncredited)}
 
     def take_times(self) -> SamplingTimes:
-        """Returns how long the parts of sampling took since the last call: means over the env runners, in seconds.
-
-        ``sample`` is the time that this process has waited for them.
-        """
         times, self._times = self._times, SamplingTimes()
         return times
 
     def why_episodes_are_not_kept(self) -> str:
-        """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
-        if self._pool.lost:
-            lost = ", ".join(map(self._name_of, sorted(self._pool.lost)))
+        if self.pool.lost:
+            lost = ", ".join(map(self._name_of, sorted(self.pool.lost)))
             return f"the run continues without {lost}, which was lost with its ongoing episodes"
         if self._progress.restarts_episodes:
             return ""
@@ -635,7 +596,7 @@ class RemoteEnvRunners:
         if why_not_saved:
             raise EpisodeError(why_not_saved)
         states = [unpickled(own.state) for own in kept]
-        if self._pool.lost:  # the states of lost env runners are older, and may lack changes of the run
+        if self.pool.lost:  # the states of lost env runners are older, and may lack changes of the run
             states = [without_episodes(state) for state in states]
         merged = merged_runner_state(
             self._with_own_pieces(states),
@@ -667,15 +628,15 @@ class RemoteEnvRunners:
             found.append({**state, **own, "before_batch": before})
         return found
 
-    def set_state(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
+    def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
         parts = [pickled(part) for part in divided_runner_state(state, self.num_envs)]
         calls = {
             index: [Call("set_state", (self._newest_blueprint, part, new_episodes))] for index, part in enumerate(parts)
         }
         with self._undone_on_error():
-            self._pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
-            for index in self._pool.lost:
+            self.pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
+            for index in self.pool.lost:
                 self._keep(index, SavedState(parts[index], "", "", 0, 0))
         self._progress.num_env_steps, self._progress.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
@@ -689,9 +650,8 @@ class RemoteEnvRunners:
         self.take_finished()
         self.take_times()
 
-    def close(self) -> None:
-        """Closes the sub-environments and ends the actors."""
-        self._pool.close()
+    def stop(self) -> None:
+        self.pool.close()
 
 
 def summed(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -706,29 +666,20 @@ def summed(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _played(replies: Sequence[PlayReply], num_episodes: int) -> dict[str, Any]:
+def _played(replies: Sequence[PlayReply], num_episodes: int, num_envs: int) -> dict[str, Any]:
     """Returns the results of an evaluation by several env runners.
 
     If it ended early, the first episodes of each sub-environment count, the same number from each.
     """
-    order = [(r, place) for r, place in merged_order([reply.places for reply in replies])]
-    if len(order) < num_episodes:
-        ended = [Counter(number for number, _ in reply.places) for reply in replies]
-        rounds = min((min(own.values(), default=0) for own in ended), default=0)
-        seen: Counter[int] = Counter()
-        kept = []
-        for r, place in order:
-            number = replies[r].places[place].env_number
-            seen[number] += 1
-            if seen[number] <= rounds:
-                kept.append((r, place))
-        order = kept
-    counts = summed([reply.counts for reply in replies])
+    order, no_episode = merged_order([reply.places for reply in replies]), cast(Any, None)
+    done = [DoneEpisode(no_episode, replies[r].places[at].env_number, replies[r].finished[at]) for r, at in order]
+    if len(done) < num_episodes:
+        done = first_rounds(done, num_envs)
     loggers = {}
     for name in replies[0].metrics:
         loggers[name] = MetricsLogger()
         loggers[name].set_state(merged_metrics([reply.metrics[name] for reply in replies]))
-    found = summarize([replies[r].finished[place] for r, place in order]) | counts
+    found = summarize([own.summary for own in done]) | summed([reply.counts for reply in replies])
     of_callbacks = loggers.pop("callbacks")
     return with_logged(found, of_callbacks) | by_pipeline(reduced(loggers))
 
