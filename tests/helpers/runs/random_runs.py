@@ -25,6 +25,7 @@ from marl_connectors import (
 )
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.callbacks import Callbacks
+from marl_connectors.state import State, fields_of
 
 WIDE = spaces.Box(-1.0, 1.0, (5,), np.float64)
 LINE = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -224,6 +225,8 @@ def plain(value: Any) -> Any:
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, State):
+        return plain(fields_of(value))
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
