@@ -40,6 +40,7 @@ from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
 from marl_connectors.checkpoints import new_folder, run_folders_of, save_state, taking_over
 from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
+from marl_connectors.cluster.remote_learners import RemoteLearners
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanations
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -305,7 +306,6 @@ class Algorithm(RefusesIgnoredMethods):
             num_envs,
             for_evaluation=for_evaluation,
             rl_module=self.rl_module,
-            agent_spaces=self._setup.agent_spaces,
             env_to_module=self._env_to_module,
             module_to_env=module_to_env,
         )
@@ -313,8 +313,7 @@ class Algorithm(RefusesIgnoredMethods):
     def _build_learner_group(self) -> LearnerGroup:
         if not self.config.num_learners:
             return LearnerGroup(self.learner)
-        remote = self._remote.learners(self._learner_blueprint())
-        return LearnerGroup(self.learner, remote, self._learner_blueprint)
+        return self._remote.learners(self.learner, self._learner_blueprint)
 
     def _learner_blueprint(self) -> RunLearnerBlueprint:
         """Returns how remote learners are made now."""
@@ -603,11 +602,10 @@ class Algorithm(RefusesIgnoredMethods):
     def _update(self, sample: Sample) -> dict[str, Any]:
         """Updates the modules. Remote learners fetch episodes that are in other processes from there."""
         timesteps = self._timesteps()
-        if self.learner_group.is_local or not sample.is_remote:
-            return self.learner_group.update(episodes=sample.episodes(), timesteps=timesteps)
-        return self.learner_group.update(
-            references=sample.references(), num_envs=self.config.num_envs, timesteps=timesteps
-        )
+        learners = self.learner_group
+        if isinstance(learners, RemoteLearners) and sample.is_remote:
+            return learners.update_from(sample.references(), timesteps, self.config.num_envs)
+        return learners.update(episodes=sample.episodes(), timesteps=timesteps)
 
     def _results_of_data(self) -> dict[str, Any]:
         """Returns what the results of an iteration say about recorded episodes and other data that is kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint, merges_states
@@ -15,6 +15,7 @@ from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
 from marl_connectors.cluster.remote_learners import RemoteLearners
 from marl_connectors.errors import ConfigError
+from marl_connectors.learner.learner import Learner
 
 
 class RemoteParts:
@@ -41,7 +42,7 @@ class RemoteParts:
         if wanted:
             self.cluster = RayCluster(config.ray_address, needed, ", ".join(wanted), _settings_of_resources(config))
             if config.num_gpus_per_learner == "auto" and config.num_learners:
-                free = self.cluster.ray.cluster_resources().get("GPU", 0.0) - needed["GPU"]
+                free = self.cluster.total("GPU") - needed["GPU"]
                 if free >= config.num_learners:
                     self._learner_resources = learner_resources(config, gpus=1.0)
 
@@ -76,49 +77,54 @@ class RemoteParts:
             for_evaluation=for_evaluation,
             **fields,
         )
-        try:
-            runners.wait_until_begun()
-        except BaseException:
-            runners.stop()
-            raise
-        return runners
+        return _ready(runners)
 
     @property
     def learner_device(self) -> str:
         """The device of remote learners. ``num_gpus_per_learner="auto"`` stands for 1 if there are as many GPUs."""
         return "cuda" if self._learner_resources.gpus else "cpu"
 
-    def learners(self, blueprint: RunLearnerBlueprint) -> RemoteLearners:
+    def learners(self, learner: Learner, make_blueprint: Callable[[], RunLearnerBlueprint]) -> RemoteLearners:
         """Starts learners in Ray actors, and waits until they are connected with one another.
 
         Args:
-            blueprint: How they are made, to check that it can be sent to them.
+            learner: The learner in this process.
+            make_blueprint: Returns how the others are made now.
         """
         assert self.cluster is not None
         config = self._config
-        check_can_be_sent(blueprint.config.to_dict())
+        check_can_be_sent(make_blueprint().config.to_dict())
         learners = RemoteLearners(
-            self.cluster,
-            config.num_learners,
-            self._learner_resources,
-            restart_policy(config),
+            learner,
+            make_blueprint,
+            cluster=self.cluster,
+            number=config.num_learners,
+            resources=self._learner_resources,
+            policy=restart_policy(config),
             device=self.learner_device,
         )
-        try:
-            learners.connect()
-        except BaseException:
-            learners.close()
-            raise
-        return learners
+        return _ready(learners)
 
     def is_lost(self, error: Exception) -> bool:
         """Whether an error says that data in Ray's store was lost with a node."""
-        return self.cluster is not None and isinstance(error, self.cluster.ray.exceptions.ObjectLostError)
+        return self.cluster is not None and self.cluster.is_lost_object(error)
 
     def stop(self) -> None:
         """Ends the use of the cluster."""
         if self.cluster is not None:
             self.cluster.close()
+
+
+_Group = TypeVar("_Group", RemoteEnvRunners, RemoteLearners)
+
+
+def _ready(group: _Group) -> _Group:
+    try:
+        group.wait_until_begun()
+    except BaseException:
+        group.stop()
+        raise
+    return group
 
 
 def check_can_be_sent(settings: Mapping[str, Any]) -> None:

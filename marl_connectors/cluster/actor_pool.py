@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.errors import MarlConnectorsError
+from marl_connectors.errors import MarlConnectorsError, counted
 
 _LOG = logging.getLogger(__name__)
-_MOST_TRIES = 10
+MOST_TRIES = 10
 """How often one call is tried. An environment that kills its process in the same step again and again ends the run."""
 _MOST_STARTS = 3
 """How often an actor may fail to start in time, one time after another."""
 _LEAST_START_S = 300.0
+_GRACE_S = 20.0
+"""The seconds without progress after which an actor hangs, once another one that it depends on has given up."""
 _QUIET_START_S = 30.0
 """The seconds after which a log line says that Ray has not found a place for an actor yet."""
 
@@ -28,6 +30,16 @@ _WATCH_S = 0.25
 
 class ActorLost(MarlConnectorsError, RuntimeError):
     """An actor that died or hung, and was not replaced."""
+
+
+class PeerGone(NamedTuple):
+    """What a call returns that could not be completed because another actor of the pool has given up or is gone."""
+
+    why: str
+
+
+class PeerLost(Exception):
+    """An actor of a pool whose actors depend on one another died or hung. The message says which one, and how."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,9 @@ class ActorPool:
 
     Attributes:
         policy: What happens if an actor is lost.
+        together: Whether the actors depend on one another, so that all are replaced if one is lost.
         num_restarts: The number of replacements so far.
+        generation: How often all actors were replaced at once.
         lost: The indices of actors that were lost and not replaced.
     """
 
@@ -102,6 +116,7 @@ class ActorPool:
         who: Callable[[int], str],
         begin: Callable[[int], tuple[Any, ...]],
         fetches_payloads: bool = True,
+        together: bool = False,
     ):
         """Starts the actors, and does not wait for them.
 
@@ -115,6 +130,7 @@ class ActorPool:
                 object, and the function's arguments. It is called for every actor, also for replacements, whose object
                 it lets continue from the newest state.
             fetches_payloads: Whether payloads are fetched before a call counts as done.
+            together: As above. If one is lost, calls raise PeerLost, and the caller repeats them for all.
         """
         self._cluster = cluster
         self._ray = cluster.ray
@@ -123,7 +139,9 @@ class ActorPool:
         self._who = who
         self._begin = begin
         self._fetches_payloads = fetches_payloads
+        self.together = together
         self.num_restarts = 0
+        self.generation = 0
         self.lost: set[int] = set()
         self._replaced: list[int] = []
         self._actors: dict[int, Any] = {}
@@ -186,6 +204,7 @@ class ActorPool:
 
         Raises:
             ActorLost: If an actor is lost, and the policy neither replaces it nor ignores the loss.
+            PeerLost: If an actor is lost on which others depend.
             Exception: What a hosted object raised.
         """
         with self._restarted_after_interrupt():
@@ -221,23 +240,38 @@ class ActorPool:
         who = self._who(index)
         self._cluster.kill(self._actors.pop(index), self._processes.pop(index, None))
         self._beginning.pop(index, None)
-        if not self.policy.restarts:
-            if not self.policy.ignores:
-                self._fail(f"{who} {why}. Set restart_failed_env_runners=True to replace it.")
+        if self.policy.ignores and not self.policy.restarts:
             self.lost.add(index)
             if not self._actors:
                 self._fail(f"{who} {why}, and it was the last one.")
             _LOG.warning("%s %s. The run continues without it.", who, why)
             return
-        if self.num_restarts >= self.policy.most:
-            self._fail(
-                f"{who} {why}, after {self.num_restarts} replacements in this run. Look for the cause, or "
-                f"raise max_num_env_runner_restarts."
-            )
-        self.num_restarts += 1
+        self._count_replacement(f"{who} {why}")
         self._replaced.append(index)
         _LOG.warning("%s %s. A new one takes its place, and repeats the call.", who, why)
         self._start(index)
+
+    def replace_all(self, lost: str) -> None:
+        """Replaces all actors before the next call, because one was lost on which the others depend.
+
+        Args:
+            lost: Which one, and what happened to it.
+
+        Raises:
+            ActorLost: If the policy does not replace it.
+        """
+        self.restart_later()
+        self._count_replacement(lost)
+
+    def _count_replacement(self, lost: str) -> None:
+        if not self.policy.restarts:
+            self._fail(f"{lost}. Set restart_failed_env_runners=True to replace it.")
+        if self.num_restarts >= self.policy.most:
+            self._fail(
+                f"{lost}, after {self.num_restarts} replacements in this run. Look for the cause, or raise "
+                f"max_num_env_runner_restarts."
+            )
+        self.num_restarts += 1
 
     def _fail(self, message: str) -> NoReturn:
         self._failure = message
@@ -263,6 +297,7 @@ class ActorPool:
         self._end()
         for index in self.indices:
             self._start(index)
+        self.generation += 1
         self._must_restart = False  # only now, because an interrupt may have come before
 
     def _end(self) -> None:
@@ -306,7 +341,7 @@ class ActorPool:
 
     def close(self, graceful_s: float = 5.0) -> None:
         """Ends the actors; those that do not end by themselves in time are killed."""
-        self._failure = "The env runners were ended by stop(). Build the algorithm anew."
+        self._failure = "The actors were ended by stop(). Build the algorithm anew."
         self._number = 0
         try:
             if self._actors and self._ray.is_initialized():
@@ -332,6 +367,8 @@ class _Run:
         self._calls = {index: list(own) for index, own in calls.items() if index not in pool.lost}
         self._on_reply = on_reply
         self._max_in_flight = max_in_flight
+        self._timeout_s = pool.policy.timeout_s
+        self._gone: list[PeerGone] = []
         self._replies: dict[int, list[Reply]] = {index: [] for index in self._calls}
         self._tries = dict.fromkeys(range(max([*self._calls, *pool._actors], default=-1) + 1), 1)
         self._has_said: set[Any] = set()
@@ -350,6 +387,8 @@ class _Run:
             self.advance(self._tick() if watch is None else min(_WATCH_S, self._tick()))
             if watch is not None and self._waiting:
                 watch({waiting.index for waiting in self._waiting.values()})
+        if self._gone:
+            raise PeerLost(self._gone[0].why.rstrip("."))
         return {index: replies for index, replies in self._replies.items() if index not in self._pool.lost}
 
     def advance(self, timeout_s: float | None) -> bool:
@@ -365,7 +404,7 @@ class _Run:
         return not self._waiting
 
     def _tick(self) -> float:
-        limit = self._pool.policy.timeout_s
+        limit = self._timeout_s
         return 5.0 if limit is None else max(0.05, min(limit / 4, 5.0))
 
     def _wait_for_next(self, index: int) -> None:
@@ -397,6 +436,9 @@ class _Run:
             else:
                 outcome = pool._cluster.received(ref, pool._who(index))
                 value = outcome.result(pool._who(index))
+                if isinstance(value, PeerGone):  # the cause is what another actor answers, if it does so soon
+                    self._gone.append(value)
+                    self._timeout_s = _GRACE_S if self._timeout_s is None else min(self._timeout_s, _GRACE_S)
                 payload = self._sent[index][0][1]
                 reply = Reply(value, self._ray.get(payload) if pool._fetches_payloads else payload)
                 del self._sent[index][0]
@@ -415,11 +457,13 @@ class _Run:
         """Replaces an actor and sends its calls again."""
         for ref in [ref for ref, waiting in self._waiting.items() if waiting.index == index]:
             del self._waiting[ref]
+        if self._pool.together:
+            raise PeerLost(f"{self._pool._who(index)} {why}")
         self._tries[index] += 1
-        if self._tries[index] > _MOST_TRIES:
+        if self._tries[index] > MOST_TRIES:
             where = "in the same call" if index in self._sent else "while it started"
             raise ActorLost(
-                f"{self._pool._who(index)} {why}, {_MOST_TRIES} times in a row {where}. Look at what its process "
+                f"{self._pool._who(index)} {why}, {MOST_TRIES} times in a row {where}. Look at what its process "
                 f"printed last; run with num_env_runners=0 to see the cause in this process."
             )
         if index in self._sent:
@@ -429,15 +473,18 @@ class _Run:
 
     def _look_for_hanging(self) -> None:
         """Replaces actors that have made no progress for too long, and names those for which there is no place."""
-        timeout_s, now = self._pool.policy.timeout_s, time.monotonic()
-        late: dict[int, _Waiting] = {}
+        timeout_s, now = self._timeout_s, time.monotonic()
+        called: dict[int, _Waiting] = {}
         for ref, waiting in list(self._waiting.items()):
             if ref == self._pool._beginning.get(waiting.index):
                 self._look_at_start(ref, waiting, now)
-            elif timeout_s is not None and now - waiting.since > timeout_s:
-                late[waiting.index] = waiting
-        if timeout_s is not None and late:
-            self._look_at_late(late, timeout_s)
+            else:
+                called[waiting.index] = waiting
+        if timeout_s is None:
+            return
+        late = {index: waiting for index, waiting in called.items() if now - waiting.since > timeout_s}
+        if late:
+            self._look_at_late(called if self._pool.together else late, timeout_s)
 
     def _look_at_start(self, ref: Any, waiting: _Waiting, now: float) -> None:
         """Replaces an actor that does not start in time."""
@@ -452,12 +499,14 @@ class _Run:
         if has_process and waited > policy.timeout_s and index not in pool.probe([index]):
             self._lost(index, f"has not answered for {policy.probe_timeout_s:.0f} s while it started")
             return
-        limit = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S))
+        limit, most = min(policy.start_timeout_s, max(policy.timeout_s, _LEAST_START_S)), _MOST_STARTS
+        if pool.together:
+            limit, most = policy.start_timeout_s, 1
         if waited <= limit:
             return
-        if self._tries[index] >= _MOST_STARTS:
+        if self._tries[index] >= most:
             raise ActorLost(
-                f"{who} has not started in {limit:.0f} s, {_MOST_STARTS} times in a row. Free in the cluster: "
+                f"{who} has not started in {limit:.0f} s, {counted(most, 'time')} in a row. Free in the cluster: "
                 f"{pool._cluster.free_resources()}. Reserve less for each actor, or raise sample_timeout_s if its "
                 f"environments take so long to make."
             )
@@ -466,12 +515,15 @@ class _Run:
     def _look_at_late(self, late: Mapping[int, _Waiting], timeout_s: float) -> None:
         """Replaces the actors among those that are late which do not answer, or make no progress."""
         answers = self._pool.probe(late)
+        same = {index for index, own in late.items() if own.progress is not None and own.progress == answers.get(index)}
+        if self._pool.together and len(same) < len(late):  # they wait for the one that makes progress
+            same = set()
         for index, waiting in late.items():
             if not any(known is waiting for known in self._waiting.values()):
                 continue
             if index not in answers:
                 self._lost(index, f"has not answered for {timeout_s + self._pool.policy.probe_timeout_s:.0f} s")
-            elif waiting.progress is not None and answers[index] == waiting.progress:
+            elif index in same:
                 self._lost(index, f"has made no progress for {timeout_s:.0f} s{_at(answers[index])}")
             else:
                 if waiting.progress is not None:

@@ -63,11 +63,28 @@ def this_process() -> Process:
     return Process(ray.get_runtime_context().get_node_id() if ray.is_initialized() else "", os.getpid())
 
 
-def fetched(ref: Sequence[Any]) -> Any:
-    """Returns the object of a reference. It comes in a list, so that Ray does not fetch it before a method begins."""
+def fetched(ref: Any) -> Any:
+    """Returns the object of a reference, in an actor."""
     import ray
 
-    return ray.get(ref[0])
+    return ray.get(ref)
+
+
+class Stored(NamedTuple):
+    """A version of an object in Ray's store, as it is sent to actors.
+
+    Attributes:
+        version: The number of the version.
+        refs: The reference of the object, in a list, so that Ray does not fetch it before a method begins. The list is
+            empty for an actor that has this version.
+    """
+
+    version: int = -1
+    refs: Sequence[Any] = ()
+
+    def fetched(self) -> Any:
+        """Returns the object, in an actor."""
+        return fetched(self.refs[0])
 
 
 class Host:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from marl_connectors.cluster.host import fetched
+from marl_connectors.cluster.host import Stored
 from marl_connectors.cluster.pickling import pickled_in_actor, pickled_result, unpickled
 from marl_connectors.env_runners.done_episodes import SamplePlace
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
+from marl_connectors.env_runners.sample import Fragment
 from marl_connectors.errors import CheckpointError, EnvError, EpisodeError
 from marl_connectors.trees import tree_map
 
@@ -56,19 +57,6 @@ class EnvRunnerBlueprint(Protocol):
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The parameters of all modules.
-
-    Attributes:
-        version: Their number in the run.
-        ref: The reference of ``MultiRLModule.get_state()`` in arrays, in a list, so that Ray does not fetch it.
-    """
-
-    version: int
-    ref: list[Any]
-
-
-@dataclass(frozen=True)
 class SavedState:
     """The state of an env runner, from which a replacement continues.
 
@@ -92,8 +80,8 @@ class SampleRequest:
     """The arguments of one sample.
 
     Attributes:
-        weights: The parameters to act with.
-        blueprint: The version of the run's blueprint, and the reference of the pickled blueprint in a list.
+        weights: The parameters to act with: ``MultiRLModule.get_state()`` in arrays.
+        blueprint: The run's blueprint, pickled.
         connector_states: The states of the connector pieces to begin with, for ``EnvRunner.set_connector_states``; None
             to keep them.
         num_timesteps: As for ``EnvRunner.sample``.
@@ -102,8 +90,8 @@ class SampleRequest:
         begins_iteration: Whether the metrics of the former iteration have been reported.
     """
 
-    weights: Weights
-    blueprint: tuple[int, list[Any]]
+    weights: Stored
+    blueprint: Stored
     connector_states: Mapping[str, Any] | None = None
     num_timesteps: int | None = None
     num_episodes: int | None = None
@@ -116,12 +104,9 @@ class SampleReply:
     """What a sample has changed, without its episodes.
 
     Attributes:
-        places: The sub-environment of each episode, and when it ended.
-        env_steps: The number of env steps of each episode.
-        agent_steps: The number of agent steps of each episode.
+        fragment: The places and the lengths of the episodes.
         uncredited: The uncredited reward of each episode.
         num_env_steps: The env steps of this sample.
-        num_agent_steps: The agent steps of this sample.
         counts: ``EnvRunner.take_counts()``.
         finished: ``EnvRunner.take_finished()``.
         times: ``EnvRunner.take_times()``.
@@ -132,12 +117,9 @@ class SampleReply:
         seconds: The duration of the call.
     """
 
-    places: list[SamplePlace]
-    env_steps: list[int]
-    agent_steps: list[int]
+    fragment: Fragment
     uncredited: list[float]
     num_env_steps: int
-    num_agent_steps: int
     counts: dict[str, Any]
     finished: list[EpisodeSummary]
     times: SamplingTimes
@@ -153,8 +135,8 @@ class PlayRequest:
 
     Attributes:
         number: The number of the evaluation in the run.
-        weights: The parameters to act with.
-        blueprint: The version of the run's blueprint, and its reference in a list.
+        weights: As in ``SampleRequest``.
+        blueprint: As in ``SampleRequest``.
         connector_states: The states of the connector pieces, for ``EnvRunner.set_connector_states``.
         settings: The settings of the evaluation's config that differ from those of training.
         seed: The seed of the episodes.
@@ -166,8 +148,8 @@ class PlayRequest:
     """
 
     number: int
-    weights: Weights
-    blueprint: tuple[int, list[Any]]
+    weights: Stored
+    blueprint: Stored
     connector_states: Mapping[str, Any]
     settings: Mapping[str, Any]
     seed: int
@@ -183,7 +165,7 @@ class PlayReply:
     """What an evaluation of some sub-environments has found.
 
     Attributes:
-        places: As in ``SampleReply``.
+        places: The sub-environment of each episode, and when it ended.
         finished: ``EnvRunner.take_finished()``.
         counts: ``EnvRunner.take_counts()``.
         metrics: As in ``SampleReply``.
@@ -217,7 +199,7 @@ class HostedEnvRunner:
 
     def __init__(
         self,
-        blueprint: tuple[int, list[Any]],
+        blueprint: Stored,
         first_env_number: int,
         num_envs: int,
         state: bytes | None,
@@ -225,12 +207,13 @@ class HostedEnvRunner:
         """Makes the env runner.
 
         Args:
-            blueprint: The version of the blueprint, and its reference in a list.
+            blueprint: The run's blueprint, pickled.
             first_env_number: The number of its first sub-environment.
             num_envs: The number of its sub-environments; 0 for a host that only plays evaluations.
             state: The pickled state to continue from; None to begin.
         """
-        self._blueprint_version, self._blueprint = blueprint[0], _blueprint(blueprint[1])
+        self._blueprint_version = blueprint.version
+        self._blueprint: EnvRunnerBlueprint = unpickled(blueprint.fetched())
         self._weights_version = -1
         self._runner = self._blueprint.build(first_env_number, num_envs) if num_envs else None
         self._playing: EnvRunner | None = None
@@ -276,17 +259,15 @@ class HostedEnvRunner:
                 logger.reduce()
         if request.restarts_episodes:
             runner.restart_episodes()
-        env_steps, agent_steps = runner.num_env_steps, runner.num_agent_steps
+        env_steps = runner.num_env_steps
         episodes = runner.sample(num_timesteps=request.num_timesteps, num_episodes=request.num_episodes)
         payload, uncredited = pickled_in_actor(episodes), [episode.uncredited_reward for episode in episodes]
         counts, finished, times = runner.take_counts(), runner.take_finished(), runner.take_times()
+        lengths = [episode.env_steps() for episode in episodes], [episode.agent_steps() for episode in episodes]
         reply = SampleReply(
-            places=list(runner.places),
-            env_steps=[episode.env_steps() for episode in episodes],
-            agent_steps=[episode.agent_steps() for episode in episodes],
+            fragment=Fragment(list(runner.places), *lengths),
             uncredited=uncredited,
             num_env_steps=runner.num_env_steps - env_steps,
-            num_agent_steps=runner.num_agent_steps - agent_steps,
             counts=counts,
             finished=finished,
             times=times,
@@ -297,7 +278,7 @@ class HostedEnvRunner:
         )
         return reply, payload
 
-    def get_state(self, blueprint: tuple[int, list[Any]], restarts_episodes: bool) -> tuple[SavedState, None]:
+    def get_state(self, blueprint: Stored, restarts_episodes: bool) -> tuple[SavedState, None]:
         """Returns the state of the env runner, after changes of the run. The arguments are those of SampleRequest."""
         assert self._runner is not None
         self._follow(blueprint, self._runner)
@@ -309,7 +290,7 @@ class HostedEnvRunner:
         """Returns what a pickled function of the env runner returns, pickled."""
         return pickled_result(function, self._runner, "foreach_env_runner"), None
 
-    def set_state(self, blueprint: tuple[int, list[Any]], state: bytes, new_episodes: bool) -> tuple[SavedState, None]:
+    def set_state(self, blueprint: Stored, state: bytes, new_episodes: bool) -> tuple[SavedState, None]:
         """Restores a pickled state of an env runner, and returns the state that it has then."""
         assert self._runner is not None
         self._follow(blueprint, self._runner)
@@ -351,22 +332,22 @@ class HostedEnvRunner:
             self._runner.close()
         return None, None
 
-    def _follow(self, blueprint: tuple[int, list[Any]], runner: EnvRunner) -> None:
+    def _follow(self, blueprint: Stored, runner: EnvRunner) -> None:
         """Gives the env runner the modules and the mapping function of the newest blueprint."""
         if self._take(blueprint):
             self._blueprint.adapt(runner)
             self._weights_version = -1
 
-    def _take(self, blueprint: tuple[int, list[Any]]) -> bool:
+    def _take(self, blueprint: Stored) -> bool:
         """Takes a blueprint. Returns whether it is a new one."""
-        version, ref = blueprint
-        if version == self._blueprint_version:
+        if blueprint.version == self._blueprint_version:
             return False
-        former, self._blueprint, self._blueprint_version = self._blueprint, _blueprint(ref), version
+        former, self._blueprint = self._blueprint, unpickled(blueprint.fetched())
+        self._blueprint_version = blueprint.version
         self._blueprint.follow(former)
         return True
 
-    def _load(self, weights: Weights, runner: EnvRunner) -> None:
+    def _load(self, weights: Stored, runner: EnvRunner) -> None:
         if weights.version != self._weights_version:
             runner.rl_module.set_state(_parameters(weights))
             self._weights_version = weights.version
@@ -392,10 +373,6 @@ def known_states(states: dict[str, Any]) -> dict[str, Any] | None:
     return states if any(own for pieces in pipelines for own in pieces.values()) else None
 
 
-def _blueprint(ref: list[Any]) -> EnvRunnerBlueprint:
-    return unpickled(fetched(ref))
-
-
-def _parameters(weights: Weights) -> Any:
+def _parameters(weights: Stored) -> Any:
     """Returns the parameters in arrays that torch may write to; those in Ray's store are read-only."""
-    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, fetched(weights.ref))
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, weights.fetched())

@@ -1,7 +1,4 @@
-"""HostedLearner: a learner in a process of its own, which updates the modules together with others.
-
-The group of learners in the user's process sends ``UpdateRequest``s and gets ``UpdateReply``s.
-"""
+"""HostedLearner: a learner in a process of its own, which updates the modules together with others."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ import os
 import pickle
 import socket
 import struct
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from marl_connectors.cluster.host import fetched
+from marl_connectors.cluster.actor_pool import PeerGone
+from marl_connectors.cluster.host import Stored, fetched
 from marl_connectors.cluster.pickling import pickled_result
 from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
-from marl_connectors.learner.ranks import Ranks
+from marl_connectors.learner.ranks import LostRankError, Ranks
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux: the request for the address of a network interface."""
@@ -39,30 +36,14 @@ class LearnerState:
     """The learner that a call needs.
 
     Attributes:
-        blueprint: The version of the blueprint, and its reference in a list, so that Ray does not fetch it.
-        state: The version of the learners' state before the call, and the reference of the pickled state in a list.
-            The list is empty for a learner that has this version.
+        blueprint: The blueprint, pickled.
+        state: The learners' state before the call, pickled.
         metrics: The state of the metrics before the call.
     """
 
-    blueprint: tuple[int, list[Any]]
-    state: tuple[int, list[Any]]
+    blueprint: Stored
+    state: Stored
     metrics: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class UpdateRequest:
-    """The arguments of one learner's part of an update.
-
-    Attributes:
-        before: The learner before the update.
-        share: The episodes.
-        timesteps: As for ``Learner.update``.
-    """
-
-    before: LearnerState
-    share: EpisodeShare
-    timesteps: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -72,14 +53,10 @@ class UpdateReply:
     Attributes:
         results: What ``Learner.update`` returned.
         pipeline_seconds: As in Learner.
-        seconds: The duration of the call.
-        fetch_seconds: The duration of fetching the episodes.
     """
 
     results: dict[str, Any]
     pipeline_seconds: float
-    seconds: float
-    fetch_seconds: float
 
 
 class HostedLearner:
@@ -114,7 +91,7 @@ class HostedLearner:
         self._store = _store(host, 0, self._size, is_master=True)
         return (host, self._store.port), None
 
-    def connect(self, host: str, port: int, device: str, timeout_s: float) -> tuple[None, None]:
+    def connect(self, host: str, port: int, device: str, timeout_s: float) -> tuple[PeerGone | None, None]:
         """Connects to all learners.
 
         Args:
@@ -130,43 +107,52 @@ class HostedLearner:
         interface = _interface_of(_own_address())
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else gloo takes the one that the host name means
-        self._ranks = Ranks(self._store, self._rank, self._size, device=torch.device(device), timeout_s=timeout_s)
+        try:
+            self._ranks = Ranks(self._store, self._rank, self._size, device=torch.device(device), timeout_s=timeout_s)
+        except LostRankError as error:
+            return PeerGone(str(error)), None
         return None, None
 
-    def update(self, request: UpdateRequest) -> tuple[UpdateReply, bytes | None]:
-        """Updates the modules together with the other learners. Rank 0 returns the pickled new state as the payload."""
-        began = time.perf_counter()
-        learner = self._following(request.before)
+    def update(
+        self, before: LearnerState, share: EpisodeShare, timesteps: dict[str, int]
+    ) -> tuple[UpdateReply | PeerGone, bytes | None]:
+        """Updates the modules together with the other learners. Rank 0 returns the pickled new state as the payload.
+
+        Args:
+            before: The learner before the update.
+            share: The episodes of this learner.
+            timesteps: As for ``Learner.update``.
+        """
+        learner, ranks = self._following(before), self._ranks
+        assert ranks is not None
         self._stage = "fetching the episodes"
-        began_fetching = time.perf_counter()
-        episodes, positions = request.share.fetch(lambda ref: fetched([ref]))
-        fetched = time.perf_counter() - began_fetching
+        episodes, positions = share.fetch(fetched)
         self._stage = "in the middle"
         self._state_version = -1  # until the update is done
-        results = learner.update(episodes=episodes, timesteps=request.timesteps, positions=positions)
-        self._state_version = request.before.state[0] + 1
+        try:
+            results = ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
+        except LostRankError as error:
+            return PeerGone(str(error)), None
+        self._state_version = before.state.version + 1
         self._stage = "after the end"
         payload = pickle.dumps(learner.get_state(), protocol=5) if self._rank == 0 else None
-        reply = UpdateReply(results, learner.pipeline_seconds, time.perf_counter() - began, fetched)
-        return reply, payload
+        return UpdateReply(results, learner.pipeline_seconds), payload
 
     def _following(self, wanted: LearnerState) -> Learner:
         """Returns the learner with the modules and the state that a call needs."""
-        version, ref = wanted.blueprint
-        learner = self._learner
-        if learner is None or version != self._blueprint_version:
+        blueprint, state, learner = wanted.blueprint, wanted.state, self._learner
+        if learner is None or blueprint.version != self._blueprint_version:
             self._stage = "making the modules"
-            learner = self._learner = pickle.loads(fetched(ref)).build()
+            learner = self._learner = pickle.loads(blueprint.fetched()).build()
             learner.ranks = self._ranks
-            self._blueprint_version, self._state_version = version, -1
-        version, ref = wanted.state
-        if ref:
+            self._blueprint_version, self._state_version = blueprint.version, -1
+        if state.refs:
             self._stage, self._state_version = "loading the state", -1
-            learner.set_state(pickle.loads(fetched(ref)))
-            self._state_version = version
-        elif version != self._state_version:
+            learner.set_state(pickle.loads(state.fetched()))
+            self._state_version = state.version
+        elif state.version != self._state_version:
             raise RuntimeError(
-                f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {version}."
+                f"HostedLearner: rank {self._rank} has version {self._state_version} of the state, not {state.version}."
             )
         learner.metrics.set_state(wanted.metrics)
         return learner

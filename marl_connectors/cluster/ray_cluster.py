@@ -191,13 +191,13 @@ class RayCluster:
 
     def _check(self, needed: Mapping[str, float], who: str, settings: Mapping[str, str]) -> None:
         """Checks that the cluster has the resources at all. Others may be using them now."""
-        there = self.ray.cluster_resources()
         for name, quantity in needed.items():
-            if (name != "CPU" or not self.is_own) and there.get(name, 0.0) < quantity:
+            there = self.total(name)
+            if (name != "CPU" or not self.is_own) and there < quantity:
                 by = f" ({settings[name]})" if settings.get(name) else ""
                 raise ConfigError(
                     f"{who}: the actors need {quantity:g} {name}{by}, but {_named(RayCluster._address)} has "
-                    f"{there.get(name, 0.0):g}. Use fewer actors, reserve less for each, or a larger cluster."
+                    f"{there:g}. Use fewer actors, reserve less for each, or a larger cluster."
                 )
 
     def _check_open(self) -> None:
@@ -237,6 +237,10 @@ class RayCluster:
         named = type(label.partition(" (")[0].title().replace(" ", ""), (Host,), {})  # the process has this name
         return self.ray.remote(**options)(named).remote(label, max(1, int(resources.cpus)), self.paths)
 
+    def total(self, resource: str) -> float:
+        """Returns how much of a resource all nodes have together."""
+        return self.ray.cluster_resources().get(resource, 0.0)
+
     def free_resources(self) -> str:
         """Describes what is free now, for messages."""
         free = self.ray.available_resources()
@@ -260,6 +264,10 @@ class RayCluster:
                 known.ObjectLostError,
             ),
         ) and not isinstance(error, known.RayTaskError)
+
+    def is_lost_object(self, error: Exception) -> bool:
+        """Whether an error of Ray says that an object was lost with the node that had it."""
+        return isinstance(error, self.ray.exceptions.ObjectLostError)
 
     def received(self, ref: Any, who: str) -> Any:
         """Fetches what a call of an actor has returned.

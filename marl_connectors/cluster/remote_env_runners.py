@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
-from gymnasium import Space
 from msgspec.structs import replace
 
 from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy, Watch
+from marl_connectors.cluster.host import Stored
 from marl_connectors.cluster.hosted_env_runner import (
     EnvRunnerBlueprint,
     HostedEnvRunner,
     PlayReply,
     PlayRequest,
+    RunnerProgress,
     SampleReply,
     SampleRequest,
     SavedState,
-    Weights,
     known_states,
 )
 from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
@@ -40,7 +40,6 @@ from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, 
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
-from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,11 +49,11 @@ class _Kept(NamedTuple):
 
     Attributes:
         saved: The state.
-        blueprint: The version of the blueprint that the env runner followed then, and its reference in a list.
+        blueprint: The blueprint that the env runner followed then.
     """
 
     saved: SavedState
-    blueprint: tuple[int, list[Any]]
+    blueprint: Stored
 
 
 @dataclass(slots=True)
@@ -63,8 +62,6 @@ class _Progress:
 
     Attributes:
         uncredited_rewards: The uncredited rewards of each sub-environment since the last ``take_counts``.
-        num_env_steps: The number of steps of all sub-environments so far.
-        num_agent_steps: The number of actions of all agents so far.
         kept: The last known states of the env runners that have answered a call.
         next_states: The connector states that the env runners do not have yet.
         restarts_episodes: Whether the next sample begins new episodes.
@@ -74,8 +71,6 @@ class _Progress:
     """
 
     uncredited_rewards: list[float]
-    num_env_steps: int = 0
-    num_agent_steps: int = 0
     kept: dict[int, _Kept] = field(default_factory=dict)
     next_states: dict[str, Any] | None = None
     restarts_episodes: bool = False
@@ -115,7 +110,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
         resources: Resources,
         policy: RestartPolicy,
         rl_module: MultiRLModule,
-        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
         env_to_module: ConnectorPipelineV2,
         module_to_env: ConnectorPipelineV2,
         complete_episodes: bool,
@@ -132,7 +126,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
             resources: What each actor reserves.
             policy: What happens if an actor is lost.
             rl_module: The modules of this process, whose parameters the env runners act with.
-            agent_spaces: As for EnvRunner.
             env_to_module: The pipeline of this process, which gets the merged states.
             module_to_env: The pipeline of this process, which gets the merged states.
             complete_episodes: As for EnvRunner.
@@ -144,13 +137,12 @@ class RemoteEnvRunners(EnvRunnerGroup):
         """
         self._cluster = cluster
         self._make_blueprint = make_blueprint
-        self._blueprint_version = -1
+        self._blueprint = Stored()
         blueprint = self._put_blueprint()
         self.lookback, self._rollout_fragment_length = blueprint.lookback, blueprint.rollout_fragment_length
         self.num_envs = list(num_envs)
         self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
         self.rl_module = rl_module
-        self.agent_spaces = agent_spaces
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
         self._complete_episodes = complete_episodes
@@ -162,7 +154,8 @@ class RemoteEnvRunners(EnvRunnerGroup):
         self._fetches_episodes = fetches_episodes
         self._progress = _Progress([0.0] * sum(num_envs))
         self._undo_iteration: Callable[[], None] | None = None
-        self._weights = Weights(-1, [None])
+        self._weights = Stored()
+        self._running: dict[int, RunnerProgress] = {}  # how far env runners are in the ongoing sample
         self._num_played = 0
         self._has_failed = False  # whether the newest sample has ended with an error, so that states are unknown
         self._times = SamplingTimes()
@@ -202,11 +195,16 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     @property
     def num_env_steps(self) -> int:
-        return self._progress.num_env_steps
+        return sum(kept.saved.num_env_steps for kept in self._progress.kept.values())
 
     @property
     def num_agent_steps(self) -> int:
-        return self._progress.num_agent_steps
+        return sum(kept.saved.num_agent_steps for kept in self._progress.kept.values())
+
+    @property
+    def num_steps_so_far(self) -> tuple[int, int]:
+        now: dict[int, Any] = {index: kept.saved for index, kept in self._progress.kept.items()} | self._running
+        return sum(own.num_env_steps for own in now.values()), sum(own.num_agent_steps for own in now.values())
 
     def _name_of(self, index: int) -> str:
         if self._for_evaluation:
@@ -220,7 +218,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
         number = 0 if self._for_evaluation else end - begin
         kept = self._progress.kept.get(index)
         if kept is None:
-            return pickled(HostedEnvRunner), (self._newest_blueprint, begin, number, None)
+            return pickled(HostedEnvRunner), (self._blueprint, begin, number, None)
         why = kept.saved.why_not_saved or kept.saved.why_not_kept
         if why:
             _LOG.warning(
@@ -230,10 +228,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
                 why.rstrip("."),
             )
         return pickled(HostedEnvRunner), (kept.blueprint, begin, number, kept.saved.state)
-
-    @property
-    def _newest_blueprint(self) -> tuple[int, list[Any]]:
-        return self._blueprint_version, self._blueprint_ref
 
     def wait_until_begun(self) -> None:
         """Waits until all env runners have made their sub-environments."""
@@ -245,8 +239,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def _put_blueprint(self) -> EnvRunnerBlueprint:
         blueprint = self._make_blueprint()
-        self._blueprint_ref = [self._cluster.put(pickled(blueprint))]
-        self._blueprint_version += 1
+        self._blueprint = Stored(self._blueprint.version + 1, [self._cluster.put(pickled(blueprint))])
         return blueprint
 
     def modules_changed(self) -> None:
@@ -258,7 +251,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
     def _send_weights(self) -> None:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         parameters = _arrays(self.rl_module.get_state())
-        self._weights = Weights(self._weights.version + 1, [self._cluster.put(parameters)])
+        self._weights = Stored(self._weights.version + 1, [self._cluster.put(parameters)])
 
     def get_connector_states(self) -> dict[str, Any]:
         """Returns the states of the pipelines of this process, for ``EnvRunner.set_connector_states``."""
@@ -344,7 +337,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
                 calls,
                 lambda index, _, reply: self._keep(index, reply.value.saved),
                 max_in_flight=times,
-                watch=self._watching_sample(),
+                watch=self._watch_sample,
             )
         except ActorLost:
             raise
@@ -352,7 +345,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             self._has_failed = self._progress.restarts_episodes = True
             raise
         finally:
-            self.ongoing = (0, 0)
+            self._running = {}
         replies = dict(sorted(replies.items()))
         self._progress.env_runners_follow()
         rounds = [[own[number] for own in replies.values()] for number in range(times)]
@@ -364,22 +357,12 @@ class RemoteEnvRunners(EnvRunnerGroup):
             self._rates[index] = sum(reply.value.num_env_steps for reply in own) / own_seconds
         self._note_times([reply.value.times for found in rounds for reply in found], len(replies), seconds)
         self._merge([own[-1].value for own in replies.values()])
-        return Sample([[_fragment(reply) for reply in found] for found in rounds], self._fetch)
+        return Sample(
+            [[reply.value.fragment._replace(payload=reply.payload) for reply in found] for found in rounds], self._fetch
+        )
 
-    def _watching_sample(self) -> Watch:
-        """Returns a function that sets ``ongoing`` while the pool waits for a sample that begins now."""
-        before = {index: kept.saved for index, kept in self._progress.kept.items()}
-
-        def watch(waiting: Collection[int]) -> None:
-            now: dict[int, Any] = {index: kept.saved for index, kept in self._progress.kept.items()}
-            now |= self.pool.progress(waiting)
-            steps = [
-                sum(getattr(own, name) for own in now.values()) - sum(getattr(own, name) for own in before.values())
-                for name in ("num_env_steps", "num_agent_steps")
-            ]
-            self.ongoing = steps[0], steps[1]
-
-        return watch
+    def _watch_sample(self, waiting: Collection[int]) -> None:
+        self._running = self.pool.progress(waiting)
 
     def _requests(self, num_timesteps: int | None, times: int) -> dict[int, list[SampleRequest]]:
         """Returns each env runner's share of a sample."""
@@ -395,7 +378,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             begin, end = self._bounds[index]
             size: dict[str, Any] = {
                 "weights": self._weights,
-                "blueprint": self._newest_blueprint,
+                "blueprint": self._blueprint,
                 "num_timesteps": None if steps is None else steps * (end - begin),
                 "num_episodes": end - begin if steps is None else None,
             }
@@ -410,7 +393,8 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def _keep(self, index: int, saved: SavedState) -> None:
         """Keeps the state that a replacement continues from."""
-        self._progress.kept[index] = _Kept(saved, self._newest_blueprint)
+        self._running.pop(index, None)
+        self._progress.kept[index] = _Kept(saved, self._blueprint)
 
     def _refresh(self) -> None:
         """Lets the env runners follow changes of the run at once, so that the kept states show them."""
@@ -418,19 +402,16 @@ class RemoteEnvRunners(EnvRunnerGroup):
             index
             for index in range(len(self.num_envs))
             if index not in self.pool.lost
-            if self._progress.restarts_episodes or self._version_of(index) != self._blueprint_version
+            if self._progress.restarts_episodes or self._version_of(index) != self._blueprint.version
         ]
         if outdated:
-            call = Call("get_state", (self._newest_blueprint, self._progress.restarts_episodes))
+            call = Call("get_state", (self._blueprint, self._progress.restarts_episodes))
             with self._undone_on_error():
                 self.pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
-        if self._has_failed:
-            self._progress.num_env_steps = sum(kept.saved.num_env_steps for kept in self._progress.kept.values())
-            self._progress.num_agent_steps = sum(kept.saved.num_agent_steps for kept in self._progress.kept.values())
         self._progress.restarts_episodes = self._has_failed = False
 
     def _version_of(self, index: int) -> int | None:
-        return self._progress.kept[index].blueprint[0] if index in self._progress.kept else None
+        return self._progress.kept[index].blueprint.version if index in self._progress.kept else None
 
     def _fetch(self, fragment: Fragment) -> list[Any]:
         payload = fragment.payload
@@ -438,12 +419,9 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def _note(self, replies: Sequence[SampleReply]) -> None:
         """Adds the counts and the finished episodes of one sample, in the order of one env runner."""
-        for reply in replies:
-            self._progress.num_env_steps += reply.num_env_steps
-            self._progress.num_agent_steps += reply.num_agent_steps
         finished = [iter(reply.finished) for reply in replies]
-        for runner, place in merged_order([reply.places for reply in replies]):
-            number, vector_step = replies[runner].places[place]
+        for runner, place in merged_order([reply.fragment.places for reply in replies]):
+            number, vector_step = replies[runner].fragment.places[place]
             self._progress.uncredited_rewards[number] += replies[runner].uncredited[place]
             if vector_step is not None:
                 self._progress.finished.append(next(finished[runner]))
@@ -513,7 +491,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             request = PlayRequest(
                 number=number,
                 weights=self._weights,
-                blueprint=self._newest_blueprint,
+                blueprint=self._blueprint,
                 connector_states=states,
                 first_env_number=begin,
                 num_envs=end - begin,
@@ -596,9 +574,10 @@ class RemoteEnvRunners(EnvRunnerGroup):
         why_not_saved = next((own.why_not_saved for own in kept if own.why_not_saved), "")
         if why_not_saved:
             raise EpisodeError(why_not_saved)
-        state = EnvRunnerState.merged([unpickled(own.state) for own in kept])
+        states: list[EnvRunnerState] = [unpickled(own.state) for own in kept]
         if self.pool.lost:  # the states of lost env runners are older, and may lack changes of the run
-            state = state.without_episodes()
+            states = [state.without_episodes() for state in states]
+        state = EnvRunnerState.merged(states)
         # All env runners get the pieces of this process with the next sample. If each continues with its own, these
         # are those of the first one.
         batch, coming = state.forward_batch, self._progress.next_states
@@ -615,15 +594,15 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def set_state(self, state: EnvRunnerState, new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
-        parts = [pickled(part) for part in state.divided(self.num_envs)]
+        parts = state.divided(self.num_envs)
+        saved = [SavedState(pickled(part), "", "", part.num_env_steps, part.num_agent_steps) for part in parts]
         calls = {
-            index: [Call("set_state", (self._newest_blueprint, part, new_episodes))] for index, part in enumerate(parts)
+            index: [Call("set_state", (self._blueprint, own.state, new_episodes))] for index, own in enumerate(saved)
         }
         with self._undone_on_error():
             self.pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
             for index in self.pool.lost:
-                self._keep(index, SavedState(parts[index], "", "", 0, 0))
-        self._progress.num_env_steps, self._progress.num_agent_steps = state.num_env_steps, state.num_agent_steps
+                self._keep(index, saved[index])
         self.env_to_module.set_state(state.env_to_module)
         self.module_to_env.set_state(state.module_to_env)
         for name, logger in self.metrics.items():
@@ -667,10 +646,6 @@ def _played(replies: Sequence[PlayReply], num_episodes: int, num_envs: int) -> d
     found = summarize([own.summary for own in done]) | summed([reply.counts for reply in replies])
     of_callbacks = loggers.pop("callbacks")
     return with_logged(found, of_callbacks) | by_pipeline(reduced(loggers))
-
-
-def _fragment(reply: Reply) -> Fragment:
-    return Fragment(reply.payload, reply.value.places, reply.value.env_steps, reply.value.agent_steps)
 
 
 def _arrays(state: Any) -> Any:

@@ -2,401 +2,257 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import logging
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
-from marl_connectors.cluster.host import Outcome
-from marl_connectors.cluster.hosted_learner import (
-    HostedLearner,
-    LearnerBlueprint,
-    LearnerState,
-    UpdateReply,
-    UpdateRequest,
-)
+import numpy as np
+import torch
+
+from marl_connectors.cluster.actor_pool import MOST_TRIES, ActorLost, ActorPool, Call, PeerLost, Reply, RestartPolicy
+from marl_connectors.cluster.host import Stored
+from marl_connectors.cluster.hosted_learner import HostedLearner, LearnerBlueprint, LearnerState
 from marl_connectors.cluster.pickling import pickled, pickled_function, received_result
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.episodes.references import EpisodeShare
-from marl_connectors.learner.ranks import LostRankError
+from marl_connectors.episodes.references import EpisodeReference, divided
+from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.learner_group import LearnerGroup
+from marl_connectors.learner.ranks import check_can_be_divided
+from marl_connectors.typing import ModuleID
 
 _LOG = logging.getLogger(__name__)
-_MOST_TRIES = 10
-"""How often one update is tried. A batch that kills a learner again and again ends the run."""
-_GRACE_S = 20.0
-"""The seconds in which learners must end an update that another one has not completed."""
 
 
-_QUIET_S = 30.0
-"""The seconds after which a log line says that Ray has not found a place for an actor yet."""
-
-
-class LearnerBefore(NamedTuple):
-    """The learner before a call of remote learners.
-
-    Attributes:
-        version: The version of its state.
-        state: Its state without the metrics.
-        metrics: The state of its metrics.
-        is_known: Whether remote learners that were not replaced have this state.
-    """
-
-    version: int
-    state: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    is_known: bool
-
-
-class _Lost(Exception):
-    """A learner that died or hung. The message says which one, and what happened."""
-
-
-class RemoteLearners:
+class RemoteLearners(LearnerGroup):
     """Learners in Ray actors, of which each updates the modules from its share of the episodes.
+
+    The learner in this process takes over their state after each update. If its modules, settings, parameters or
+    optimizer states are changed between updates, the remote learners get the change with the next call.
 
     They depend on one another in each gradient step. So if one is lost, all are replaced, get the state before the
     update, and repeat it.
 
     Attributes:
         number: The number of learners.
-        num_restarts: How often they were replaced so far.
-        fetch_seconds: The seconds that each learner needed to fetch its episodes of the newest update.
+        pool: The actors.
     """
 
     def __init__(
         self,
+        learner: Learner,
+        make_blueprint: Callable[[], LearnerBlueprint],
+        *,
         cluster: RayCluster,
         number: int,
         resources: Resources,
         policy: RestartPolicy,
-        *,
         device: str = "cpu",
     ):
         """Starts the actors, and does not wait for them.
 
         Args:
+            learner: The learner in this process.
+            make_blueprint: Returns a blueprint of the run as it is now, from which remote learners are made.
             cluster: The connection to Ray.
             number: The number of learners.
             resources: What each actor reserves.
             policy: What happens if a learner is lost. ``ignores`` has no effect.
             device: The device of the modules, ``"cpu"`` or ``"cuda"``.
         """
+        super().__init__(learner)
+        self._make_blueprint = make_blueprint
         self._cluster = cluster
-        self._ray = cluster.ray
         self.number = number
-        self._resources = resources
-        self._policy = policy
         self._device = device
-        self.num_restarts = 0
-        self.fetch_seconds: list[float] = []
-        self._actors: list[Any] = []
-        self._beginning: list[Any] = []
-        self._places: list[Any] = []  # references of where the actors run
-        self._is_connected = False
-        self._blueprint: tuple[int, list[Any]] = (-1, [])
-        self._start()
+        self._blueprint = Stored()
+        self._structure: Any = None  # of the learner that the blueprint makes
+        self._version = 0  # of the state
+        self._known_state: Any = None  # the state of the remote learners; None if it is not certain
+        self._known_to = -1  # the generation of actors that has it
+        self._connected = -1  # the generation of actors that are connected with one another
+        self.pool = ActorPool(
+            cluster,
+            number,
+            resources,
+            policy,
+            who=lambda rank: f"learner {rank}",
+            begin=lambda rank: (pickled(HostedLearner), (rank, number)),
+            together=True,
+        )
 
-    # Actors.
+    def __repr__(self) -> str:
+        return f"<LearnerGroup of {self.number} remote learners, and {self.learner!r}>"
 
-    def name_of(self, rank: int) -> str:
-        """Returns the name of a learner in messages."""
-        return f"learner {rank}"
+    @property
+    def num_remote_learners(self) -> int:
+        return self.number
 
-    def _start(self) -> None:
-        make = pickled(HostedLearner)
-        self._actors = [self._cluster.start(self.name_of(rank), self._resources) for rank in range(self.number)]
-        self._places = [actor.process.remote() for actor in self._actors]
-        self._beginning = [actor.begin.remote(make, (rank, self.number)) for rank, actor in enumerate(self._actors)]
-
-    def connect(self) -> None:
-        """Waits until all learners are connected with one another. Those that were closed are started again.
-
-        Raises:
-            ActorLost: If one is lost and the policy does not replace it.
-        """
-        self._repeated(lambda: None)
-
-    def _connect(self) -> None:
-        if self._is_connected:
-            return
-        if not self._actors:
-            self._start()
-        self._wait_for_places()
-        self._wait(dict(enumerate(self._beginning)), self._policy.timeout_s, is_start=True)
-        host, port = self._call({0: ("listen",)})[0][0]
-        timeout_s = 3600.0 if self._policy.timeout_s is None else 4 * self._policy.timeout_s
-        self._call(dict.fromkeys(range(self.number), ("connect", host, port, self._device, timeout_s)))
-        self._is_connected = True
-
-    def close(self) -> None:
-        """Ends the actors. The next call starts new ones."""
-        self._cluster.end(self._taken_actors())
-
-    def _kill(self) -> None:
-        """Ends the actors at once, also those that hang."""
-        with contextlib.ExitStack() as all_of_them:
-            for actor, place in self._taken_actors():
-                all_of_them.callback(self._cluster.kill, actor, place)
-
-    def _taken_actors(self) -> list[tuple[Any, Any]]:
-        actors = list(zip(self._actors, self._places, strict=False))  # an interrupt may have come between both
-        self._actors, self._places, self._beginning, self._is_connected = [], [], [], False
-        return actors
-
-    # Updates.
-
-    def put(self, value: bytes) -> Any:
-        """Puts pickled data into Ray's store, and returns the reference."""
-        return self._cluster.put(value)
-
-    def set_blueprint(self, blueprint: LearnerBlueprint) -> None:
-        """Lets the learners be made anew for the next update."""
-        self._blueprint = (self._blueprint[0] + 1, [self._cluster.put(pickled(blueprint))])
+    @property
+    def num_remote_learner_restarts(self) -> int:
+        return self.pool.num_restarts
 
     def update(
-        self, shares: Sequence[EpisodeShare], before: LearnerBefore, timesteps: dict[str, int]
-    ) -> tuple[list[UpdateReply], dict[str, Any]]:
-        """Lets all learners update the modules.
+        self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
+    ) -> dict[ModuleID, dict[str, float]]:
+        return self.update_from(self._put(episodes), timesteps or {}, self.number)
+
+    def update_from(
+        self, references: Sequence[EpisodeReference], timesteps: dict[str, int], num_envs: int
+    ) -> dict[ModuleID, dict[str, float]]:
+        """Updates the modules from episodes in Ray's store.
 
         Args:
-            shares: The episodes of each learner.
-            before: The learner before the update.
+            references: The episodes, in the order in which one learner would get them.
             timesteps: As for ``Learner.update``.
-
-        Returns:
-            The replies of all learners, and the state after the update.
+            num_envs: The number of sub-environments of the episodes.
 
         Raises:
             ActorLost: If a learner is lost and the policy does not replace it.
             Exception: What a learner raised, such as a LearnerError.
         """
-        wanted = self._wanted(before)
+        shares = divided(references, self.number, num_envs)
+        try:
+            replies, _ = self._call("update", [(share, timesteps) for share in shares], "update")
+        except Exception:
+            self.pool.restart_later()  # they have left one another
+            raise
+        after = pickle.loads(replies[0].payload)
+        self._version += 1
+        self.learner.set_state(after)
+        self.learner.pipeline_seconds = max(reply.value.pipeline_seconds for reply in replies)
+        self._known_state = {name: value for name, value in after.items() if name != "metrics"}
+        return replies[0].value.results
 
-        def run() -> tuple[list[UpdateReply], dict[str, Any]]:
-            state = wanted()
-            request = {rank: ("update", UpdateRequest(state, share, timesteps)) for rank, share in enumerate(shares)}
-            found = self._call(request)
-            try:
-                after = self._ray.get(found[0][1])
-            except self._ray.exceptions.RayError as error:
-                if not self._cluster.is_loss(error):
-                    raise
-                raise _Lost(f"{self.name_of(0)} has died ({type(error).__name__}).") from None
-            return [found[rank][0] for rank in range(self.number)], pickle.loads(after)
-
-        replies, after = self._repeated(run)
-        self.fetch_seconds = [reply.fetch_seconds for reply in replies]
-        return replies, after
-
-    def foreach(self, function: Callable[[Any], Any], before: LearnerBefore) -> list[Any]:
-        """Calls a function with each learner, in its process, and returns what it returns.
-
-        After an error of the function, the learners stay as they are.
-
-        Args:
-            function: The function.
-            before: The learner before the call.
-
-        Raises:
-            ActorLost: If a learner is lost and the policy does not replace it.
-            ConfigError: If the function or its result cannot be sent from one process to another.
-            Exception: What the function raised.
-        """
-        sent = pickled_function(function, "foreach_learner")
-        wanted = self._wanted(before)
-
-        def run() -> list[bytes]:
-            found = self._call(dict.fromkeys(range(self.number), ("apply", wanted(), sent)), depend=False)
-            return [found[rank][0] for rank in range(self.number)]
-
-        found = self._repeated(run, what="call", stays_open=True)
-        return [received_result(own, "foreach_learner") for own in found]
-
-    def _wanted(self, before: LearnerBefore) -> Callable[[], LearnerState]:
-        """Returns a function that returns what a call needs, with the state if a learner may not have it."""
-        refs: list[Any] = []
-        restarts, was_connected = self.num_restarts, self._is_connected
-
-        def wanted() -> LearnerState:
-            if not (before.is_known and self.num_restarts == restarts and was_connected) and not refs:
-                refs.append(self._cluster.put(pickled(before.state)))
-            return LearnerState(self._blueprint, (before.version, refs), before.metrics)
-
-        return wanted
+    def foreach_learner(self, func: Callable[[Learner], Any]) -> list[Any]:
+        sent = pickled_function(func, "foreach_learner")
+        replies, state = self._call("apply", [(sent,)] * self.number, "call")
+        self._known_state = copy.deepcopy(state)  # it shares tensors with the learner, which change
+        return [received_result(reply.value, "foreach_learner") for reply in replies]
 
     # Calls, and what happens if a learner is lost.
 
-    def _repeated(self, run: Callable[[], Any], what: str = "update", stays_open: bool = False) -> Any:
-        """Runs until no learner is lost meanwhile. After another error, the actors are closed.
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str) -> tuple[list[Reply], dict[str, Any]]:
+        """Calls a method of all learners, which get the state of the learner in this process unless they have it.
 
         Args:
-            run: Calls the learners.
+            method: The method of HostedLearner. Its first argument is the LearnerState.
+            arguments: Its other arguments for each learner.
             what: The name of the call in messages.
-            stays_open: Whether an error that a learner raises leaves the actors open.
+
+        Returns:
+            The replies, and the state without the metrics.
         """
-        for number in range(1, _MOST_TRIES + 1):
+        learner, structure = self.learner, _structure(self.learner)
+        if not _are_alike(structure, self._structure):
+            check_can_be_divided(learner.config, learner.pipeline)
+            blueprint = pickled(self._make_blueprint())
+            self._blueprint = Stored(self._blueprint.version + 1, [self._cluster.put(blueprint)])
+            self._structure, self._known_state = structure, None
+        state = learner.get_state()
+        metrics = state.pop("metrics")
+        is_known, self._known_state = _are_alike(state, self._known_state), None
+        refs: list[Any] = []
+
+        def calls() -> dict[int, list[Call]]:
+            if not refs and not (is_known and self._known_to == self.pool.generation):
+                refs.append(self._cluster.put(pickled(state)))
+            before = LearnerState(self._blueprint, Stored(self._version, refs), metrics)
+            return {rank: [Call(method, (before, *own))] for rank, own in enumerate(arguments)}
+
+        replies = self._repeated(calls, what)
+        self._known_to = self.pool.generation
+        return replies, state
+
+    def wait_until_begun(self) -> None:
+        """Waits until all learners are connected with one another.
+
+        Raises:
+            ActorLost: If one is lost and the policy does not replace it.
+        """
+        self._repeated(dict, "start")
+
+    def _repeated(self, calls: Callable[[], Mapping[int, Sequence[Call]]], what: str) -> list[Reply]:
+        """Calls all learners, again with new ones until none is lost meanwhile."""
+        for number in range(1, MOST_TRIES + 1):
             try:
                 self._connect()
-                return run()
-            except _Lost as lost:
-                self._kill()
-                if not self._policy.restarts:
-                    raise ActorLost(f"{lost} Set restart_failed_env_runners=True to replace it.") from None
-                if number == _MOST_TRIES:
+                return [own[0] for _, own in sorted(self.pool.run(calls()).items())]
+            except PeerLost as lost:
+                self.pool.replace_all(str(lost))
+                if number == MOST_TRIES:
                     raise ActorLost(
-                        f"{lost} This happened {number} times in a row in the same {what}. Look at what its process "
-                        f"printed last; run with num_learners=0 to see the cause in this process."
+                        f"{lost}, {number} times in a row in the same {what}. Look at what its process printed last; "
+                        f"run with num_learners=0 to see the cause in this process."
                     ) from None
-                if self.num_restarts >= self._policy.most:
-                    raise ActorLost(
-                        f"{lost} The learners were replaced {self.num_restarts} times in this run. Look for the cause, "
-                        f"or raise max_num_env_runner_restarts."
-                    ) from None
-                self.num_restarts += 1
-                _LOG.warning("%s New learners take the place of all %d, and repeat the %s.", lost, self.number, what)
-            except BaseException as error:
-                if not (stays_open and self._is_connected and isinstance(error, Exception)):
-                    self.close()
-                raise
+                _LOG.warning("%s. New learners take the place of all %d, and repeat the %s.", lost, self.number, what)
         raise AssertionError
 
-    def _call(self, calls: Mapping[int, Sequence[Any]], depend: bool = True) -> dict[int, tuple[Any, Any]]:
-        """Calls a method of some learners at once, and returns each value and the payload's reference.
+    def _connect(self) -> None:
+        self.pool.wait_until_begun()
+        if self._connected == self.pool.generation:
+            return
+        timeout_s = self.pool.policy.timeout_s
+        try:
+            host, port = self.pool.run({0: [Call("listen")]})[0][0].value
+            call = Call("connect", (host, port, self._device, 3600.0 if timeout_s is None else 4 * timeout_s))
+            self.pool.run({rank: [call] for rank in range(self.number)})
+        except Exception:
+            self.pool.restart_later()
+            raise
+        self._connected = self.pool.generation
 
-        Args:
-            calls: For each learner, the method and its arguments.
-            depend: Whether a learner cannot go on after the error of another one.
+    def _put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
+        """Puts episodes into Ray's store: a list for each remote learner, with about as many agent steps in each.
+
+        Chunks of one episode are in one list.
         """
-        refs = {
-            rank: self._actors[rank].call.options(num_returns=2).remote(method, *arguments)
-            for rank, (method, *arguments) in calls.items()
-        }
-        values = self._wait({rank: own[0] for rank, own in refs.items()}, self._policy.timeout_s, depend=depend)
-        return {rank: (values[rank], refs[rank][1]) for rank in refs}
+        steps: dict[Any, int] = {}
+        for episode in episodes:
+            steps[episode.id_] = steps.get(episode.id_, 0) + episode.agent_steps()
+        ends = np.cumsum(list(steps.values()))
+        middles = ends - np.array(list(steps.values())) / 2
+        lists = np.minimum(middles * self.number // max(ends[-1] if len(ends) else 0, 1), self.number - 1).astype(int)
+        list_of = dict(zip(steps, lists.tolist(), strict=True))
+        members: list[list[Any]] = [[] for _ in range(self.number)]
+        places = []
+        for episode in episodes:
+            own = members[list_of[episode.id_]]
+            places.append(len(own))
+            own.append(episode)
+        payloads = [self._cluster.put(pickled(own)) if own else None for own in members]
+        return [
+            EpisodeReference(payloads[list_of[episode.id_]], place, list_of[episode.id_], episode.agent_steps())
+            for episode, place in zip(episodes, places, strict=True)
+        ]
 
-    def _wait_for_places(self) -> None:
-        """Waits until Ray has found a place for each actor.
-
-        Raises:
-            ActorLost: If it has not in time.
-        """
-        limit = None if self._policy.timeout_s is None else self._policy.start_timeout_s
-        quiet_s = _QUIET_S if limit is None else min(limit, _QUIET_S)
-        _, late = self._ray.wait(self._places, num_returns=self.number, timeout=quiet_s)
-        if late:
-            _LOG.warning("%d learners have no process yet. Free in the cluster: %s.", len(late), self._free())
-            _, late = self._ray.wait(self._places, num_returns=self.number, timeout=limit)
-        if late:
-            assert limit is not None
-            raise ActorLost(
-                f"{len(late)} of {self.number} learners have no process after {limit:.0f} s. Free in the cluster: "
-                f"{self._free()}. Reserve less for each actor, or use a larger cluster."
-            )
-
-    def _free(self) -> str:
-        return self._cluster.free_resources()
-
-    def _wait(
-        self, refs: Mapping[int, Any], timeout_s: float | None, is_start: bool = False, depend: bool = True
-    ) -> dict[int, Any]:
-        """Waits for answers, and returns the values in them.
-
-        Args:
-            refs: The reference of each learner's answer.
-            timeout_s: The seconds without progress after which a learner hangs; None for no limit.
-            is_start: Whether the actors start, and need not make progress.
-            depend: As for ``_call``.
-
-        Raises:
-            _Lost: If a learner dies or hangs.
-            Exception: What a learner raised, but for what follows from the loss or the error of another one.
-        """
-        waiting = {ref: rank for rank, ref in refs.items()}
-        outcomes: dict[int, Outcome] = {}
-        died: dict[int, str] = {}
-        watch = _Watch(timeout_s)
-        while waiting:
-            done, _ = self._ray.wait(list(waiting), num_returns=1, timeout=watch.tick)
-            for ref in done:
-                rank = waiting.pop(ref)
-                try:
-                    outcomes[rank] = self._cluster.received(ref, self.name_of(rank))
-                except self._ray.exceptions.RayError as error:
-                    if not self._cluster.is_loss(error):
-                        raise
-                    died[rank] = type(error).__name__
-            has_failed = bool(died) or (depend and any(own.error is not None for own in outcomes.values()))
-            if watch.is_over(done, has_failed):
-                silent = self._silent(waiting.values(), watch, has_failed, is_start)
-                if silent:
-                    break
-        self._raise_failure(outcomes, died, [] if not waiting else silent)
-        return {rank: outcome.value for rank, outcome in outcomes.items()}
-
-    def _silent(self, ranks: Any, watch: _Watch, has_failed: bool, is_start: bool) -> list[tuple[int, str]]:
-        """Returns the learners that do not answer, or make no progress, and what they do instead."""
-        refs = {rank: self._actors[rank].progress.remote() for rank in ranks}
-        limit = self._policy.probe_timeout_s
-        done, _ = self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=limit)
-        answers: dict[int, Any] = {}
-        for rank, ref in refs.items():
-            if ref in done:
-                try:
-                    answers[rank] = self._ray.get(ref)
-                except self._ray.exceptions.RayError:
-                    answers[rank] = None
-        missing = [(rank, f"has not answered for {limit:.0f} s.") for rank in refs if rank not in answers]
-        if missing or not (has_failed or (watch.is_same(answers) and not is_start)):
-            return missing
-        return [(rank, f"has made no progress for too long ({answers[rank]}).") for rank in refs]
-
-    def _raise_failure(
-        self, outcomes: Mapping[int, Outcome], died: Mapping[int, str], silent: Sequence[tuple[int, str]]
-    ) -> None:
-        """Raises the error that is the cause of all others, if there are any."""
-        if died:
-            rank = min(died)
-            raise _Lost(f"{self.name_of(rank)} has died ({died[rank]}).")
-        consequences = []
-        for rank, outcome in sorted(outcomes.items()):
-            try:
-                outcome.result(self.name_of(rank))
-            except LostRankError as error:
-                consequences.append(str(error))
-        if silent:
-            raise _Lost(" ".join(f"{self.name_of(rank)} {what}" for rank, what in silent))
-        if consequences:
-            raise _Lost(consequences[0])
+    def stop(self) -> None:
+        self.pool.close()
 
 
-class _Watch:
-    """Decides when learners that have not answered are asked how far they are."""
+def _structure(learner: Learner) -> list[Any]:
+    """Returns what remote learners are made from: the modules and the settings."""
+    modules = [(m, type(module), module.observation_space, module.action_space) for m, module in learner.module.items()]
+    parameters = [(name, tuple(p.shape), p.dtype) for name, p in learner.module.named_parameters()]
+    return [modules, parameters, learner.pipeline.names(), list(learner.config.to_dict().items())]
 
-    def __init__(self, timeout_s: float | None):
-        self._timeout_s = timeout_s
-        self._since = time.monotonic()
-        self._has_failed = False
-        self._answers: Any = None
-        self.tick = 5.0 if timeout_s is None else max(0.05, min(timeout_s / 4, 5.0))
 
-    def is_over(self, done: Sequence[Any], has_failed: bool) -> bool:
-        """Whether the time without an answer is over. After a failure, there is less time."""
-        now = time.monotonic()
-        if done or has_failed is not self._has_failed:
-            self._since, self._has_failed = now, has_failed
-            return False
-        limit = self._timeout_s
-        if has_failed:
-            limit = _GRACE_S if limit is None else min(limit, _GRACE_S)
-        if limit is None or now - self._since <= limit:
-            return False
-        self._since = now
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two trees of plain data, arrays, tensors and other objects are equal."""
+    if one is other:
         return True
-
-    def is_same(self, answers: Any) -> bool:
-        """Whether the learners answer the same as at the last time."""
-        before, self._answers = self._answers, answers
-        return before == answers
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Mapping):
+        return (
+            isinstance(other, Mapping) and list(one) == list(other) and all(_are_alike(one[k], other[k]) for k in one)
+        )
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_are_alike, one, other))
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # objects of a user's class whose comparison is not defined
+        return False

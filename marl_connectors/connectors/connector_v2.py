@@ -208,6 +208,13 @@ class ConnectorV2(Checkpointable):
             shared_data: As in ``__call__``.
         """
 
+    def check_can_be_divided(self) -> None:
+        """Checks that several learners, of which each runs the piece on its own rows, get what one learner would get.
+
+        Raises:
+            LearnerError: If they do not.
+        """
+
     def recompute_output_observation_space(
         self, input_observation_space: Space | None, input_action_space: Space | None
     ) -> Space | None:
@@ -250,7 +257,7 @@ class ConnectorV2(Checkpointable):
     def merge_own_state(self) -> None:
         """Merges what the piece has learned since the last merge into what it applies.
 
-        An env runner calls this at the end of each sample, and a learner when it has made a train batch, unless it is
+        An env runner calls this at the end of each sample, and a learner at the end of each update, unless it is
         one of several whose states are merged with one another. The result is that of
         ``set_state(merge_states([get_state()]))``, which this method calls if the class overrides ``merge_states``.
         Override it if there is a faster way to the same result.

@@ -626,25 +626,8 @@ class EnvRunner(RefusesIgnoredMethods):
             "before_batch": None if before is None else {"pieces": before},
         }
 
-    def merge_connector_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Merges the states that the connector pieces have in several runners. This runner stays as it is.
-
-        Args:
-            states: What ``get_state`` returned in each runner after the same sample, in the order of the runners.
-
-        Returns:
-            The states for ``set_connector_states`` of each runner: ``env_to_module``, ``module_to_env``, and
-            ``before_batch``, which is None if no runner has prepared its next forward batch.
-        """
-        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
-        return {
-            "env_to_module": self.env_to_module.merge_states([state["env_to_module"] for state in states]),
-            "module_to_env": self.module_to_env.merge_states([state["module_to_env"] for state in states]),
-            "before_batch": {"pieces": self.env_to_module.merge_states(before)} if before else None,
-        }
-
     def set_connector_states(self, states: Mapping[str, Any]) -> None:
-        """Sets states that ``merge_connector_states`` has returned."""
+        """Sets states that ``get_connector_states`` has returned, or that were merged from those of several runners."""
         self.env_to_module.set_state(states["env_to_module"])
         self.module_to_env.set_state(states["module_to_env"])
         if states["before_batch"] is not None:

@@ -21,11 +21,9 @@ class EnvRunnerGroup:
         module_to_env: The module-to-env pipeline, with the states that all env runners share.
         metrics: The loggers for the pieces of ``env_to_module`` and ``module_to_env``.
         callback_metrics: The logger for callbacks.
-        ongoing: The env steps and the agent steps of the ongoing sample, as far as they are known and not counted yet.
     """
 
     local_env_runner: EnvRunner | None
-    ongoing = (0, 0)
 
     def __init__(self, env_runner: EnvRunner):
         """Makes the group of one env runner in this process."""
@@ -70,7 +68,7 @@ class EnvRunnerGroup:
     @property
     def num_steps_so_far(self) -> tuple[int, int]:
         """The numbers of env steps and agent steps, with those of the ongoing sample as far as they are known."""
-        return self.num_env_steps + self.ongoing[0], self.num_agent_steps + self.ongoing[1]
+        return self.num_env_steps, self.num_agent_steps
 
     def foreach_env_runner(self, func: Callable[[EnvRunner], Any]) -> list[Any]:
         """Calls ``func(env_runner)`` in the process of each env runner, and returns a list of the results.

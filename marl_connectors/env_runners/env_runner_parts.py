@@ -42,8 +42,8 @@ class EnvRunnerParts:
         callbacks: The callbacks to call on the runner's events.
         env_config: The environment config that callbacks get.
         merges_connector_states: Whether ``sample`` ends with merging what the connector pieces have learned in it into
-            what they apply. False if the caller merges the states of several runners: ``merge_connector_states``, then
-            ``set_connector_states`` of each runner.
+            what they apply. False if the caller merges the states of several runners, and sets the result in each with
+            ``set_connector_states``.
     """
 
     vector_env: VectorEnv

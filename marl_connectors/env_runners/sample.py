@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order
 from marl_connectors.episodes.references import EpisodeReference
 
 
-class Fragment:
-    """The episodes of one env runner's sample.
+class Fragment(NamedTuple):
+    """The episodes of one env runner's sample in another process.
 
     Attributes:
-        payload: The pickled episodes, or a reference of them in Ray's store; None if the episodes are in this process.
         places: The sub-environment of each episode, and when it ended.
         env_steps: The number of env steps of each episode.
         agent_steps: The number of agent steps of each episode.
+        payload: The pickled episodes, or a reference of them in Ray's store.
     """
 
-    def __init__(
-        self, payload: Any, places: Sequence[SamplePlace], env_steps: Sequence[int], agent_steps: Sequence[int]
-    ):
-        self.payload = payload
-        self.places = places
-        self.env_steps = env_steps
-        self.agent_steps = agent_steps
+    places: Sequence[SamplePlace]
+    env_steps: Sequence[int]
+    agent_steps: Sequence[int]
+    payload: Any = None
 
 
 class Sample:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +16,8 @@ from torch import Tensor
 from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
 from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED
-from marl_connectors.episodes.batch import RANKS, ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import LearnerError, counted, listed
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
@@ -27,22 +25,8 @@ from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_
 from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.policies_to_train import reads_batches
-from marl_connectors.learner.ranks import (
-    RankResults,
-    Ranks,
-    check_can_be_divided,
-    is_state,
-    pieces_of,
-    rows_of_all_ranks,
-)
-from marl_connectors.learner.updates import (
-    Step,
-    Steps,
-    groups_of_episodes,
-    has_self_supervised_loss,
-    module_groups,
-)
-from marl_connectors.metrics import MetricsLogger, RecordingLogger
+from marl_connectors.learner.updates import OneRank, Step, Steps, groups_of_episodes, has_self_supervised_loss
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -77,7 +61,7 @@ class Learner(Checkpointable, ABC):
         pipeline_seconds: How long making the newest train batch took.
         num_updates: The number of updates so far.
         num_gradient_steps: The number of gradient steps of the newest update so far.
-        ranks: The connection to other learners that update the same modules together; None for a single learner.
+        ranks: What it does together with other learners that update the same modules; nothing if there are none.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -87,11 +71,11 @@ class Learner(Checkpointable, ABC):
         self.pipeline = pipeline
         self.algorithm_pieces: Sequence[ConnectorV2] = ()
         self.timestep = 0
-        self._metrics = MetricsLogger()
+        self.metrics = MetricsLogger()
         self.pipeline_seconds = 0.0
         self.num_updates = 0
         self.num_gradient_steps = 0
-        self.ranks: Ranks | None = None
+        self.ranks = OneRank()
         self._seed = seed
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=False)
@@ -100,9 +84,6 @@ class Learner(Checkpointable, ABC):
         self._trained: list[torch.nn.Module] = []
         self._in_train_mode = False
         self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
-        self._decided: dict[ModuleID, bool] = {}
-        self._recorded: RecordingLogger | None = None
-        self._buffers: dict[str, Tensor] = {}
         self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
 
     def __repr__(self) -> str:
@@ -279,41 +260,29 @@ class Learner(Checkpointable, ABC):
         self._loss_statistics.log_table(tuple(module_ids), tuple(names), values.view(len(names), len(module_ids)))
 
     def update(
-        self,
-        *,
-        episodes: Sequence[Any],
-        timesteps: dict[str, int] | None = None,
-        positions: Sequence[int] | None = None,
+        self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
     ) -> dict[ModuleID, dict[str, float]]:
         """Updates the modules from episodes, or chunks of them.
-
-        With ``ranks``, all of them must call this method, each with its own episodes, which may be none.
 
         Args:
             episodes: SingleAgentEpisodes or MultiAgentEpisodes, as ``EnvRunner.sample`` returns them.
             timesteps: Steps sampled so far, by kind: ``num_env_steps_sampled_lifetime`` and
                 ``num_agent_steps_sampled_lifetime``. Schedules are evaluated at the kind that ``count_steps_by`` names.
-            positions: With ``ranks``, the position of each of these episodes among those of all ranks.
 
         Returns:
-            The means of the loss statistics, for each module that had rows, on any rank.
+            The means of the loss statistics, for each module that had rows.
 
         Raises:
             LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Also if
-                the pipeline makes no columns. Ranks are disconnected then.
-            LostRankError: If another rank is gone or late. The modules may be changed then.
+                the pipeline makes no columns.
         """
         try:
-            return self._update(episodes, timesteps or {}, () if positions is None else positions)
+            return self._update(episodes, timesteps or {})
         except BaseException:
-            self._recorded = None
-            if self.ranks is not None:
-                self.ranks.leave()
+            self.ranks.leave()
             raise
 
-    def _update(
-        self, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
-    ) -> dict[ModuleID, dict[str, float]]:
+    def _update(self, episodes: Sequence[Any], timesteps: dict[str, int]) -> dict[ModuleID, dict[str, float]]:
         self.timestep = timesteps.get(f"num_{self.config.count_steps_by}_sampled_lifetime", self.timestep)
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
@@ -321,12 +290,10 @@ class Learner(Checkpointable, ABC):
         self._refresh_optimizers()
         self._closed_updates = {}
         self.num_gradient_steps = 0
-        self._begin_ranks()
+        self.ranks.begin(self, self._seed)
         began = perf_counter()
         episodes = self._with_module_actions(episodes)
         batch = self.make_batch(episodes)
-        if self.ranks is None:
-            self.pipeline.merge_own_state()
         if not all(batch.groups):
             raise LearnerError(
                 f"{type(self).__name__}: expected columns from the learner pipeline, but it made none. "
@@ -334,10 +301,10 @@ class Learner(Checkpointable, ABC):
             )
         self.pipeline_seconds = perf_counter() - began
         trained: dict[ModuleID, int] = defaultdict(int)
-        rows = self._rows(batch, episodes, positions)
+        rows = self.ranks.rows(batch, episodes)
         with self._train_mode():
             for step in self._steps(batch, rows):
-                self._loss_statistics.begin_minibatch(step.epoch, _own_sizes(step))
+                self._loss_statistics.begin_minibatch(step.epoch, step.own_sizes)
                 self._update_from(step, batch)
                 self.num_gradient_steps += 1
                 for module_id, size in step.sizes.items():
@@ -346,7 +313,7 @@ class Learner(Checkpointable, ABC):
             self._loss_statistics.to_host()
         if not self._check.all_finite():
             raise self._not_finite_error(batch)
-        self._combine_ranks()
+        self.ranks.combine(self, self._loss_statistics)
         rates = {module_id: self.optimizers.learning_rate(module_id) for module_id in trained}
         self.after_gradient_based_update(timesteps=timesteps)
         results = self._results(trained, rates)
@@ -414,27 +381,13 @@ class Learner(Checkpointable, ABC):
             ColumnBatch(groups),
             rl_module=self.module,
             episodes=episodes,
-            shared_data={} if self.ranks is None else {RANKS: self.ranks},
+            shared_data=self.ranks.shared_data(),
             metrics=self.metrics,
         )
 
-    def _rows(self, batch: ColumnBatch, episodes: Sequence[Any], positions: Sequence[int]) -> list[GroupRows]:
-        """Returns the rows that count in the losses, of all ranks."""
-        if self.ranks is None:
-            return [GroupRows.of(group) for group in batch.groups]
-        return rows_of_all_ranks(
-            self.ranks,
-            batch,
-            module_groups(self.module),
-            episodes=episodes,
-            positions=positions,
-            facts=self._facts(),
-        )
-
     def _is_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
-        """Whether a module is updated. Ranks decide it once, before they exchange their decisions."""
-        if module_id in self._decided:
-            return self._decided[module_id]
+        if module_id in self.ranks.decisions:
+            return self.ranks.decisions[module_id]
         return not self.module.leaves_out(module_id) and self.should_module_be_updated(module_id, batch)
 
     # One step.
@@ -443,7 +396,7 @@ class Learner(Checkpointable, ABC):
         """Returns the gradient steps of an update with the learner's config or another one."""
         return Steps(
             batch,
-            self._rows(batch, (), ()) if rows is None else rows,
+            [GroupRows.of(group) for group in batch.groups] if rows is None else rows,
             self.module,
             self.config if config is None else config,
             is_updated=self._is_updated,
@@ -458,8 +411,7 @@ class Learner(Checkpointable, ABC):
         """Puts modules that ran forward back into eval mode at the end. Their random numbers follow the run's seed."""
         self._trained, self._in_train_mode = [], True
         try:
-            others = () if self.ranks is None else (self.ranks.rank,)
-            with torch_stream(self._seed, "train mode", self.num_updates, *others):
+            with torch_stream(self._seed, "train mode", self.num_updates, *self.ranks.names_of_streams):
                 yield
         finally:
             self._in_train_mode = False
@@ -480,8 +432,7 @@ class Learner(Checkpointable, ABC):
         loss = self._gradients_in_closed_form(step)
         if loss is None and step.minibatches:
             loss = self._gradients_by_autograd(step)
-        if self.ranks is not None:
-            loss = self._sum_over_ranks(step, loss, self.ranks)
+        loss = self.ranks.sum_gradients(step, loss)
         assert loss is not None
         self.optimizers.drop_resting(stepping)
         norms = self.optimizers.norms(stepping)
@@ -612,88 +563,8 @@ class Learner(Checkpointable, ABC):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, dtype))
 
-    # Together with other ranks.
-
-    @property
-    def metrics(self) -> MetricsLogger:
-        """The metrics; during an update with other ranks, those of this rank, which are combined at its end."""
-        return self._metrics if self._recorded is None else self._recorded
-
-    @metrics.setter
-    def metrics(self, metrics: MetricsLogger) -> None:
-        self._metrics = metrics
-
-    def _begin_ranks(self) -> None:
-        """Prepares an update with other ranks."""
-        self._decided, self._recorded, self._buffers = {}, None, {}
-        if self.ranks is None:
-            return
-        check_can_be_divided(self.config, self.pipeline)
-        for piece in pieces_of(self.pipeline):
-            if isinstance(piece, NormalizeRewards):
-                piece.gather_moments = self.ranks.gather
-        self._decided = {module_id: self.should_module_be_updated(module_id) for module_id in self.module}
-        self._recorded = RecordingLogger()
-        self._recorded.set_state(self.metrics.get_state())
-        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-
-    def _facts(self) -> dict[str, Any]:
-        """Returns what all ranks must have in common."""
-        parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters()]
-        own = [self.config.get_config_for_module(module_id) for module_id in self.module]
-        return {
-            "parameters": hashlib.sha256(repr(parameters).encode()).hexdigest()[:12],
-            "modules to update": sorted(m for m, is_updated in self._decided.items() if is_updated),
-            "minibatches and epochs": [(config.minibatch_size, config.num_epochs) for config in own],
-            "seeds and counts": (self._seed, self.num_updates, self.timestep),
-        }
-
-    def _sum_over_ranks(self, step: Step, loss: Tensor | None, ranks: Ranks) -> Tensor:
-        """Replaces gradients by their sums over all ranks, and returns the sum of the losses of all ranks.
-
-        Raises:
-            LearnerError: If the ranks do not have the rows of the plan together.
-        """
-        own = _own_sizes(step)
-        counts = torch.tensor([float(own.get(m, 0)) for m in step.sizes], device=self.device)
-        others = [counts.new_zeros(()) if loss is None else loss.detach(), counts]
-        loss, counts = self.optimizers.sum_gradients((*step.sizes, *step.without_rows), own, others, ranks)
-        wanted = list(map(float, step.sizes.values()))
-        if not self._checks_lazily and counts.tolist() != wanted:
-            raise LearnerError(
-                f"Ranks: all ranks together have {counts.tolist()} rows of {', '.join(map(repr, step.sizes))}, but "
-                f"expected were {wanted}. The train batch must not change during an update."
-            )
-        return loss
-
-    def _combine_ranks(self) -> None:
-        """Replaces this rank's loss statistics, metrics and states by those of all ranks."""
-        if self.ranks is None or self._recorded is None:
-            return
-        changed = {
-            name: buffer.cpu()
-            for name, buffer in self.module.named_buffers()
-            if name in self._buffers and not torch.equal(buffer, self._buffers[name])
-        }
-        own = RankResults(
-            self._loss_statistics.of_this_rank(), self.pipeline.get_state(), self._recorded.calls, changed
-        )
-        found = self.ranks.gather(own)
-        self._loss_statistics.combine([results.terms for results in found])
-        if any(is_state(results.pieces) for results in found):
-            self.pipeline.set_state(self.pipeline.merge_states([results.pieces for results in found]))
-        self._recorded = None
-        for key, value, settings in (call for results in found for call in results.logged):
-            self.metrics.log_value(key, value, **settings)
-        buffers = dict(self.module.named_buffers())
-        with torch.no_grad():
-            for results in reversed(found):  # the first rank that has changed a buffer decides
-                for name, value in results.buffers.items():
-                    buffers[name].copy_(value)
-
     def _not_finite_error(self, batch: ColumnBatch) -> LearnerError:
-        gather = None if self.ranks is None else self.ranks.gather
-        return not_finite_error(self._loss_statistics, self.module, batch, self.num_updates, gather)
+        return not_finite_error(self._loss_statistics, self.module, batch, self.num_updates, self.ranks.gather)
 
     # Gradients and results.
 
@@ -775,11 +646,6 @@ def _is_as_new(learner_class: type[Learner], name: str, others: tuple[str, ...])
     first = {method: next(cls for cls in learner_class.__mro__ if method in vars(cls)) for method in (name, *others)}
     at = {method: learner_class.__mro__.index(cls) for method, cls in first.items()}
     return first[name] is not Learner and all(at[name] <= at[other] for other in others)
-
-
-def _own_sizes(step: Step) -> dict[ModuleID, int]:
-    """Returns the number of rows of each module that this rank has in a step."""
-    return {m: size for one in step.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}
 
 
 def _in_one_step(config: Any) -> Any:

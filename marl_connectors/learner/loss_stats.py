@@ -297,7 +297,7 @@ def not_finite_error(
     module: MultiRLModule,
     batch: ColumnBatch,
     num_updates: int,
-    gather: Callable[[Any], list[Any]] | None = None,
+    gather: Callable[[Any], list[Any]],
 ) -> LearnerError:
     """Returns the error that names the module, the minibatch, the term and its probable cause.
 
@@ -306,12 +306,12 @@ def not_finite_error(
         module: The modules.
         batch: The train batch.
         num_updates: The number of updates before this one.
-        gather: ``Ranks.gather`` if the rows of the minibatch may be on another rank. All ranks get the same error.
+        gather: ``OneRank.gather``: the rows of the minibatch may be on another rank. All ranks get the same error.
     """
     bad = statistics.first_not_finite()
     if bad is None:
         own = f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
-        return LearnerError(own if gather is None else min(gather((9, 9, own)))[2])
+        return LearnerError(min(gather((9, 9, own)))[2])
     order, cause = _cause(bad, module, batch)
     rule = "That step was not taken, and the last checkpoint is intact."
     who = "the shared layers" if bad.module_id == SHARED else f"module {bad.module_id!r}"
@@ -319,7 +319,7 @@ def not_finite_error(
         f"Learner: {bad.name} of {who} is {bad.value} in update {num_updates + 1}, epoch "
         f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {cause}"
     )
-    return LearnerError(own if gather is None else min(gather((order, _rank(bad), own)))[2])
+    return LearnerError(min(gather((order, _rank(bad), own)))[2])
 
 
 def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> tuple[int, str]:

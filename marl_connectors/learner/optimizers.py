@@ -13,7 +13,6 @@ from torch import Tensor
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
 from marl_connectors.learner.loss_stats import FiniteCheck
-from marl_connectors.learner.ranks import Ranks
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
@@ -589,7 +588,11 @@ class Optimizers:
                 self._module[module_id].zero_grad(set_to_none=True)
 
     def sum_gradients(
-        self, module_ids: Sequence[ModuleID], own_ids: Collection[ModuleID], others: Sequence[Tensor], ranks: Ranks
+        self,
+        module_ids: Sequence[ModuleID],
+        own_ids: Collection[ModuleID],
+        others: Sequence[Tensor],
+        add_up: Callable[[Sequence[Tensor]], list[Tensor]],
     ) -> list[Tensor]:
         """Replaces the gradients of a step by their sums over all ranks, in one message.
 
@@ -597,7 +600,7 @@ class Optimizers:
             module_ids: The modules that take the step, the same on all ranks.
             own_ids: Those whose gradients this rank has computed. It contributes zeros for the others.
             others: Tensors of the same shapes on all ranks, which are summed in the same message.
-            ranks: The ranks.
+            add_up: ``Ranks.sum``.
 
         Returns:
             The sums of ``others``.
@@ -607,7 +610,7 @@ class Optimizers:
             for i, module_id in enumerate(stack.bucket.module_ids):
                 if module_id in module_ids and module_id not in own_ids:
                     stack.bucket.gradients[i] = 0.0
-            gradients, *rest = ranks.sum([stack.gradients(), *others])
+            gradients, *rest = add_up([stack.gradients(), *others])
             stack.set_gradients(gradients.to(stack.bucket.gradients.dtype))
             return rest
         if not own_ids:
@@ -617,7 +620,7 @@ class Optimizers:
         # As on a single learner, a parameter that no loss depends on has no gradient, and its optimizer skips it.
         exist = torch.tensor([float(gradient is not None) for gradient in found], device=self._device)
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        exist, *sums = ranks.sum([exist, *given, *others])
+        exist, *sums = add_up([exist, *given, *others])
         for parameter, gradient, exists in zip(parameters, sums, exist.tolist(), strict=False):
             parameter.grad = gradient.to(parameter.dtype) if exists else None
         return sums[len(parameters) :]

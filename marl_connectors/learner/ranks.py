@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -13,17 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.batch import RANKS, ColumnBatch, ColumnGroup
 from marl_connectors.episodes.bootstrap_view import original
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.episodes.rows import whose
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.loss_stats import RankTerms
+from marl_connectors.learner.loss_stats import LossStatistics
 from marl_connectors.learner.minibatches import GroupRows, ModuleRows
 from marl_connectors.learner.policies_to_train import reads_batches
+from marl_connectors.learner.updates import OneRank, Step, module_groups
+from marl_connectors.metrics import RecordingLogger
 from marl_connectors.typing import ModuleID
 
 
@@ -31,7 +34,7 @@ class LostRankError(LearnerError):
     """An update that could not be completed because another learner is gone, or did not answer in time."""
 
 
-class Ranks:
+class Ranks(OneRank):
     """The connection of one learner to the others that update the same modules together.
 
     Each learner gets some of the episodes of an update, and has a number, its *rank*. All ranks take the same gradient
@@ -41,10 +44,6 @@ class Ranks:
 
     In each step, all ranks add up one flat buffer with the gradients of all modules of the step. A rank without rows
     contributes zeros. The sizes of the buffers follow from the plan, so no rank waits for another one forever.
-
-    Attributes:
-        rank: The number of this learner, from 0.
-        size: The number of learners.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, device: torch.device, timeout_s: float = 600.0):
@@ -62,6 +61,9 @@ class Ranks:
         """
         self.rank = rank
         self.size = size
+        self.names_of_streams = (rank,)
+        self._positions: Sequence[int] = ()
+        self._end_recording: Callable[[], None] = lambda: None
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         timeout = datetime.timedelta(seconds=timeout_s)
         self._has_left = False
@@ -69,6 +71,98 @@ class Ranks:
             "connecting",
             lambda: dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout),
         )
+
+    def update(
+        self, learner: Any, *, episodes: Sequence[Any], timesteps: dict[str, int], positions: Sequence[int]
+    ) -> dict[ModuleID, dict[str, float]]:
+        """Calls ``learner.update``. All ranks must do so, each with its own episodes, which may be none.
+
+        Args:
+            learner: The Learner of this rank.
+            episodes: As for ``Learner.update``.
+            timesteps: As for ``Learner.update``.
+            positions: The position of each of these episodes among those of all ranks.
+
+        Raises:
+            LearnerError: As ``Learner.update`` does. Ranks are disconnected then.
+            LostRankError: If another rank is gone or late. The modules may be changed then.
+        """
+        self._positions, learner.ranks = positions, self
+        return learner.update(episodes=episodes, timesteps=timesteps)
+
+    # The steps of an update.
+
+    def begin(self, learner: Any, seed: int) -> None:
+        check_can_be_divided(learner.config, learner.pipeline)
+        self._learner = learner
+        self.decisions = {module_id: learner.should_module_be_updated(module_id) for module_id in learner.module}
+        self._buffers = {name: buffer.clone() for name, buffer in learner.module.named_buffers()}
+        parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in learner.module.named_parameters()]
+        configs = [learner.config.get_config_for_module(module_id) for module_id in learner.module]
+        self._facts = {
+            "parameters": hashlib.sha256(repr(parameters).encode()).hexdigest()[:12],
+            "modules to update": sorted(m for m, is_updated in self.decisions.items() if is_updated),
+            "minibatches and epochs": [(config.minibatch_size, config.num_epochs) for config in configs],
+            "seeds and counts": (seed, learner.num_updates, learner.timestep),
+        }
+        metrics, recorded = learner.metrics, RecordingLogger()
+        recorded.set_state(metrics.get_state())
+        learner.metrics = self._recorded = recorded  # until the metrics of all ranks are combined
+        self._end_recording = lambda: setattr(learner, "metrics", metrics)
+
+    def shared_data(self) -> dict[str, Any]:
+        return {RANKS: self}
+
+    def rows(self, batch: ColumnBatch, episodes: Sequence[Any]) -> list[GroupRows]:
+        return rows_of_all_ranks(
+            self,
+            batch,
+            module_groups(self._learner.module),
+            episodes=episodes,
+            positions=self._positions,
+            facts=self._facts,
+        )
+
+    def sum_gradients(self, step: Step, loss: Tensor | None) -> Tensor:
+        """As above.
+
+        Raises:
+            LearnerError: If the ranks do not have the rows of the plan together.
+        """
+        device, own = self._learner.device, step.own_sizes
+        counts = torch.tensor([float(own.get(m, 0)) for m in step.sizes], device=device)
+        others = [counts.new_zeros(()) if loss is None else loss.detach(), counts]
+        module_ids = (*step.sizes, *step.without_rows)
+        total, counts = self._learner.optimizers.sum_gradients(module_ids, own, others, self.sum)
+        wanted = list(map(float, step.sizes.values()))
+        if device.type == "cpu" and counts.tolist() != wanted:  # elsewhere, reading them would wait for the device
+            raise LearnerError(
+                f"Ranks: all ranks together have {counts.tolist()} rows of {', '.join(map(repr, step.sizes))}, but "
+                f"expected were {wanted}. The train batch must not change during an update."
+            )
+        return total
+
+    def combine(self, learner: Any, statistics: LossStatistics) -> None:
+        changed = {
+            name: buffer.cpu()
+            for name, buffer in learner.module.named_buffers()
+            if name in self._buffers and not torch.equal(buffer, self._buffers[name])
+        }
+        own = statistics.of_this_rank(), learner.pipeline.get_state(), self._recorded.calls, changed
+        terms, pieces, logged, changes = zip(*self.gather(own), strict=True)
+        statistics.combine(terms)
+        if any(map(is_state, pieces)):
+            learner.pipeline.set_state(learner.pipeline.merge_states(list(pieces)))
+        self._end_recording()
+        for key, value, settings in itertools.chain.from_iterable(logged):
+            learner.metrics.log_value(key, value, **settings)
+        buffers = dict(learner.module.named_buffers())
+        with torch.no_grad():
+            for values in reversed(changes):  # the first rank that has changed a buffer decides
+                for name, value in values.items():
+                    buffers[name].copy_(value)
+
+    # Messages.
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the sums of tensors over all ranks, in one message. All ranks give tensors of the same shapes."""
@@ -79,13 +173,13 @@ class Ranks:
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, which must be picklable, in the order of the ranks."""
         found: list[Any] = [None] * self.size
         self._do("exchanging numbers", lambda: dist.all_gather_object(found, value))
         return found
 
     def leave(self) -> None:
         """Closes the connection. Ranks that wait for this one get a LostRankError."""
+        self._end_recording()
         if not self._has_left and dist.is_initialized():
             self._has_left = True
             dist.destroy_process_group()
@@ -122,14 +216,7 @@ def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2) -> None:
             "whole batch. Use a function of the module id alone, or num_learners=0."
         )
     for piece in pieces_of(pipeline):
-        is_own = type(piece).on_columns.__module__.partition(".")[0] != __name__.partition(".")[0]
-        if isinstance(piece, GeneralAdvantageEstimation) and piece.needs_all_rows and is_own:
-            raise LearnerError(
-                f"{type(piece).__name__}: it overrides on_columns of GeneralAdvantageEstimation, but with several "
-                f"learners the advantages are standardised and the targets normalised after on_columns, over the rows "
-                f"of all learners. Use a piece of your own behind it, standardize=False without normalize_values, or "
-                f"num_learners=0."
-            )
+        piece.check_can_be_divided()
 
 
 def pieces_of(pipeline: ConnectorPipelineV2) -> list[Any]:
@@ -196,7 +283,7 @@ def rows_of_all_ranks(
     """
     if len(positions) != len(episodes):
         raise LearnerError(
-            f"Learner.update: expected the positions of {len(episodes)} episodes among those of all ranks, got "
+            f"Ranks.update: expected the positions of {len(episodes)} episodes among those of all ranks, got "
             f"{len(positions)}. Pass positions=[...], a number for each episode."
         )
     groups = {module_id: group for group in batch.groups for module_id in group.module_ids}
@@ -279,25 +366,6 @@ def _merged(tables: Sequence[_ModuleTable | None], rank: int, own: np.ndarray) -
         lengths[positions] = np.concatenate([table.lengths for table in known if table.lengths is not None])
     begin = sum(int(table.counts.sum()) for table in tables[:rank] if table is not None)
     return ModuleRows(own, number, lengths, known[0].max_len, positions[begin : begin + len(own)])
-
-
-# What ranks exchange after the steps.
-
-
-class RankResults(NamedTuple):
-    """The results of one rank's steps.
-
-    Attributes:
-        terms: Its loss statistics.
-        pieces: The state of its learner pipeline.
-        logged: What its pieces have logged, as ``RecordingLogger`` keeps it.
-        buffers: Those buffers of the modules that have changed, such as the means of a batch normalisation.
-    """
-
-    terms: list[RankTerms]
-    pieces: dict[str, Any]
-    logged: list[tuple[Any, Any, dict[str, Any]]]
-    buffers: dict[str, Tensor]
 
 
 def is_state(state: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of an update's train batch, and its gradient steps in their order."""
+"""The rows of an update's train batch, its gradient steps in their order, and where other learners take part."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.learner.loss_stats import LossStatistics
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch, Shuffle, minibatches_of_epoch
 from marl_connectors.learner.policies_to_train import reads_batches
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
@@ -93,6 +96,11 @@ class Step(NamedTuple):
     sizes: Mapping[ModuleID, int]
     is_joint: bool = False
     without_rows: tuple[ModuleID, ...] = ()
+
+    @property
+    def own_sizes(self) -> dict[ModuleID, int]:
+        """The number of rows of each module that this learner has."""
+        return {m: size for one in self.minibatches for m, size in zip(one.module_ids, one.sizes, strict=True)}
 
 
 def _step_of(epoch: int, minibatches: Sequence[MiniBatch]) -> Step:
@@ -209,3 +217,70 @@ class Steps:
         return lambda module_id, rows: stream(
             self.seed, "minibatches", SHARED if is_joint else module_id, self.num_updates, epoch
         ).permutation(rows)
+
+
+# Together with other learners.
+
+
+class OneRank:
+    """What a learner does together with others at the stages of an update: nothing, as it is alone.
+
+    ``Ranks`` overrides this for several learners.
+
+    Attributes:
+        rank: The number of this learner, from 0.
+        size: The number of learners.
+        names_of_streams: What the names of this learner's streams of random numbers have in addition.
+        decisions: Whether each module is updated, if that is decided once before an update.
+    """
+
+    rank = 0
+    size = 1
+    names_of_streams: tuple[int, ...] = ()
+    decisions: Mapping[ModuleID, bool] = {}
+
+    def begin(self, learner: Any, seed: int) -> None:
+        """Begins an update of a learner.
+
+        Args:
+            learner: The Learner.
+            seed: Its seed.
+        """
+
+    def shared_data(self) -> dict[str, Any]:
+        """Returns what connector pieces of the learner share."""
+        return {}
+
+    def rows(self, batch: ColumnBatch, episodes: Sequence[Any]) -> list[GroupRows]:
+        """Returns the rows that count in the losses, of all learners.
+
+        Args:
+            batch: The train batch of this learner.
+            episodes: The episodes of this learner.
+        """
+        return [GroupRows.of(group) for group in batch.groups]
+
+    def sum_gradients(self, step: Step, loss: Tensor | None) -> Tensor | None:
+        """Replaces the gradients of a step by their sums over all learners, and returns the sum of the losses.
+
+        Args:
+            step: The step.
+            loss: The loss of this learner's rows; None if it has none.
+        """
+        return loss
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all learners, which must be picklable, in the order of the ranks."""
+        return [value]
+
+    def combine(self, learner: Any, statistics: LossStatistics) -> None:
+        """Merges what the pieces, the loss statistics, the metrics and the modules' buffers of all learners have.
+
+        Args:
+            learner: The Learner.
+            statistics: Its loss statistics of the update.
+        """
+        learner.pipeline.merge_own_state()
+
+    def leave(self) -> None:
+        """Closes the connection to the others, after an error."""

@@ -9,7 +9,7 @@ from ray import cloudpickle
 
 from helpers.runs.fake_ray import FakeRay
 from marl_connectors.cluster import actor_pool
-from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, RestartPolicy
+from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, PeerGone, PeerLost, RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.errors import MarlConnectorsError
 
@@ -32,6 +32,8 @@ class Counter:
             return ReadableThereOnly(), "payload"  # type: ignore[return-value]
         if number == 2000:
             sys.exit(1)
+        if number == 3000:
+            return PeerGone("the other one has left."), "payload"  # type: ignore[return-value]
         return self.count, f"payload {self.count}"
 
 
@@ -63,7 +65,7 @@ def fake(monkeypatch):
 class Pool:
     """Two Counters, whose states are kept as the groups of env runners keep them."""
 
-    def __init__(self, fake: FakeRay, **policy: Any):
+    def __init__(self, fake: FakeRay, together: bool = False, **policy: Any):
         cluster = RayCluster.__new__(RayCluster)
         cluster.ray, cluster.paths, cluster.is_own, cluster._is_open = fake, [], True, True
         self.states = {0: 0, 1: 100}
@@ -74,6 +76,7 @@ class Pool:
             RestartPolicy(**policy),
             who=lambda index: f"counter {index}",
             begin=lambda index: (cloudpickle.dumps(Counter), (self.states[index],)),
+            together=together,
         )
 
     def add(self, *numbers: int, max_in_flight: int = 1) -> dict[int, list[int]]:
@@ -323,3 +326,54 @@ def test_an_actor_that_dies_whenever_it_starts_ends_the_run(fake):
     fake.loses = lambda name, method, arguments: "before" if (name, method) == ("counter 1", "begin") else None
     with pytest.raises(ActorLost, match="10 times in a row while it started"):
         Pool(fake).pool.wait_until_begun()
+
+
+# Actors that depend on one another.
+
+
+def test_the_loss_of_one_actor_that_others_need_ends_the_call_and_all_are_replaced(fake):
+    pool = Pool(fake, together=True)
+    pool.pool.wait_until_begun()
+    actors = set(pool.pool._actors.values())
+    fake.loses = losing("counter 1", "call", 1, "before")
+    with pytest.raises(PeerLost, match=r"^counter 1 has died \(ActorDiedError\)$") as lost:
+        pool.add(1)
+    pool.pool.replace_all(str(lost.value))
+    assert pool.add(1).keys() == {0, 1}
+    assert not actors & set(pool.pool._actors.values())
+    assert (pool.pool.num_restarts, pool.pool.generation) == (1, 1)
+
+
+def test_a_loss_that_the_policy_does_not_replace_ends_the_run_of_actors_that_need_one_another(fake):
+    pool = Pool(fake, together=True, restarts=False)
+    with pytest.raises(ActorLost, match=r"counter 1 has died\. Set restart_failed_env_runners=True"):
+        pool.pool.replace_all("counter 1 has died")
+    with pytest.raises(ActorLost, match="counter 1 has died"):
+        pool.add(1)
+
+
+def test_the_error_that_let_others_give_up_is_raised_and_not_that_they_have(fake):
+    pool = Pool(fake, together=True)
+    for number in (-1, -2):  # answers come in any order
+        calls = {0: [Call("add", (3000,))], 1: [Call("add", (number,))]}
+        with pytest.raises(ValueError, match="cannot add"):
+            pool.pool.run(calls)
+    with pytest.raises(PeerLost, match=r"^the other one has left$"):
+        pool.pool.run({0: [Call("add", (3000,))], 1: [Call("add", (1,))]})
+
+
+def test_without_a_time_limit_an_actor_that_hangs_after_another_gave_up_is_lost(fake, monkeypatch):
+    pool = Pool(fake, together=True, timeout_s=None)
+    fake.loses = losing("counter 1", "call", 1, "hangs")
+    monkeypatch.setattr(pool.pool, "probe", lambda indices, timeout_s=None: {})
+    with pytest.raises(PeerLost, match="counter 1 has not answered"):
+        pool.pool.run({0: [Call("add", (3000,))], 1: [Call("add", (1,))]})
+
+
+def test_an_actor_that_waits_for_one_that_makes_progress_does_not_hang(fake, monkeypatch):
+    pool, answers = Pool(fake, together=True, timeout_s=10.0), iter(range(6))
+    fake.loses = lambda name, method, arguments: "hangs" if method == "call" else None
+    monkeypatch.setattr(pool.pool, "probe", lambda indices, timeout_s=None: {0: "waits", 1: min(next(answers), 4)})
+    with pytest.raises(PeerLost, match=r"counter [01] has made no progress for 10 s"):
+        pool.add(1)
+    assert next(answers, None) is None

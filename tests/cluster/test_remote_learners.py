@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -13,12 +14,12 @@ import threading
 
 import pytest
 
-from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.rank_configs import life_config, mapped_config
 from helpers.runs.rank_processes import largest_difference, sub_environment_of, updates_of_one
 from marl_connectors import ConfigError, LearnerError
 from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.cluster import actor_pool, ray_cluster
 from marl_connectors.cluster.actor_pool import ActorLost, RestartPolicy
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.cluster.remote_learners import RemoteLearners
@@ -35,19 +36,31 @@ def cluster():
     cluster.close()
 
 
+def blueprint_of(algo):
+    return RunLearnerBlueprint.of(algo.config, algo._setup, algo._env_to_module, algo.rl_module, algo.seed)
+
+
+def two_learners(cluster, policy, resources):
+    algo = life_config().build_algo()
+    algo.stop()
+    return RemoteLearners(
+        algo.learner, lambda: blueprint_of(algo), cluster=cluster, number=2, resources=resources, policy=policy
+    )
+
+
 @pytest.fixture(scope="module")
 def remote(cluster):
     """Two learners for all tests here, as they take seconds to start."""
-    learners = RemoteLearners(cluster, 2, Resources(), POLICY)
+    learners = two_learners(cluster, POLICY, Resources())
     yield learners
-    learners.close()
+    learners.stop()
 
 
 def group_of(remote, config):
-    """An algorithm and a group of its learner and the remote ones."""
+    """An algorithm, and the remote learners, which have its learner from now on."""
     algo = config.build_algo()
-    make = lambda: RunLearnerBlueprint.of(algo.config, algo._setup, algo._env_to_module, algo.rl_module, algo.seed)
-    return algo, LearnerGroup(algo.learner, remote, make)
+    remote.learner, remote._make_blueprint = algo.learner, lambda: blueprint_of(algo)
+    return algo, remote
 
 
 def check_updates(remote, make_config, before_update=None, number=4):
@@ -85,14 +98,18 @@ def test_a_group_without_remote_learners_is_the_learner():
 
 
 @pytest.mark.slow
-def test_remote_learners_update_as_one(remote):
+def test_remote_learners_update_as_one(remote, monkeypatch):
     sent = []
-
-    def count(number, algo, group):
-        sent.append(group._known_state is not None)
-
-    check_updates(remote, mapped_config, count, number=3)
-    assert sent == [False, True, True]
+    put = remote._cluster.put
+    monkeypatch.setattr(remote._cluster, "put", lambda value: sent.append(value) or put(value))
+    counts = []
+    check_updates(remote, mapped_config, lambda *_: counts.append(len(sent)), number=3)
+    episodes = remote.number
+    assert [after - before for before, after in itertools.pairwise([*counts, len(sent)])] == [
+        2 + episodes,  # the blueprint and the state
+        episodes,
+        episodes,
+    ]
 
 
 def processes(group):
@@ -111,21 +128,21 @@ def lost_before(update, signal_number):
 
 @pytest.mark.slow
 def test_after_the_death_of_a_learner_all_are_replaced_and_repeat_the_update(remote, caplog):
-    restarts = remote.num_restarts
+    restarts = remote.num_remote_learner_restarts
     with caplog.at_level(logging.WARNING):
         check_updates(remote, life_config, lost_before(1, signal.SIGKILL), number=3)
-    assert remote.num_restarts == restarts + 1
+    assert remote.num_remote_learner_restarts == restarts + 1
     assert "learner 1 has died (ActorDiedError). New learners take the place of all 2" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_learner_that_hangs_is_named_and_replaced(remote, caplog, monkeypatch):
-    monkeypatch.setattr(remote, "_policy", RestartPolicy(timeout_s=10.0, probe_timeout_s=10.0))
-    restarts = remote.num_restarts
+    monkeypatch.setattr(remote.pool, "policy", RestartPolicy(timeout_s=10.0, probe_timeout_s=10.0))
+    restarts = remote.num_remote_learner_restarts
     with caplog.at_level(logging.WARNING):
         check_updates(remote, life_config, lost_before(1, signal.SIGSTOP), number=3)
-    assert remote.num_restarts == restarts + 1
-    assert "learner 1 has not answered for 10 s. New learners take the place of all 2" in caplog.text
+    assert remote.num_remote_learner_restarts == restarts + 1
+    assert "learner 1 has not answered for 20 s. New learners take the place of all 2" in caplog.text
 
 
 # Functions that are called with learners.
@@ -176,7 +193,7 @@ def test_after_a_loss_functions_get_new_learners_with_the_same_state(how, remote
         os.kill(before[0], signal.SIGKILL)
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(remote, "_wait", interrupt)
+            patch.setattr(actor_pool._Run, "advance", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 processes(group)
     check_learners(group, algo, 1)
@@ -188,22 +205,6 @@ def test_after_a_loss_functions_get_new_learners_with_the_same_state(how, remote
 
 def interrupt(*arguments, **named):
     raise KeyboardInterrupt
-
-
-def test_without_a_time_limit_learners_wait_for_their_places(monkeypatch, caplog):
-    fake, timeouts = use_fake_ray(monkeypatch), []
-
-    def wait(refs, *, num_returns, timeout):
-        timeouts.append(timeout)
-        return ([], refs) if timeout else (refs, [])
-
-    cluster = RayCluster(None, {}, "num_learners=2")
-    learners = RemoteLearners(cluster, 2, Resources(), RestartPolicy(timeout_s=None))
-    monkeypatch.setattr(fake, "wait", wait)
-    learners._wait_for_places()
-    assert timeouts == [30.0, None]
-    assert "2 learners have no process yet. Free in the cluster: 3 CPU, 0 GPU." in caplog.text
-    cluster.close()
 
 
 @pytest.mark.slow
@@ -251,7 +252,7 @@ def test_learners_fetch_the_episodes_that_they_need(remote, cluster):
             runner = next(i for i, own in enumerate(by_runner) if episode in own)
             place, number = by_runner[runner].index(episode), sub_environment_of(episode)
             references.append(EpisodeReference(payloads[runner], place, number, episode.agent_steps()))
-        group.update(references=references, timesteps=timesteps, num_envs=6)
+        group.update_from(references, timesteps, 6)
     assert largest_difference(one.state["module"], algo.learner.get_state()["module"]) < 1e-5
     algo.stop()
 
@@ -274,12 +275,11 @@ class Failing(PPOLearner):
         return super().compute_loss_for_module(**given)
 
 
-def test_what_needs_the_whole_batch_is_refused_before_anything_starts():
-    config = life_config().multi_agent(policies_to_train=lambda module_id, batch: True)
-    algo = config.build_algo()
+def test_what_needs_the_whole_batch_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "import_ray", None)
+    config = life_config().multi_agent(policies_to_train=lambda module_id, batch: True).learners(num_learners=2)
     with pytest.raises(LearnerError, match="policies_to_train: the function reads the train batch"):
-        LearnerGroup(algo.learner, object())
-    algo.stop()
+        config.build_algo()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
@@ -317,7 +317,7 @@ def kill(pid):
 
 @pytest.mark.slow
 def test_without_restarts_a_lost_learner_ends_the_run(cluster):
-    learners = RemoteLearners(cluster, 2, Resources(0.5), RestartPolicy(restarts=False, timeout_s=10.0))
+    learners = two_learners(cluster, RestartPolicy(restarts=False, timeout_s=10.0), Resources(0.5))
     algo, group = group_of(learners, life_config())
     group.update(episodes=algo._sample().episodes())
     os.kill(processes(group)[0], signal.SIGKILL)

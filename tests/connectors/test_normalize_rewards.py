@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
-from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.batch import RANKS, ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
@@ -288,21 +289,24 @@ def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_bat
         ]
         if not any(chunks):
             return
-        own = [piece.moments_of(groups_of(copy.deepcopy(part))) for piece, part in zip(learners, chunks, strict=True)]
+        groups = [groups_of(part) for part in copy.deepcopy(chunks)]
         expected = run(whole, copy.deepcopy([episode for part in chunks for episode in part]))
         whole.merge_own_state()
+        for piece, own in zip(learners, groups, strict=True):
+            piece.before_columns(own, None)
+        gathered = [copy.deepcopy(piece._own) for piece in learners]
         found = []
-        for piece, part, mine in zip(learners, chunks, own, strict=True):
+        for piece, own, mine in zip(learners, groups, copy.deepcopy(gathered), strict=True):
 
-            def gather(again, mine=mine, own=own):
+            def gather(again, mine=mine, gathered=gathered):
                 assert again == mine
-                return own
+                return gathered
 
-            piece.gather_moments = gather
-            if part:
-                found += run(piece, part)
-            else:
-                piece.before_columns([], None)
+            shared = {RANKS: SimpleNamespace(gather=gather)}
+            for columns in own:
+                piece.on_columns(columns=columns, shared_data=shared)
+            piece.after_columns(own, shared)
+            found += [reward for columns in own for reward in columns["rewards"][columns.rows.acted]]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     states = [piece.get_state()["moments"]["default_policy"] for piece in learners]
     assert all(state == states[0] for state in states)

@@ -64,7 +64,7 @@ def test_a_run_whose_processes_are_killed_many_times_ends_like_an_undisturbed_on
     expected, num_learners, atol, tmp_path, monkeypatch
 ):
     for module in (actor_pool, remote_learners):  # on a busy machine, an actor may be killed 10 times while it starts
-        monkeypatch.setattr(module, "_MOST_TRIES", 10**6)
+        monkeypatch.setattr(module, "MOST_TRIES", 10**6)
     config = spread(2, num_learners).fault_tolerance(max_num_env_runner_restarts=10**6)
     algo = config.build_algo()
     harm = Harm(signal.SIGKILL, most_s=4.0, seed=secrets.randbits(31), most=20)

@@ -17,7 +17,7 @@ from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import unpadded
-from marl_connectors.errors import ConnectorError, ModuleError
+from marl_connectors.errors import ConnectorError, LearnerError, ModuleError
 from marl_connectors.ops.discounting import compute_gae_of_episodes
 from marl_connectors.ops.moments import Moments
 from marl_connectors.rl_module.apis import ValueFunctionAPI
@@ -194,6 +194,21 @@ class GeneralAdvantageEstimation(ConnectorV2):
             both = [one.advantages.astype(np.float32), one.targets.astype(np.float32)]
             found = all_moved(both, one.columns[Columns.ADVANTAGES].device)
             one.columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS), found, strict=True))
+
+    def check_can_be_divided(self) -> None:
+        """Checks that nobody has overridden ``on_columns``, which does not have the rows of all learners.
+
+        Raises:
+            LearnerError: If somebody has, and the piece needs these rows.
+        """
+        is_own = type(self).on_columns.__module__.partition(".")[0] != __name__.partition(".")[0]
+        if self.needs_all_rows and is_own:
+            raise LearnerError(
+                f"{type(self).__name__}: it overrides on_columns of GeneralAdvantageEstimation, but with several "
+                f"learners the advantages are standardised and the targets normalised after on_columns, over the rows "
+                f"of all learners. Use a piece of your own behind it, standardize=False without normalize_values, or "
+                f"num_learners=0."
+            )
 
     # Normalised values.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
 from marl_connectors.connectors.pipeline_kinds import LEARNER
-from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within
@@ -22,10 +22,6 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
 _KEEP_AT_LEAST = 256
 """The number of running returns that are kept for a module, at least; four for each of its episodes in a batch if that
 is more."""
-
-
-GatherMoments = Callable[[dict[ModuleID, Moments]], Sequence[Mapping[ModuleID, Moments]]]
-"""Maps the moments of one learner's part of a batch to those of all learners' parts."""
 
 
 class NormalizeRewards(ConnectorV2):
@@ -39,13 +35,7 @@ class NormalizeRewards(ConnectorV2):
     batch, ``[B]`` float32; the episodes keep the environment's rewards. State: the statistics that were merged last,
     those since then, and the returns of episodes that have not ended.
 
-    Several learners that each have a part of a batch divide by the statistics of the whole batch if they set
-    ``gather_moments``.
-
-    Attributes:
-        gather_moments: A function that gets the moments of this learner's part of a batch, by module, and returns those
-            of all learners, in the same order on each of them. It is called once for each batch, also if the part is
-            empty. None if there is only one learner.
+    Several learners that each have a part of a batch divide by the statistics of the whole batch.
     """
 
     belongs_in = (LEARNER,)
@@ -81,15 +71,12 @@ class NormalizeRewards(ConnectorV2):
         self.clip = clip
         self.epsilon = epsilon
         self.update_stats = update_stats
-        self.gather_moments: GatherMoments | None = None
         self.reset_state()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Updates the statistics with all returns of the batch."""
-        if not self.update_stats:
-            return
-        own = self.moments_of(groups)
-        self.apply_moments([own] if self.gather_moments is None else self.gather_moments(own))
+        if self.update_stats:
+            _add_all(self._own, self.moments_of(groups))
 
     def moments_of(self, groups: Sequence[ColumnGroup]) -> dict[ModuleID, Moments]:
         """Returns the moments of a batch's returns by module, and stores the returns of ongoing episodes.
@@ -112,20 +99,26 @@ class NormalizeRewards(ConnectorV2):
                 _add(found, module_id, Moments(*map(float, moments)))
         return found
 
-    def apply_moments(self, of_learners: Sequence[Mapping[ModuleID, Moments]]) -> None:
-        """Adds the moments of a batch to the statistics.
-
-        Args:
-            of_learners: What ``moments_of`` returned for each learner's part of the batch. All learners must get them
-                in the same order. With ``gather_moments``, they are merged then, so ``merge_states`` counts them once.
-        """
-        statistics = self._own if self.gather_moments is None else self._merged
-        for part in of_learners:
-            for module_id, moments in part.items():
-                _add(statistics, module_id, moments)
-
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Normalises the rewards of all rows of a group at once."""
+        if RANKS not in (shared_data or {}):
+            self._normalize(columns)
+
+    def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
+        """Adds the returns of the batches of all learners to the statistics, and normalises the rewards by these.
+
+        They are merged then, so ``merge_states`` counts them once.
+        """
+        if RANKS not in shared_data:
+            return
+        if self.update_stats:
+            own, self._own = self._own, {}
+            for moments in shared_data[RANKS].gather(own):
+                _add_all(self._merged, moments)
+        for columns in groups:
+            self._normalize(columns)
+
+    def _normalize(self, columns: ColumnGroup) -> None:
         scales = np.array([self._scale(module_id) for module_id in columns.module_ids])
         columns[Columns.REWARDS] = self._normalized(_rewards(columns), np.repeat(scales, np.diff(columns.splits)))
 
@@ -237,8 +230,7 @@ class NormalizeRewards(ConnectorV2):
         if type(self).merge_states is not NormalizeRewards.merge_states:
             super().merge_own_state()
             return
-        for module_id, moments in self._own.items():
-            _add(self._merged, module_id, moments)
+        _add_all(self._merged, self._own)
         self._own, self._ended = {}, {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -255,8 +247,7 @@ class NormalizeRewards(ConnectorV2):
         for state in states:
             other = NormalizeRewards()
             other.set_state(state)
-            for module_id, moments in other._own.items():
-                _add(merged._merged, module_id, moments)
+            _add_all(merged._merged, other._own)
             for module_id, ongoing in other._ongoing.items():
                 _continue(merged._ongoing.setdefault(module_id, {}), ongoing)
         for state in states:
@@ -275,6 +266,11 @@ def _rewards(columns: ColumnGroup) -> np.ndarray:
 
 def _add(statistics: dict[ModuleID, Moments], module_id: ModuleID, moments: Moments) -> None:
     statistics[module_id] = statistics.get(module_id, Moments()).merged(moments)
+
+
+def _add_all(statistics: dict[ModuleID, Moments], moments: Mapping[ModuleID, Moments]) -> None:
+    for module_id, own in moments.items():
+        _add(statistics, module_id, own)
 
 
 def _continue(known: dict[EpisodeID, tuple[int, float]], others: Mapping[EpisodeID, tuple[int, float]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle, exceptions
 
-from marl_connectors.cluster import hosted_env_runner, ray_cluster
+from marl_connectors.cluster import host, ray_cluster
 
 
 class Ref:
@@ -138,5 +138,5 @@ def use_fake_ray(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> FakeRay:
     """Lets algorithms start their actors in this process."""
     fake = FakeRay(random.Random(seed))
     monkeypatch.setattr(ray_cluster, "import_ray", lambda who: fake)
-    monkeypatch.setattr(hosted_env_runner, "fetched", lambda ref: fake.get(ref[0]))
+    monkeypatch.setattr(host, "fetched", fake.get)
     return fake

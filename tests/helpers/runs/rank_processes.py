@@ -101,7 +101,7 @@ def run_rank(
     try:
         for (episodes, positions), steps in zip(shares, timesteps, strict=True):
             own = pickle.loads(episodes)
-            results.append(algo.learner.update(episodes=own, timesteps=steps, positions=positions))
+            results.append(ranks.update(algo.learner, episodes=own, timesteps=steps, positions=positions))
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
         if not isinstance(raised, RuntimeError):

@@ -77,13 +77,22 @@ class DividedRun:
                 found.append(runner.sample(num_episodes=sum(own), **options))
             first += size
         if len(self.runners) > 1:
-            merged = self.runners[0].merge_connector_states([runner.get_connector_states() for runner in self.runners])
+            merged = self._merged_connector_states([runner.get_connector_states() for runner in self.runners])
             for runner in self.runners:
                 runner.set_connector_states(copy.deepcopy(merged))
         places = [runner.places for runner in self.runners]
         order = merged_order(places)
         self.places = [places[i][j] for i, j in order]
         return [found[i][j] for i, j in order]
+
+    def _merged_connector_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        env_to_module, module_to_env = self.runners[0].env_to_module, self.runners[0].module_to_env
+        before = [state["before_batch"]["pieces"] for state in states if state["before_batch"] is not None]
+        return {
+            "env_to_module": env_to_module.merge_states([state["env_to_module"] for state in states]),
+            "module_to_env": module_to_env.merge_states([state["module_to_env"] for state in states]),
+            "before_batch": {"pieces": env_to_module.merge_states(before)} if before else None,
+        }
 
     def state(self) -> EnvRunnerState:
         """The state of one runner with all sub-environments."""
