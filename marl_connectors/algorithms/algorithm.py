@@ -307,7 +307,6 @@ class Algorithm(RefusesIgnoredMethods):
             num_envs,
             for_evaluation=for_evaluation,
             rl_module=self.rl_module,
-            agent_spaces=self._setup.agent_spaces,
             env_to_module=self._env_to_module,
             module_to_env=module_to_env,
         )
@@ -1338,7 +1337,7 @@ class Algorithm(RefusesIgnoredMethods):
             time_total_s=self.time_total_s,
             num_evaluations=self._num_evaluations,
             num_episodes=self._num_episodes,
-            recent_episodes=[summary.get_state() for summary in self._recent],
+            recent_episodes=list(self._recent),
             spaces=checkpoint_restore.described_spaces(self._setup),
             agents=checkpoint_restore.agents_to_state(self._setup),
             masking=self.masking,
@@ -1384,10 +1383,10 @@ class Algorithm(RefusesIgnoredMethods):
             self._num_evaluations = state.num_evaluations
             self._num_episodes = state.num_episodes
             self._recent.clear()
-            self._recent.extend(EpisodeSummary.from_state(summary) for summary in state.recent_episodes)
+            self._recent.extend(state.recent_episodes)
             self.metrics.set_state(state.metrics)
         with taking_over("learner"):
-            if AddStatesFromEpisodesToBatch.__name__ in state.env_runner["env_to_module"]:
+            if AddStatesFromEpisodesToBatch.__name__ in state.env_runner.env_to_module:
                 build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)
             self.learner.set_state(state.learner)
         with taking_over("env_runner"):

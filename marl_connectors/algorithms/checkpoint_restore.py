@@ -22,6 +22,8 @@ from marl_connectors.algorithms.config.state import (
 from marl_connectors.algorithms.offline_data import OfflineDataState
 from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.columns import Columns
+from marl_connectors.env_runners.env_runner_state import EnvRunnerState
+from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import Metric
@@ -102,14 +104,14 @@ class AlgorithmState(State):
     time_total_s: float
     num_evaluations: Index
     num_episodes: Index
-    recent_episodes: list[Any]
+    recent_episodes: list[EpisodeSummary]
     spaces: dict[str, list[str]]
     agents: AgentsState
     masking: Masking
     multi_rl_module: dict[str, Any]
     specs: dict[ModuleID, dict[str, Any]]
     learner: Any
-    env_runner: Any
+    env_runner: EnvRunnerState
     metrics: list[Metric]
     offline_data: OfflineDataState
     replays: dict[str, Any] = {}
@@ -161,7 +163,7 @@ def check_num_envs(state: AlgorithmState, config: AlgorithmConfig | None) -> Non
     Raises:
         CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
     """
-    settings, episodes = state.config.settings, len(state.env_runner["episode_numbers"])
+    settings, episodes = state.config.settings, len(state.env_runner.sub_environments)
     number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
     is_whole = all(isinstance(value, int) for value in (number, runners))
     if config is None and not (is_whole and number * max(1, runners) == episodes):
@@ -201,12 +203,14 @@ def check_fits(state: AlgorithmState, setup: EnvSpec, modules: MultiRLModule, nu
             f"has {_briefly(here)}. Restore it into the environment that it was made in."
         )
     _check_modules_fit(state.parameters, modules)
-    for group in (state.env_runner["episodes"] or {"groups": ()})["groups"]:
-        columns, module_id = group["rollout"]["columns"], group["members"][1]
-        if module_id is not None and Columns.STATE_OUT in columns:
-            num_rows = len(columns[Columns.T])
-            check_state_out(modules[module_id], module_id, columns[Columns.STATE_OUT], num_rows)
-    number = len(state.env_runner["episode_numbers"])
+    for episode in (own.episode for own in state.env_runner.sub_environments if own.episode is not None):
+        for group in episode.groups:
+            module_id, num_rows = group.lanes[0].module_id, len(group.rollout.acted)
+            if module_id not in modules:
+                raise CheckpointError(f"checkpoint: it is damaged: agents are mapped to {module_id!r}, not a module.")
+            for column in group.rollout.layers.get(Columns.STATE_OUT, ()):
+                check_state_out(modules[module_id], module_id, column, num_rows)
+    number = len(state.env_runner.sub_environments)
     if number != num_envs:
         raise CheckpointError(
             f"checkpoint: it has {number} sub-environments, this run has {num_envs}. Use the same number: "

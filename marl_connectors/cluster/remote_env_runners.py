@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
-from gymnasium import Space
+from msgspec.structs import replace
 
 from marl_connectors.cluster.actor_pool import ActorLost, ActorPool, Call, Reply, RestartPolicy, Watch
 from marl_connectors.cluster.host import Stored
@@ -32,15 +32,14 @@ from marl_connectors.cluster.ray_cluster import RayCluster, Resources
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.env_runners.done_episodes import DoneEpisode, first_rounds, merged_order, shares
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
+from marl_connectors.env_runners.env_runner_state import EnvRunnerState
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sample import Fragment, Sample, joined
-from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state, without_episodes
 from marl_connectors.errors import ConfigError, EpisodeError, counted
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, reduced, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
-from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,7 +110,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
         resources: Resources,
         policy: RestartPolicy,
         rl_module: MultiRLModule,
-        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
         env_to_module: ConnectorPipelineV2,
         module_to_env: ConnectorPipelineV2,
         complete_episodes: bool,
@@ -128,7 +126,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
             resources: What each actor reserves.
             policy: What happens if an actor is lost.
             rl_module: The modules of this process, whose parameters the env runners act with.
-            agent_spaces: As for EnvRunner.
             env_to_module: The pipeline of this process, which gets the merged states.
             module_to_env: The pipeline of this process, which gets the merged states.
             complete_episodes: As for EnvRunner.
@@ -146,7 +143,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
         self.num_envs = list(num_envs)
         self._bounds = list(pairwise(accumulate(num_envs, initial=0)))
         self.rl_module = rl_module
-        self.agent_spaces = agent_spaces
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
         self._complete_episodes = complete_episodes
@@ -558,7 +554,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     # For checkpoints.
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> EnvRunnerState:
         """Returns the state that one env runner with all sub-environments would have.
 
         Raises:
@@ -569,53 +565,40 @@ class RemoteEnvRunners(EnvRunnerGroup):
         why_not_saved = next((own.why_not_saved for own in kept if own.why_not_saved), "")
         if why_not_saved:
             raise EpisodeError(why_not_saved)
-        states = [unpickled(own.state) for own in kept]
+        states: list[EnvRunnerState] = [unpickled(own.state) for own in kept]
         if self.pool.lost:  # the states of lost env runners are older, and may lack changes of the run
-            states = [without_episodes(state) for state in states]
-        merged = merged_runner_state(
-            self._with_own_pieces(states),
-            agent_spaces=self.agent_spaces,
-            rl_module=self.rl_module,
-            env_to_module=self.env_to_module,
-            module_to_env=self.module_to_env,
+            states = [state.without_episodes() for state in states]
+        state = EnvRunnerState.merged(states)
+        # All env runners get the pieces of this process with the next sample. If each continues with its own, these
+        # are those of the first one.
+        batch, coming = state.forward_batch, self._progress.next_states
+        if batch is not None and coming is not None and coming["before_batch"] is not None:
+            batch = replace(batch, pieces=coming["before_batch"]["pieces"])
+        return replace(
+            state,
+            env_to_module=self.env_to_module.get_state(),
+            module_to_env=self.module_to_env.get_state(),
+            forward_batch=batch,
+            metrics={name: logger.get_state() for name, logger in self.metrics.items()},
+            callback_metrics=self.callback_metrics.get_state(),
         )
-        return {
-            **merged,
-            "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
-            "callback_metrics": self.callback_metrics.get_state(),
-        }
 
-    def _with_own_pieces(self, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns states of env runners in which all pieces have the states that they have in this process.
-
-        All env runners get these with the next sample. If each continues with its own, they are those of the first one.
-        """
-        own = {"env_to_module": self.env_to_module.get_state(), "module_to_env": self.module_to_env.get_state()}
-        known = [state["before_batch"] for state in states if state["before_batch"] is not None]
-        if self._progress.next_states is not None and self._progress.next_states["before_batch"] is not None:
-            known = [self._progress.next_states["before_batch"]]
-        found = []
-        for state in states:
-            before = state["before_batch"]
-            if before is not None:
-                before = {**before, "pieces": known[0]["pieces"]}
-            found.append({**state, **own, "before_batch": before})
-        return found
-
-    def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
+    def set_state(self, state: EnvRunnerState, new_episodes: bool = False) -> None:
         """Restores the state of one env runner with all sub-environments: each env runner gets its part."""
-        parts = [pickled(part) for part in divided_runner_state(state, self.num_envs)]
-        calls = {index: [Call("set_state", (self._blueprint, part, new_episodes))] for index, part in enumerate(parts)}
+        parts = state.divided(self.num_envs)
+        saved = [SavedState(pickled(part), "", "", part.num_env_steps, part.num_agent_steps) for part in parts]
+        calls = {
+            index: [Call("set_state", (self._blueprint, own.state, new_episodes))] for index, own in enumerate(saved)
+        }
         with self._undone_on_error():
             self.pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
             for index in self.pool.lost:
-                part = unpickled(parts[index])
-                self._keep(index, SavedState(parts[index], "", "", part["num_env_steps"], part["num_agent_steps"]))
-        self.env_to_module.set_state(state["env_to_module"])
-        self.module_to_env.set_state(state["module_to_env"])
+                self._keep(index, saved[index])
+        self.env_to_module.set_state(state.env_to_module)
+        self.module_to_env.set_state(state.module_to_env)
         for name, logger in self.metrics.items():
-            logger.set_state(state.get("metrics", {}).get(name, []))
-        self.callback_metrics.set_state(state.get("callback_metrics", []))
+            logger.set_state(state.metrics[name])
+        self.callback_metrics.set_state(state.callback_metrics)
         self._progress.env_runners_follow()
         self._has_failed = False
         self.take_counts()

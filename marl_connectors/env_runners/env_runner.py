@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,10 @@ from marl_connectors.env_runners.done_episodes import (
     shares,
 )
 from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts, PolicyMappingFn
+from marl_connectors.env_runners.env_runner_state import EnvRunnerState, SubEnvironmentState
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.finished_episodes import FinishedEpisodes
+from marl_connectors.env_runners.lane_table import SampledSteps
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.environments.vector.action_history import HISTORY_BYTES
@@ -53,6 +56,7 @@ from marl_connectors.names import import_attribute
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.state import fields_of, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 _LOG = logging.getLogger(__name__)
@@ -291,7 +295,7 @@ class EnvRunner(RefusesIgnoredMethods):
         episodes = [episode for *_, episode in found]
         self.places = [SamplePlace(int(self._env_numbers[index]), vector_step) for index, vector_step, _ in found]
         for env_index, _, episode in found:
-            self._finished.add_uncredited_reward(env_index, episode.uncredited_reward)
+            self._finished.uncredited_rewards[env_index] += float(episode.uncredited_reward)
         if self._merges_connector_states:
             self._merge_own_connector_states()
         self.callbacks.call("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
@@ -315,22 +319,23 @@ class EnvRunner(RefusesIgnoredMethods):
         self._note_finished(wanted)
         return done
 
-    def _steps_so_far(self) -> tuple[int, int, int, dict[str, Any]]:
+    def _steps_so_far(self) -> tuple[int, int, int, SampledSteps]:
         """Returns the step of the noise, the numbers of env steps and agent steps, and the untaken counts."""
         self._end_layout()
         self._episodes.lanes.settle_counts()
-        return self._noise.step, self.num_env_steps, self.num_agent_steps, self._episodes.lanes.counts.get_state()
+        sampled = self._episodes.lanes.counts.sampled.in_order()
+        return self._noise.step, self.num_env_steps, self.num_agent_steps, sampled
 
-    def _count_only(self, done: Sequence[DoneEpisode], before: tuple[int, int, int, dict[str, Any]]) -> None:
+    def _count_only(self, done: Sequence[DoneEpisode], before: tuple[int, int, int, SampledSteps]) -> None:
         """Counts the steps of the episodes that a sample returns, and not those that it has dropped.
 
         How many it has dropped depends on the slowest sub-environment of this runner, and neither the counts nor the
         noise of the next sample may depend on it.
         """
         self._steps_so_far()  # steps of lanes that are not counted yet would be counted with the next sample
-        noise_step, self.num_env_steps, self.num_agent_steps, counts = before
+        noise_step, self.num_env_steps, self.num_agent_steps, sampled = before
         self._noise.step = noise_step + _NOISE_STEPS
-        self._episodes.lanes.counts.set_state(counts)
+        self._episodes.lanes.counts.sampled = sampled
         for entry in done:
             self.num_env_steps += entry.episode.env_steps()
             self.num_agent_steps += entry.episode.agent_steps()
@@ -570,7 +575,7 @@ class EnvRunner(RefusesIgnoredMethods):
             sampled, but are in no returned episode, because a failure ended their episode.
         """
         lost, self._episodes.lost = self._episodes.lost, FailureCounts()
-        return lost.as_dict()
+        return fields_of(lost)
 
     def take_times(self) -> SamplingTimes:
         """Returns how long the parts of sampling took since the last call, in seconds."""
@@ -667,11 +672,8 @@ class EnvRunner(RefusesIgnoredMethods):
 
     # For checkpoints.
 
-    def get_state(self, *, with_episodes: bool = True) -> dict[str, Any]:
-        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes.
-
-        ``merged_runner_state`` and ``divided_runner_state`` turn the states of several runners into that of one with
-        all their sub-environments, and the other way round.
+    def get_state(self, *, with_episodes: bool = True) -> EnvRunnerState:
+        """Returns the state: counts, connector states, and the data to replay the ongoing episodes.
 
         Args:
             with_episodes: Whether to include the ongoing episodes. A runner with a state without them begins new ones.
@@ -684,25 +686,37 @@ class EnvRunner(RefusesIgnoredMethods):
         self._end_layout()
         self._episodes.lanes.settle_counts()
         has_episodes = self._continues_episodes and with_episodes
-        episodes = self._episodes.get_state() if has_episodes else None
-        return {
-            "seed": self._seed,
-            "num_env_steps": self.num_env_steps,
-            "num_agent_steps": self.num_agent_steps,
-            "noise_step": self._noise.step,
-            "env_to_module": self.env_to_module.get_state(),
-            "module_to_env": self.module_to_env.get_state(),
-            "episodes": episodes,
-            "episodes_too_long": has_episodes and episodes is None,
-            **self._plan.get_state(with_batch=episodes is not None),
-            "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
-            "callback_metrics": self.callback_metrics.get_state(),
-            "counts": self._episodes.lanes.counts.get_state(),
-            **self._finished.get_state(),
-            "observations_out_of_bounds": self._out_of_bounds.count,
-            "lost": self._episodes.lost.as_dict(),
-            "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
-        }
+        shared_data, batch, columns = self._plan.get_state()
+        episodes = self._episodes.get_states(columns) if has_episodes else None
+        if episodes is None:
+            shared_data, batch = {}, None
+        return EnvRunnerState(
+            seed=self._seed,
+            num_env_steps=self.num_env_steps,
+            num_agent_steps=self.num_agent_steps,
+            noise_step=self._noise.step,
+            env_to_module=self.env_to_module.get_state(),
+            module_to_env=self.module_to_env.get_state(),
+            shared_data=shared_data,
+            forward_batch=batch,
+            metrics={name: logger.get_state() for name, logger in self.metrics.items()},
+            callback_metrics=self.callback_metrics.get_state(),
+            sampled_steps=self._episodes.lanes.counts.sampled.in_order(),
+            num_samples=self._finished.num_samples,
+            observations_out_of_bounds=self._out_of_bounds.count,
+            failures=copy.copy(self._episodes.lost),
+            episodes_too_long=has_episodes and episodes is None,
+            sub_environments=[
+                SubEnvironmentState(sub_env.episode_number, reward, list(finished), episode)
+                for sub_env, reward, finished, episode in zip(
+                    self.vector_env.sub_envs,
+                    self._finished.uncredited_rewards,
+                    self._finished.by_env,
+                    episodes or [None] * self.num_envs,
+                    strict=True,
+                )
+            ],
+        )
 
     def why_episodes_are_not_kept(self) -> str:
         """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
@@ -714,7 +728,7 @@ class EnvRunner(RefusesIgnoredMethods):
             return "the episodes of a natively batched environment cannot be replayed"
         return f"an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of actions)"
 
-    def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
+    def set_state(self, state: EnvRunnerState | Mapping[str, Any], new_episodes: bool = False) -> None:
         """Restores the state of ``get_state``. Ongoing episodes are replayed from their seeds and actions.
 
         Args:
@@ -724,42 +738,44 @@ class EnvRunner(RefusesIgnoredMethods):
         Raises:
             CheckpointError: If the number of sub-environments differs, or a replayed episode differs.
         """
-        if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
+        state = read_state(EnvRunnerState, state)
+        if len(state.sub_environments) != self.num_envs:
             raise CheckpointError(
-                f"checkpoint: it has {len(state['episode_numbers'])} sub-environments, this run has "
-                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner, or divide the state."
+                f"checkpoint: it has {len(state.sub_environments)} sub-environments, this run has {self.num_envs}. Use "
+                f"the same num_envs_per_env_runner, or divide the state."
             )
-        self._seed = self.vector_env.seed = state["seed"]
-        self._noise.restart(self._seed, state["noise_step"])
+        self._seed = self.vector_env.seed = state.seed
+        self._noise.restart(self._seed, state.noise_step)
         self._episodes_placed = {}
         self._shared_data.clear()
         self._shared_data[ACTION_NOISE] = self._noise
-        self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
-        self.env_to_module.set_state(state["env_to_module"])
-        self.module_to_env.set_state(state["module_to_env"])
-        for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
-            sub_env.episode_number = number
-        self._finished.set_state(state)
-        self._out_of_bounds.count = state["observations_out_of_bounds"]
+        self.num_env_steps, self.num_agent_steps = state.num_env_steps, state.num_agent_steps
+        self.env_to_module.set_state(state.env_to_module)
+        self.module_to_env.set_state(state.module_to_env)
+        for sub_env, own in zip(self.vector_env.sub_envs, state.sub_environments, strict=True):
+            sub_env.episode_number = own.episode_number
+        self._finished.num_samples = state.num_samples
+        self._finished.by_env = [list(own.finished) for own in state.sub_environments]
+        self._finished.uncredited_rewards = [own.uncredited_reward for own in state.sub_environments]
+        self._out_of_bounds.count = state.observations_out_of_bounds
         self._episodes.lanes.counts.vector_steps = 0
         self._episodes.lanes.settle_counts()
-        self._episodes.lanes.counts.set_state(state["counts"])
+        self._episodes.lanes.counts.sampled = state.sampled_steps.in_order()
         for name, logger in self.metrics.items():
-            logger.set_state(state["metrics"].get(name, []))
-        self.callback_metrics.set_state(state["callback_metrics"])
-        self._episodes.lost = FailureCounts(**state["lost"])
+            logger.set_state(state.metrics[name])
+        self.callback_metrics.set_state(state.callback_metrics)
+        self._episodes.lost = copy.copy(state.failures)
         self.restart_episodes()
         if new_episodes:
             return
-        if state["episodes"] is not None:
-            self._episodes.set_state(state["episodes"])
+        episodes = [own.episode for own in state.sub_environments if own.episode is not None]
+        if episodes:
+            groups = self._episodes.set_states(episodes)
             self._arrange()
             self._continues_episodes = True
             device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
-            self._plan.set_state(
-                state, [group.rows for group in self._episodes.lanes.groups if group.num_acting], device
-            )
-        elif state["episodes_too_long"]:
+            self._plan.set_state(state.shared_data, state.forward_batch, groups, device)
+        elif state.episodes_too_long:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run continues with new episodes, and not step for step "
                 f"as if it had never stopped.",

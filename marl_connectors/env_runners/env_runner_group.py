@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.env_runner_state import EnvRunnerState
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes
 from marl_connectors.env_runners.sample import Sample, joined
 from marl_connectors.policy_mapping import PolicyMappingFn
@@ -137,11 +138,11 @@ class EnvRunnerGroup:
         """As ``EnvRunner.why_episodes_are_not_kept``."""
         return self._runner.why_episodes_are_not_kept()
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> EnvRunnerState:
         """Returns the state in the form that one env runner with all sub-environments has, for any number of them."""
         return self._runner.get_state()
 
-    def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
+    def set_state(self, state: EnvRunnerState, new_episodes: bool = False) -> None:
         """Restores the state of ``get_state`` of a group with any number of env runners."""
         self._runner.set_state(state, new_episodes)
 

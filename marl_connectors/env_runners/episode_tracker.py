@@ -16,11 +16,10 @@ from marl_connectors.env_runners.agent_modules import AgentModules
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
-from marl_connectors.env_runners.forward_batch_state import storable
-from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
+from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LanesState, LaneState, LiveViews, RestoredLanes
 from marl_connectors.env_runners.lane_table import EnvLanes, LaneTable
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, end_together
-from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.action_history import ActionHistory, ActionHistoryState
 from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
@@ -31,17 +30,41 @@ from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
-from marl_connectors.episodes.rollout import Positions, kind_of, take
+from marl_connectors.episodes.rollout import Positions, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.state import ID, State
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
 
 _PACK_AFTER = 1000
 """The number of env steps after which an episode's actions are packed. Packing is work, and few episodes are longer."""
 _Modules = Mapping[AgentID, ModuleID]
+
+
+class OngoingEpisodeState(State):
+    """The state of the ongoing episode of a sub-environment.
+
+    Attributes:
+        actions: All actions so far, from which the episode is replayed.
+        summary: The returns of the agents that have ended.
+        tasks: The task of an environment with a curriculum at the newest reset and now; None for other environments.
+        groups: The agents that take part now and their rows, group by group.
+        custom_data: What callbacks and pieces have left in the episode, if it is of several agents.
+        modules: The module of each agent that the episode remembers.
+        ended: The agents that ended in earlier chunks, and whether each was truncated.
+        any_truncated: Whether an agent that the episode does not remember was truncated.
+    """
+
+    actions: ActionHistoryState
+    summary: EpisodeSummary
+    tasks: tuple[Any, Any]
+    groups: list[LanesState]
+    custom_data: dict[str, Any] = {}
+    modules: dict[ID, ModuleID] = {}
+    ended: dict[ID, bool] = {}
+    any_truncated: bool = False
 
 
 class EpisodeTracker:
@@ -744,178 +767,117 @@ class EpisodeTracker:
         """Whether the actions of all ongoing episodes are known."""
         return all(sub_env.pack_history().is_complete for sub_env in self._vector_env.sub_envs)
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns the state of the ongoing episodes. It must be called right after a cut.
+    def get_states(self, batches: Mapping[LaneGroup, Mapping[str, Any]]) -> list[OngoingEpisodeState] | None:
+        """Returns the state of the ongoing episode of each sub-environment. It must be called right after a cut.
+
+        Args:
+            batches: The columns of the prepared forward batch for each group of lanes.
 
         Returns:
-            The state for ``set_state``. None if one of the episodes is too long to be replayed.
+            The states for ``set_states``. None if one of the episodes is too long to be replayed.
 
         Raises:
             EpisodeError: If custom data contain anything that cannot be stored in a file.
         """
-        sub_envs = self._vector_env.sub_envs
         if not self.can_be_replayed:
             return None
-        groups = self.lanes.get_members()
-        # Lanes are numbered by their place in the order, and groups are sorted, so that neither depends on the lanes of
-        # earlier episodes.
-        place = {group: index for index, (group, _) in enumerate(groups)}
-        row = {group: {number: row for row, number in enumerate(group.order.tolist())} for group, _ in groups}
-        return {
-            "copies": [
-                {
-                    "number": sub_env.episode_number,
-                    "actions": sub_env.history.get_state(),
-                    "memory": _memory_of(episode),
-                    "tally": summary.get_state(),
-                    "tasks": _tasks_of(sub_env),
-                }
-                for sub_env, episode, summary in zip(sub_envs, self.ongoing, self._summaries, strict=True)
-            ],
-            "observed": None if self._observed is None else [self._observed[group.index] for group, _ in groups],
-            "groups": [
-                {"members": members, "num_lanes": len(group.order), "rollout": group.rollout.get_state(group.order)}
-                for group, members in groups
-            ],
-            "lanes": [
-                {
-                    "group": place[lane.group],
-                    "row": row[lane.group][lane.number],
-                    "number": row[lane.group][lane.number],
-                    "env_index": lane.env_index,
-                    "agent_id": lane.agent_id,
-                    "module_id": lane.module_id,
-                    "episode_id": lane.episode.id_,
-                    "ids": [lane.episode.agent_id, lane.episode.module_id, lane.episode.multi_agent_episode_id],
-                    "earlier_return": lane.group.earlier_return.item(lane.number),
-                    "waits": lane.is_waiting,
-                    "t_started": lane.episode.t_started,
-                    "kept": lane.storage.lookback,
-                    "infos": [storable(info) for info in lane.storage.column(Columns.INFOS)],
-                    "custom_data": _notes(lane.episode),
-                }
-                for lane in self.lanes.in_order()
-            ],
-        }
+        found = []
+        sub_envs, groups = self._vector_env.sub_envs, self.lanes.get_states(self._observed, batches)
+        for sub_env, episode, summary, own in zip(sub_envs, self.ongoing, self._summaries, groups, strict=True):
+            state = OngoingEpisodeState(sub_env.history.get_state(), summary.copy(), _tasks_of(sub_env), own)
+            if isinstance(episode, MultiAgentEpisode):
+                state.custom_data = encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")
+                state.modules = dict(episode._module_of)
+                state.ended, state.any_truncated = dict(episode._ended_before), episode._truncated_before
+            found.append(state)
+        return found
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the state of ``get_state``. It must be called right after construction, or instead of a reset.
+    def set_states(self, states: Sequence[OngoingEpisodeState]) -> dict[LaneGroup, RestoredLanes]:
+        """Restores the states of ``get_states``. It must be called right after construction, or instead of a reset.
+
+        Args:
+            states: The state for each sub-environment, whose episode has the sub-environment's episode number.
+
+        Returns:
+            What was restored of each group of lanes.
 
         Raises:
-            CheckpointError: If the state is damaged, or a replayed episode differs from the saved one.
+            CheckpointError: If a state is damaged, or a replayed episode differs from the saved one.
         """
-        self.lanes.clear()
         self.take_done()
         self._modules.forget()
-        self._observed = state["observed"]
-        for own in state["groups"]:
-            group = self.lanes.add_group(*own["members"])
-            group.make_room(own["num_lanes"])
-            agent_id, _, is_over = own["members"]
-            for name, column in group.rollout.columns.items():
-                saved = own["rollout"]["layers"].get(name, [own["rollout"]["columns"][name]])[0]
-                if not is_over and kind_of(saved) != kind_of(column):
-                    raise CheckpointError(
-                        f"checkpoint: it is damaged: its {name!r} of {agent_id!r} have other types or shapes than this "
-                        f"run's."
-                    )
-            group.rollout.set_state(own["rollout"])
-            group.note_carried()
-        restored = [(self._restore_lane(own), own) for own in state["lanes"]]
+        groups = self.lanes.set_states([state.groups for state in states])
+        observed = [groups[group].observed for group in self.lanes.groups]
+        self._observed = None if any(own is None for own in observed) else observed  # type: ignore[assignment]
+        restored = [pair for own in groups.values() for pair in own.lanes]
+        for lane, own in restored:
+            sub_env = self._vector_env.sub_envs[lane.env_index]
+            of_game = () if self._single_agent else (own.agent_id, own.module_id, sub_env.episode_id())
+            lane.view(own.episode_id, *of_game)
+            lane.episode.custom_data.update(decode(own.custom_data))
         self.ongoing.clear()
-        for sub_env, own in zip(self._vector_env.sub_envs, state["copies"], strict=True):
-            sub_env.episode_number = own["number"]
-            at_reset, now = own.get("tasks", (None, None))
+        saved = dict(restored)
+        for sub_env, state in zip(self._vector_env.sub_envs, states, strict=True):
+            lanes = self.lanes.by_env[sub_env.index]
+            at_reset, now = state.tasks
             _set_task(sub_env, at_reset)
-            self._replay(sub_env, own["actions"], [pair for pair in restored if pair[0].env_index == sub_env.index])
+            self._replay(sub_env, state.actions, [(lane, saved[lane]) for lane in lanes.values()])
             _set_task(sub_env, now)
-            self._summaries[sub_env.index] = EpisodeSummary.from_state(own["tally"])
-            self._begun[sub_env.index] = {a: lane.module_id for a, lane in self.lanes.by_env[sub_env.index].items()}
+            self._summaries[sub_env.index] = state.summary.copy()
+            self._begun[sub_env.index] = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
             episode = self._continued_episode(sub_env, sub_env.episode_id(), with_views=True)
-            _remember(episode, own["memory"])
+            if isinstance(episode, MultiAgentEpisode):
+                episode.custom_data.update(decode(state.custom_data))
+                episode._module_of, episode._ended_before = dict(state.modules), dict(state.ended)
+                episode._truncated_before = state.any_truncated
             self.ongoing.append(episode)
-
-    def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
-        lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["agent_id"], own["module_id"])
-        group, number = lane.group, lane.number
-        group.earlier_return[number], group.t_started[number] = own["earlier_return"], own["t_started"]
-        group.start_row[number], group.first_row[number] = self.lookback, self.lookback - own["kept"]
-        group.rollout.pending[number] = own["waits"]
-        lane.view(own["episode_id"], *own["ids"])
-        lane.episode.custom_data.update(decode(own["custom_data"]))
-        return lane
+        return groups
 
     def _replay(
-        self, sub_env: SubEnvironment, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]
+        self, sub_env: SubEnvironment, actions: ActionHistoryState, lanes: Sequence[tuple[Lane, LaneState]]
     ) -> None:
         """Replays a sub-environment up to the env step of its lanes, and records their infos.
 
         Raises:
             CheckpointError: If the agents or their observations differ from the saved ones.
         """
-        observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
+        times = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
         unknown = {
-            t
-            for times, (_, own) in zip(observed_at, lanes, strict=True)
-            for t, info in zip(times, own["infos"], strict=True)
+            own_times[row]
+            for own_times, (_, own) in zip(times, lanes, strict=True)
+            for row, info in own.infos.items()
             if info is None
         }
         steps = ActionHistory.from_state(actions)
         observations, infos_at = self._vector_env.replay(sub_env, sub_env.episode_number, steps, unknown)
         if list(observations) != [lane.agent_id for lane, _ in lanes]:
             raise not_repeatable(sub_env)
-        for times, (lane, own) in zip(observed_at, lanes, strict=True):
-            rollout, first_row = lane.group.rollout, lane.storage.first_row
+        for own_times, (lane, own) in zip(times, lanes, strict=True):
+            rollout, number = lane.group.rollout, lane.number
             if self._observed is None:
-                position = int(rollout.cursor[lane.number])
+                position = rollout.cursor.item(number)
                 observed = take(rollout.source(Columns.OBS), slice(position, position + 1))
             else:
-                observed = take(self._observed[lane.group.index], slice(own["row"], own["row"] + 1))
+                observed = take(self._observed[lane.group.index], slice(number, number + 1))
             replayed = spaces.stack([observations[lane.agent_id]], rollout.observation_space)
             if not all(map(np.array_equal, leaves(observed), leaves(replayed))):
                 raise not_repeatable(sub_env, lane.agent_id)
-            for row, (t, saved) in enumerate(zip(times, own["infos"], strict=True), first_row):
-                info = infos_at[t].get(lane.agent_id) if saved is None else decode(saved)
+            for row, saved in own.infos.items():
+                info = infos_at[own_times[row]].get(lane.agent_id) if saved is None else decode(saved)
                 if info:
-                    rollout.infos[row * rollout.num_lanes + lane.number] = info
+                    rollout.infos[(lane.storage.first_row + row) * rollout.num_lanes + number] = info
 
 
-# Saved data that is neither in the lanes nor determined by the actions.
-
-
-def _memory_of(episode: Episode) -> dict[str, Any]:
-    """Returns the data of a multi-agent episode that all of its chunks share."""
-    if not isinstance(episode, MultiAgentEpisode):
-        return {}
-    return {
-        "custom_data": _notes(episode),
-        "modules": list(episode._module_of.items()),
-        "ended": list(episode._ended_before.items()),
-        "any_truncated": episode._truncated_before,
-    }
-
-
-def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
-    if isinstance(episode, MultiAgentEpisode):
-        episode.custom_data.update(decode(memory["custom_data"]))
-        episode._module_of = dict(memory["modules"])
-        episode._ended_before = dict(memory["ended"])
-        episode._truncated_before = memory["any_truncated"]
-
-
-def _tasks_of(sub_env: SubEnvironment) -> list[Any]:
+def _tasks_of(sub_env: SubEnvironment) -> tuple[Any, Any]:
     """Returns the task of an environment with a curriculum, at the newest reset and now."""
     now = None if sub_env.settable is None else sub_env.settable.get_task()
-    return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now)]
+    at_reset, now = (encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now))
+    return at_reset, now
 
 
 def _set_task(sub_env: SubEnvironment, task: Any) -> None:
     if sub_env.settable is not None and task is not None:
         sub_env.settable.set_task(decode(task))
-
-
-def _notes(episode: Episode) -> Any:
-    return encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")
 
 
 def _leaving(event: Event, lanes: Mapping[AgentID, Lane]) -> list[AgentID]:

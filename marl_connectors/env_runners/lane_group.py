@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.action_units import MODULE
 from marl_connectors.episodes.agent_views import AgentChunk, view_of
+from marl_connectors.episodes.items import alike
 from marl_connectors.episodes.lane_storage import LaneStorage
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.rollout import Positions, Rollout, take
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
+from marl_connectors.episodes.rollout import Positions, Rollout, RolloutState, take
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.state import encode, storable
+from marl_connectors.errors import CheckpointError
 from marl_connectors.seeding import name_word
-from marl_connectors.trees import tree_map
-from marl_connectors.typing import AgentID, EpisodeID, ModuleID
+from marl_connectors.state import ID, Column, Index, State
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
 
 _BY_NUMBER = (
     "first_row",
@@ -43,6 +49,79 @@ _BY_NUMBER = (
 """The names of the LaneGroup arrays with an entry for each lane."""
 _REMEMBERED = 64
 """The number of selections of lanes that act together that a group remembers."""
+
+
+class LaneState(State):
+    """The state of one agent of an ongoing episode, without its rows.
+
+    Attributes:
+        place: Its place among all agents of the sub-environment.
+        agent_id: The agent.
+        module_id: The module that chooses its actions.
+        episode_id: The id of the agent's episode.
+        earlier_return: The sum of its rewards in earlier chunks.
+        t_started: The number of its steps before the newest row.
+        kept: The number of rows before the newest one that belong to its episode.
+        infos: The infos of these rows and of the newest one: the row, counted from the oldest kept one, to the info.
+            Empty ones are left out. None for an info that cannot be stored, so that it has to come from a replay.
+        custom_data: What callbacks and pieces have left in the agent's episode.
+    """
+
+    place: Index
+    agent_id: ID
+    module_id: ModuleID
+    episode_id: EpisodeID
+    earlier_return: float
+    t_started: Index
+    kept: Index
+    infos: dict[Index, Any] = {}
+    custom_data: dict[str, Any] = {}
+
+
+class LanesState(State):
+    """The state of the lanes that one sub-environment has in a LaneGroup.
+
+    Attributes:
+        lanes: The lanes, in the order of the sub-environment's agents.
+        rollout: Their rows.
+        observed: The environment's newest observations of their agents; None if no piece may have overwritten them.
+        batch: The rows of those lanes that act next in the forward batch that pieces have prepared.
+        tensors: The columns of the batch that are tensors.
+    """
+
+    lanes: list[LaneState]
+    rollout: RolloutState
+    observed: Column | None = None
+    batch: dict[str, Column] = {}
+    tensors: list[str] = []
+
+    def __post_init__(self) -> None:
+        num_lanes, size = len(self.lanes), len(self.rollout.acted)
+        if not num_lanes or size % num_lanes:
+            raise ValueError(f"Expected the rows of {num_lanes} lanes, 1 or more, got {size}")
+        num_acting = num_lanes - int(self.rollout.acted[-num_lanes:].sum())
+        if any(len(leaf) != num_acting for column in self.batch.values() for leaf in leaves(column)):
+            raise ValueError(f"Expected {num_acting} rows of a forward batch, got others")
+        if self.observed is not None and any(len(leaf) != num_lanes for leaf in leaves(self.observed)):
+            raise ValueError(f"Expected {num_lanes} observations, got others")
+
+
+class RestoredLanes(NamedTuple):
+    """The lanes of a group that were restored from states.
+
+    Attributes:
+        lanes: Each lane and its state.
+        observed: ``[N, ...]``, the environment's newest observations in the sequence of ``order``; None if they are
+            not known apart from the rows.
+        batch: The rows of the lanes that act next in the forward batch; None if those of the states do not fit
+            together.
+        tensors: The columns of the batch that were tensors.
+    """
+
+    lanes: list[tuple[Lane, LaneState]]
+    observed: Tree | None
+    batch: dict[str, Tree] | None
+    tensors: Collection[str]
 
 
 class Lane:
@@ -102,6 +181,32 @@ class Lane:
     def storage(self) -> LaneStorage:
         """The storage that the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
+
+    def get_state(self) -> LaneState:
+        """Returns the state of the lane, right after a cut.
+
+        Raises:
+            EpisodeError: If custom data of the agent's episode cannot be stored.
+        """
+        group, number, rollout = self.group, self.number, self.group.rollout
+        ongoing: Any = group.ongoing[self.env_index]
+        # An agent without an episode of its own has been in the ongoing one from its beginning, and nobody has seen it.
+        id_ = self.episode.id_ if self.has_episode else agent_episode_id(ongoing.id_, self.agent_id, 0)
+        kept = group.lookback - group.first_row.item(number)
+        positions = rollout.cursor.item(number) - rollout.num_lanes * np.arange(kept, -1, -1)
+        known = enumerate(rollout.infos.get(position) for position in positions.tolist()) if rollout.infos else ()
+        notes = self.episode.custom_data if self.has_episode else {}
+        return LaneState(
+            place=group.rank.item(number),
+            agent_id=self.agent_id,
+            module_id=self.module_id,
+            episode_id=id_,
+            earlier_return=group.earlier_return.item(number),
+            t_started=group.t_started.item(number),
+            kept=kept,
+            infos={row: storable(info) for row, info in known if info},
+            custom_data=encode(notes, f"custom_data of episode {id_!r}"),
+        )
 
     def continue_episode(self) -> None:
         """Creates the next chunk of the episode, after the group has continued in another rollout."""
@@ -364,15 +469,83 @@ class LaneGroup:
         self.is_live[number], self.env_of[number], self.word_of[number] = True, env_index, _word_of(agent_id)
         return lane
 
-    def reopen(self, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
-        """Opens a lane as it was at a checkpoint. Its newest row is the first one after the lookback."""
-        for other in range(self._num_opened, number + 1):
-            self._free_numbers.append(other)
-        self._num_opened = max(self._num_opened, number + 1)
-        self._free_numbers.remove(number)
-        heapify(self._free_numbers)
-        self.rollout.cursor[number] = self.lookback * self.rollout.num_lanes + number
-        return self._occupied(number, env_index, agent_id, module_id)
+    def get_states(self, numbers: np.ndarray, observed: Tree | None, batch: Mapping[str, Any]) -> dict[int, LanesState]:
+        """Returns the states of all live lanes by their ``env_index``, right after a cut.
+
+        Args:
+            numbers: ``[N]``, the numbers of the lanes, in the order of the sub-environments and their agents.
+            observed: ``[N, ...]``, the environment's newest observations in the sequence of ``order``; None if no piece
+                may have overwritten them.
+            batch: The rows of the lanes that act next in a prepared forward batch.
+        """
+        env_indices, counts = np.unique(self.env_of[numbers], return_counts=True)
+        acts, ends = ~self.rollout.pending[numbers], np.cumsum(counts)
+        places = np.zeros(self.rollout.num_lanes, np.int64)
+        places[self.acting_numbers] = np.arange(self.num_acting)
+        columns = {name: take(_on_host(column), places[numbers[acts]]) for name, column in batch.items()}
+        tensors = [name for name, column in batch.items() if isinstance(leaves(column)[0], torch.Tensor)]
+        places[self.order] = np.arange(len(self.order))
+        observed = None if observed is None else take(observed, places[numbers])
+        lanes = [lane.get_state() for lane in self.at(numbers)]
+        rollouts = self.rollout.get_states(numbers, counts.tolist())
+        bounds = pairwise([0, *ends.tolist()])
+        of_batch = pairwise([0, *np.cumsum(acts)[ends - 1].tolist()])
+        return {
+            env_index: LanesState(
+                lanes=lanes[begin:end],
+                rollout=rollout,
+                observed=None if observed is None else take(observed, slice(begin, end)),
+                batch={name: take(column, slice(*rows)) for name, column in columns.items() if rows[0] < rows[1]},
+                tensors=tensors if rows[0] < rows[1] else [],
+            )
+            for env_index, rollout, (begin, end), rows in zip(
+                env_indices.tolist(), rollouts, bounds, of_batch, strict=True
+            )
+        }
+
+    def set_states(self, states: Mapping[int, LanesState], module_places: Mapping[ModuleID, int]) -> RestoredLanes:
+        """Opens the lanes of ``get_states`` in a new group. They are numbered by module, sub-environment and agent.
+
+        Args:
+            states: The states by ``env_index``.
+            module_places: Module id to its place among the modules.
+
+        Raises:
+            CheckpointError: If the states do not fit this group, or are damaged.
+        """
+        known = [(env_index, own) for env_index, state in states.items() for own in state.lanes]
+        keys = [(module_places[own.module_id], env_index, own.place) for env_index, own in known]
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+        self.make_room(len(known))
+        self._num_opened = len(known)
+        counts, rollouts = [len(own.lanes) for own in states.values()], [own.rollout for own in states.values()]
+        self.rollout.set_states(rollouts, counts, order, self.lookback + 1)
+        self.rollout.cursor = self.lookback * self.rollout.num_lanes + np.arange(len(known))
+        lanes = []
+        for number, i in enumerate(order.tolist()):
+            env_index, own = known[i]
+            if own.kept > self.lookback:
+                raise CheckpointError(f"checkpoint: it is damaged: {own.agent_id!r} keeps {own.kept} earlier rows.")
+            self.earlier_return[number], self.t_started[number] = own.earlier_return, own.t_started
+            self.first_row[number] = self.lookback - own.kept
+            lanes.append((self._occupied(number, env_index, own.agent_id, own.module_id), own))
+        self.start_row[:] = self.lookback
+        self.note_carried()
+        observed = [own.observed for own in states.values() if own.observed is not None]
+        number_of = np.argsort(order)  # of each lane in the order of the states
+        acting = np.argsort(number_of[~self.rollout.pending[number_of]])
+        batches = [own for own in states.values() if own.batch]
+        names = list(batches[0].batch) if batches else []
+        fit = all(
+            own.batch.keys() == set(names) and all(alike(own.batch[name], batches[0].batch[name]) for name in names)
+            for own in batches
+        )
+        return RestoredLanes(
+            lanes,
+            _joined(observed, order) if len(observed) == len(states) else None,
+            {name: _joined([own.batch[name] for own in batches], acting) for name in names} if fit else None,
+            batches[0].tensors if batches else (),
+        )
 
     def close(self, numbers: np.ndarray) -> None:
         """Closes lanes. Their rows stay for the episodes that are views of them."""
@@ -686,6 +859,15 @@ class LiveRows(Rows):
         if type(values) is not np.ndarray or values.shape[:1] != (self._length,):
             self.check_length(column, values)
         self.group.rollout.write(column, self.group.positions, values)
+
+
+def _on_host(column: Any) -> Tree:
+    return tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, column)
+
+
+def _joined(columns: Sequence[Tree], order: np.ndarray) -> Tree:
+    """Concatenates columns and puts their rows in an order."""
+    return tree_map(lambda *parts: np.concatenate(parts)[order], *columns)
 
 
 def _copied(column: Any, positions: slice) -> Any:

@@ -12,15 +12,18 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.env_runners.lane_group import Lane, LaneGroup, Pick, picker
+from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LanesState, Pick, RestoredLanes, picker
 from marl_connectors.episodes.action_units import MODULE
 from marl_connectors.episodes.agent_views import AgentChunk, EndedLanes
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.episodes.packing import chunks_of
+from marl_connectors.errors import CheckpointError
+from marl_connectors.names import brief
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.rl_module.states import output_kind
-from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.state import ID, Count, State
+from marl_connectors.typing import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, AgentID, ModuleID, Tree
 
 _REMEMBERED_SPACES = 1000
 """The number of pairs of spaces whose group the table remembers, because comparing spaces is slow."""
@@ -114,7 +117,6 @@ class LaneTable:
         self.live: list[tuple[LaneGroup, Pick | None]] = []
         self.pick_actions: Pick | None = None
         self.counts = StepCounts()
-        self._group_agents: list[AgentID] = []
         self._known_spaces: dict[tuple[int, int, Hashable], tuple[LaneGroup, Space, Space]] = {}
         self._agent_spaces = agent_spaces
         self._rl_module = rl_module
@@ -204,12 +206,6 @@ class LaneTable:
             lane.group.kind == self._kind(modules[agent_id]) for agent_id, lane in lanes.items()
         )
 
-    def reopen(self, group_index: int, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
-        """Opens the lane that an agent had at a checkpoint, and returns it."""
-        lane = self.groups[group_index].reopen(number, env_index, agent_id, module_id)
-        self._add(lane)
-        return lane
-
     def _add(self, lane: Lane) -> None:
         self._change(lane.env_index)
         self.by_env[lane.env_index][lane.agent_id] = lane
@@ -256,7 +252,7 @@ class LaneTable:
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
-        self.groups, self._group_agents, self._arrays, self._asked, self.live = [], [], None, None, []
+        self.groups, self._arrays, self._asked, self.live = [], None, None, []
         self._known_spaces, self._changed, self._members, self._places_of_kinds = {}, set(), {}, {}
         self.by_env = [{} for _ in self.by_env]
 
@@ -292,13 +288,12 @@ class LaneTable:
         known = self._known_spaces.get(key)
         if known is None:
             matching = (group for group in self.groups if group.matches(observation_space, action_space, kind))
-            group = next(matching, None) or self.add_group(agent_id, module_id)
+            group = next(matching, None) or self._add_group(agent_id, module_id)
             if len(self._known_spaces) >= _REMEMBERED_SPACES:
                 self._known_spaces.clear()
             self._known_spaces[key] = group, observation_space, action_space
         else:
             group = known[0]
-        self._group_agents[group.index] = min(self._group_agents[group.index], agent_id, key=id_key)
         return group
 
     def _place_of_kind(self, kind: Hashable) -> int:
@@ -323,48 +318,68 @@ class LaneTable:
             known = self._kinds[module_id] = (module, kind)
         return known[1]
 
-    def get_members(self) -> list[tuple[LaneGroup, list[Any]]]:
-        """Returns the groups and the arguments of ``add_group`` that create each group again.
-
-        The result does not depend on the order in which agents joined.
-
-        Returns:
-            For each group, sorted by ``sort_key``: the group, and a list of an agent id, the id of the first module of
-            its kind (or None), and whether the group is over. Groups that are over are left out if they have no lanes.
-        """
-        found = []
-        for group in sorted(self.groups, key=attrgetter("sort_key")):
-            module_id = next((m for m in self._rl_module if self._kind(m) == group.kind), None)
-            if module_id is not None or len(group.order):
-                found.append((group, [self._group_agents[group.index], module_id, module_id is None]))
-        return found
-
-    def add_group(self, agent_id: AgentID, module_id: ModuleID | None, is_over: bool = False) -> LaneGroup:
-        """Adds a group for agents with the same spaces as an agent, and modules of the same kind as a module.
-
-        Args:
-            agent_id: The agent with these spaces.
-            module_id: The module of this kind. None if there is none any more.
-            is_over: Whether all modules of this kind were removed, so that no lanes will be opened in the group.
-        """
-        kind = "over" if is_over or module_id is None else self._kind(module_id)
-        recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
-        its_spaces = self._agent_spaces(agent_id)
+    def _add_group(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
+        """Adds a group for agents with the same spaces as an agent, and modules of the same kind as a module."""
+        kind, its_spaces = self._kind(module_id), self._agent_spaces(agent_id)
         sort_key = self._place_of_kind(kind), *map(spaces.sort_key, its_spaces)
         group = LaneGroup(
             len(self.groups),
             *its_spaces,
             self._lookback,
             kind,
-            recorded,
+            self._rl_module[module_id].action_space,
             self.ongoing,
             self._num_rows,
             sort_key,
             self._action_units,
         )
         self.groups.append(group)
-        self._group_agents.append(agent_id)
         return group
+
+    # For checkpoints.
+
+    def get_states(
+        self, observed: Sequence[Tree] | None, batches: Mapping[LaneGroup, Mapping[str, Any]]
+    ) -> list[list[LanesState]]:
+        """Returns the states of all lanes, of each sub-environment group by group, right after a cut.
+
+        Args:
+            observed: As for ``LaneGroup.get_states``, for each group; None if no piece may overwrite observations.
+            batches: The columns of a prepared forward batch for each group.
+        """
+        found: list[list[LanesState]] = [[] for _ in self.by_env]
+        for group, _, numbers in sorted(
+            self.of_envs(range(len(self.by_env))).by_group, key=lambda own: own[0].sort_key
+        ):
+            its_own = None if observed is None else observed[group.index]
+            for env_index, state in group.get_states(numbers, its_own, batches.get(group, {})).items():
+                found[env_index].append(state)
+        return found
+
+    def set_states(self, states: Sequence[Sequence[LanesState]]) -> dict[LaneGroup, RestoredLanes]:
+        """Opens the lanes of ``get_states`` in new groups, which it returns with what was restored of each.
+
+        Raises:
+            CheckpointError: If the lanes do not fit the agents and modules, or are damaged.
+        """
+        self.clear()
+        by_group: dict[LaneGroup, dict[int, LanesState]] = {}
+        for env_index, groups in enumerate(states):
+            for own in groups:
+                group, *others = {self.group_of(lane.agent_id, lane.module_id): None for lane in own.lanes}
+                if others:
+                    agent_ids = [lane.agent_id for lane in own.lanes]
+                    raise CheckpointError(
+                        f"checkpoint: it is damaged, or of other modules: the agents {brief(agent_ids)} share a "
+                        f"rollout, but their spaces or modules differ."
+                    )
+                by_group.setdefault(group, {})[env_index] = own
+        modules = {module_id: i for i, module_id in enumerate(self._rl_module)}
+        restored = {group: group.set_states(own, modules) for group, own in by_group.items()}
+        lanes = [pair for found in restored.values() for pair in found.lanes]
+        for lane, _ in sorted(lanes, key=lambda pair: pair[1].place):
+            self._add(lane)
+        return restored
 
     # The lane layout.
 
@@ -431,6 +446,45 @@ def id_key(agent_id: AgentID) -> tuple[str, Any]:
     return f"{kind.__module__}.{kind.__name__}", agent_id if isinstance(agent_id, (str, int)) else repr(agent_id)
 
 
+class SampledSteps(State):
+    """The numbers of steps of sub-environments, agents and modules.
+
+    Attributes:
+        env_steps: The number of env steps.
+        agents: The number of steps of each agent. The ``REMEMBERED_AGENTS`` that were seen last are remembered.
+        modules: The number of agent steps of each module.
+    """
+
+    env_steps: Count = 0
+    agents: dict[ID, Count] = {}
+    modules: dict[ModuleID, Count] = {}
+
+    def add(self, agent_id: AgentID, module_id: ModuleID, steps: int) -> None:
+        """Adds steps of an agent."""
+        self.agents[agent_id] = self.agents.get(agent_id, 0) + steps
+        self.modules[module_id] = self.modules.get(module_id, 0) + steps
+
+    def forget_agents(self) -> None:
+        """Forgets the agents that were seen first, if there are too many."""
+        for agent_id in list(islice(self.agents, max(len(self.agents) - REMEMBERED_AGENTS, 0))):
+            del self.agents[agent_id]
+
+    def in_order(self) -> SampledSteps:
+        """Returns a copy that is sorted by agent and module."""
+        agents = {agent_id: self.agents[agent_id] for agent_id in sorted(self.agents, key=id_key)}
+        return SampledSteps(self.env_steps, agents, dict(sorted(self.modules.items())))
+
+    @staticmethod
+    def merged(counts: Sequence[SampledSteps]) -> SampledSteps:
+        """Returns the sums of several counts, sorted by agent and module."""
+        agents: Counter[AgentID] = Counter()
+        modules: Counter[ModuleID] = Counter()
+        for own in counts:
+            agents.update(own.agents)
+            modules.update(own.modules)
+        return SampledSteps(sum(own.env_steps for own in counts), dict(agents), dict(modules)).in_order()
+
+
 class StepCounts:
     """Counts the steps of sub-environments, agents and modules.
 
@@ -439,16 +493,12 @@ class StepCounts:
 
     Attributes:
         vector_steps: The number of vector steps in the current lane layout that are not in the counts yet.
+        sampled: The counts since the last ``take``.
     """
 
     def __init__(self) -> None:
         self.vector_steps = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._env_steps = 0
-        self._agents: Counter[AgentID] = Counter()
-        self._modules: Counter[ModuleID] = Counter()
+        self.sampled = SampledSteps()
 
     def end_layout(self, groups: Iterable[LaneGroup], num_envs: int) -> None:
         """Counts the steps in the current lane layout, before the layout changes or the counts are read.
@@ -459,7 +509,7 @@ class StepCounts:
         """
         steps, self.vector_steps = self.vector_steps, 0
         if steps:
-            self._env_steps += steps * num_envs
+            self.sampled.env_steps += steps * num_envs
             for group in groups:
                 group.count_steps(steps)
 
@@ -474,48 +524,25 @@ class StepCounts:
         group.num_steps[numbers] = 0
         for lane, steps in zip(group.at(numbers), counted.tolist(), strict=True):
             if steps:
-                self._agents[lane.agent_id] += steps
-                self._modules[lane.module_id] += steps
-        self._forget_agents()
-
-    def _forget_agents(self) -> None:
-        for agent_id in list(islice(self._agents, max(len(self._agents) - REMEMBERED_AGENTS, 0))):
-            del self._agents[agent_id]
+                self.sampled.add(lane.agent_id, lane.module_id, steps)
+        self.sampled.forget_agents()
 
     def add_episodes(self, episodes: Sequence[Any]) -> None:
         """Counts the steps of whole episodes, for samples that drop what belongs to no such episode."""
         for episode in episodes:
-            self._env_steps += episode.env_steps()
+            self.sampled.env_steps += episode.env_steps()
             for chunk in chunks_of([episode]):
                 steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
                 if steps:
-                    self._agents[DEFAULT_AGENT_ID if chunk.agent_id is None else chunk.agent_id] += steps
-                    self._modules[chunk.module_id or DEFAULT_MODULE_ID] += steps
-        self._forget_agents()
+                    agent_id = DEFAULT_AGENT_ID if chunk.agent_id is None else chunk.agent_id
+                    self.sampled.add(agent_id, chunk.module_id or DEFAULT_MODULE_ID, steps)
+        self.sampled.forget_agents()
 
     def take(self) -> dict[str, Any]:
         """Returns the counts since the last call, sorted by agent and module, and resets them."""
-        counts = {
-            "num_env_steps_sampled": self._env_steps,
-            "num_agent_steps_sampled": dict(self._sorted_agents()),
-            "num_module_steps_sampled": dict(sorted(self._modules.items())),
-        }
-        self._clear()
-        return counts
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the counts since the last ``take``, sorted by agent and module. They must have been settled."""
+        found, self.sampled = self.sampled.in_order(), SampledSteps()
         return {
-            "env_steps": self._env_steps,
-            "agents": self._sorted_agents(),
-            "modules": [[module_id, steps] for module_id, steps in sorted(self._modules.items())],
+            "num_env_steps_sampled": found.env_steps,
+            "num_agent_steps_sampled": found.agents,
+            "num_module_steps_sampled": found.modules,
         }
-
-    def _sorted_agents(self) -> list[list[Any]]:
-        return [[agent_id, self._agents[agent_id]] for agent_id in sorted(self._agents, key=id_key)]
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the counts that ``get_state`` returned."""
-        self._env_steps = state["env_steps"]
-        self._agents = Counter(dict(state["agents"]))
-        self._modules = Counter(dict(state["modules"]))

@@ -1,22 +1,24 @@
-"""Returns and lengths of episodes: they are tallied while episodes are ongoing, and summarized after their end."""
+"""Returns and lengths of episodes: they are summed up while episodes are ongoing, and summarized after their end."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
+from marl_connectors.state import ID, Bools, Count, Floats, Ints, State
 from marl_connectors.typing import AgentID, ModuleID
 
 
-@dataclass(slots=True)
-class Returns:
+class Returns(State):
     """Statistics of returns in bounded memory: the single returns are not kept.
 
     Attributes:
@@ -28,12 +30,12 @@ class Returns:
         steps: The number of agent steps in which the returns were earned.
     """
 
-    count: int = 0
+    count: Count = 0
     total: float = 0.0
     squares: float = 0.0
     lowest: float = math.inf
     highest: float = -math.inf
-    steps: int = 0
+    steps: Count = 0
 
     @classmethod
     def of(cls, values: Sequence[float], steps: int = 0) -> Returns:
@@ -75,8 +77,7 @@ class Returns:
         self.steps += other.steps
 
 
-@dataclass(slots=True)
-class EndedAgent:
+class EndedAgent(State):
     """The returns and lengths of an agent's lives in an episode. The newest life has ended.
 
     Attributes:
@@ -92,13 +93,13 @@ class EndedAgent:
     module_id: ModuleID
     life_return: float
     is_truncated: bool
-    life_steps: int
-    earlier_lives: int = 0
+    life_steps: Count
+    earlier_lives: Count = 0
     earlier_returns: float = 0.0
-    earlier_steps: int = 0
+    earlier_steps: Count = 0
 
 
-class EndedTogether(NamedTuple):
+class EndedTogether(State, frozen=True):
     """The agents of an episode that all ended in the same step, each after one life.
 
     Attributes:
@@ -111,15 +112,19 @@ class EndedTogether(NamedTuple):
     """
 
     is_truncated: bool
-    agent_ids: tuple[AgentID, ...]
+    agent_ids: tuple[ID, ...]
     module_ids: tuple[ModuleID, ...]
-    returns: np.ndarray
-    truncated: np.ndarray
-    steps: np.ndarray
+    returns: Floats
+    truncated: Bools
+    steps: Ints
+
+    def __post_init__(self) -> None:
+        lengths = {len(own) for own in (self.agent_ids, self.module_ids, self.returns, self.truncated, self.steps)}
+        if len(lengths) > 1:
+            raise ValueError(f"Expected a module, a return, a flag and steps for each agent, got {sorted(lengths)}")
 
 
-@dataclass(slots=True)
-class EpisodeSummary:
+class EpisodeSummary(State):
     """The returns and the length of an episode in bounded memory.
 
     They are kept agent by agent, or in columns if all agents ended together.
@@ -137,13 +142,22 @@ class EpisodeSummary:
             the life that ends next.
     """
 
-    length: int = 0
+    length: Count = 0
     episode_return: float = 0.0
     together: EndedTogether | None = None
-    agents: dict[AgentID, EndedAgent] = field(default_factory=dict)
-    settled: dict[ModuleID, Returns] = field(default_factory=dict)
+    agents: dict[ID, EndedAgent] = {}
+    settled: dict[ModuleID, Returns] = {}
     any_settled_truncated: bool = False
-    advances: dict[AgentID, float] = field(default_factory=dict)
+    advances: dict[ID, float] = {}
+
+    def copy(self) -> Self:
+        """Returns a summary that does not change with this one."""
+        return msgspec.structs.replace(
+            self,
+            agents={agent_id: copy.copy(own) for agent_id, own in self.agents.items()},
+            settled={module_id: copy.copy(own) for module_id, own in self.settled.items()},
+            advances=dict(self.advances),
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -189,6 +203,7 @@ class EpisodeSummary:
     def credit_absent_agent(self, agent_id: AgentID, reward: float) -> None:
         """Adds a reward of an absent agent: one after its end, or before its first action."""
         self.take_apart()
+        reward = float(reward)
         self.episode_return += reward
         agent = self.agents.get(agent_id)
         if agent is not None:
@@ -231,46 +246,6 @@ class EpisodeSummary:
             a: (e.earlier_lives + 1, e.earlier_returns + e.life_return, e.earlier_steps + e.life_steps)
             for a, e in self.agents.items()
         }
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the summary as plain data and arrays. There are fewer arrays if all agents ended together."""
-        if self.together is not None:
-            own = {name: list(v) if isinstance(v, tuple) else v for name, v in self.together._asdict().items()}
-            return {"length": self.length, "episode_return": self.episode_return, **own}
-        agents = self.agents.values()
-        return {
-            "length": self.length,
-            "episode_return": self.episode_return,
-            "agent_ids": list(self.agents),
-            "module_ids": [agent.module_id for agent in agents],
-            "life_returns": np.array([agent.life_return for agent in agents], np.float64),
-            "truncated": np.array([agent.is_truncated for agent in agents], bool),
-            "life_steps": np.array([agent.life_steps for agent in agents], np.int64),
-            "earlier_lives": np.array([agent.earlier_lives for agent in agents], np.int64),
-            "earlier_returns": np.array([agent.earlier_returns for agent in agents], np.float64),
-            "earlier_steps": np.array([agent.earlier_steps for agent in agents], np.int64),
-            "settled": {module_id: asdict(returns) for module_id, returns in self.settled.items()},
-            "any_settled_truncated": self.any_settled_truncated,
-            "advances": list(self.advances.items()),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> EpisodeSummary:
-        """Returns the summary whose ``get_state`` returned ``state``."""
-        if "returns" in state:
-            columns = {name: state[name] for name in EndedTogether._fields}
-            ids = {name: tuple(state[name]) for name in ("agent_ids", "module_ids")}
-            return cls(state["length"], state["episode_return"], EndedTogether(**{**columns, **ids}))
-        names = "life_returns", "truncated", "life_steps", "earlier_lives", "earlier_returns", "earlier_steps"
-        agents = map(EndedAgent, state["module_ids"], *(state[name].tolist() for name in names))
-        return cls(
-            length=state["length"],
-            episode_return=state["episode_return"],
-            agents=dict(zip(state["agent_ids"], agents, strict=True)),
-            settled={module_id: Returns(**returns) for module_id, returns in state["settled"].items()},
-            any_settled_truncated=state["any_settled_truncated"],
-            advances=dict(state["advances"]),
-        )
 
 
 def end_together(

@@ -31,10 +31,11 @@ from marl_connectors.connectors.running_stats import FRAGMENT
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
 from marl_connectors.env_runners.action_noise import ActionNoise, random_columns
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
-from marl_connectors.env_runners.forward_batch_state import batch_from_state, batch_to_state
-from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
+from marl_connectors.env_runners.forward_batch_state import ForwardBatchState, can_be_stored
+from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows, RestoredLanes
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.state import decode, storable
 from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
 from marl_connectors.rl_module.array_forward import BoundForward, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution
@@ -96,12 +97,14 @@ class _Prepared(NamedTuple):
     Attributes:
         batch: The columns. They are arrays if NumpyToTensor has not run yet.
         explore: The ``explore`` that the pieces got.
-        before: The states and logs of the pieces before they computed the batch, to undo it.
+        pieces: The states of the pieces before they computed the batch, to undo it.
+        metrics: The logs of the pieces before that.
     """
 
     batch: ColumnBatch
     explore: bool
-    before: Mapping[str, Any] | None
+    pieces: dict[str, Any]
+    metrics: Any
 
 
 class SamplingPlan:
@@ -196,10 +199,10 @@ class SamplingPlan:
         self._layout = None
         self._keep_bound()
         prepared = self._prepared
-        if prepared is None or prepared.explore == self._explore or prepared.before is None:
+        if prepared is None or prepared.explore == self._explore:
             return False
-        env_to_module.set_state(prepared.before["pieces"])
-        metrics["env_to_module"].set_state(prepared.before["metrics"])
+        env_to_module.set_state(prepared.pieces)
+        metrics["env_to_module"].set_state(prepared.metrics)
         self._prepared = None
         return True
 
@@ -463,7 +466,7 @@ class SamplingPlan:
                 if self._checks_each_step:
                     for columns in made:
                         check_outputs_of_rows(columns, self._rl_module)
-            actions = self._recorded(made)
+            actions = self._recorded(made, at_random)
         except Exception as error:
             _raise_as_of(call, error)
         times.env_to_module += given - began
@@ -492,12 +495,15 @@ class SamplingPlan:
         except Exception as error:
             _raise_as_of(call, error)
 
-    def _recorded(self, made: Sequence[ColumnGroup]) -> list[Any]:
+    def _recorded(self, made: Sequence[ColumnGroup], at_random: bool) -> list[Any]:
         """Records the module outputs and actions, and returns the actions for the environments."""
         actions: list[Any] = []
         for columns in made:
             group: LaneGroup = columns.rows.group  # type: ignore[attr-defined]
-            columns.record_in(group.rollout, group.positions)
+            if at_random:
+                group.rollout.record(group.positions, columns)
+            else:
+                columns.record_in(group.rollout, group.positions)
             if columns.action_dist_cls is not None:
                 self._without_logp[group] = columns.action_dist_cls
             actions.append(env_action_array(columns))
@@ -538,10 +544,7 @@ class SamplingPlan:
         """Runs the env-to-module pieces on the newest rows now, for the next ``act``, and records action masks."""
         if self._prepared is not None:
             return
-        before = {
-            "pieces": self._env_to_module.get_state(),
-            "metrics": self._metrics["env_to_module"].get_state(),
-        }
+        before = self._env_to_module.get_state(), self._metrics["env_to_module"].get_state()
         layout = self._layout or self._bound()
         for columns in layout.given:
             columns.clear()
@@ -553,7 +556,7 @@ class SamplingPlan:
         for own, columns in zip(kept, layout.given, strict=True):
             own.take_from(columns)
         phase = Phase.ARRAYS if self._joins_in else Phase.TENSORS
-        self._prepared = _Prepared(ColumnBatch(kept, phase), self._explore, before)
+        self._prepared = _Prepared(ColumnBatch(kept, phase), self._explore, *before)
 
     def forget(self) -> None:
         """Drops the prepared forward batch and the deferred log-probabilities, because the newest rows are others."""
@@ -565,50 +568,60 @@ class SamplingPlan:
     @property
     def states_before_batch(self) -> dict[str, Any] | None:
         """The states of the pieces before they computed the prepared forward batch; None if there is no such batch."""
-        before = None if self._prepared is None else self._prepared.before
-        return None if before is None else before["pieces"]
+        return None if self._prepared is None else self._prepared.pieces
 
     @states_before_batch.setter
     def states_before_batch(self, states: dict[str, Any]) -> None:
-        prepared = self._prepared
-        if prepared is not None and prepared.before is not None:
-            self._prepared = prepared._replace(before={**prepared.before, "pieces": states})
+        if self._prepared is not None:
+            self._prepared = self._prepared._replace(pieces=states)
 
     # For checkpoints.
 
-    def get_state(self, *, with_batch: bool) -> dict[str, Any]:
-        """Returns the data that the next ``act`` depends on in addition to the rows, as plain data and arrays.
+    def get_state(self) -> tuple[dict[str, Any], ForwardBatchState | None, dict[LaneGroup, ColumnGroup]]:
+        """Returns what the next ``act`` depends on in addition to the rows: the shared data and the prepared batch.
 
-        Args:
-            with_batch: Whether to include the prepared forward batch and the shared data.
+        Returns:
+            The shared data as JSON data and arrays; the state of the batch, and its columns for each group of lanes.
+            All are empty if something in them cannot be stored.
         """
         prepared = self._prepared
-        own = {k: v for k, v in self._shared_data.items() if k not in (ACTION_NOISE, FRAGMENT)}
-        batch = ColumnBatch([]) if prepared is None else prepared.batch
-        return {
-            "batch": batch_to_state(batch, own) if with_batch else None,
-            "exploring": self._explore if prepared is None else prepared.explore,
-            "before_batch": None if prepared is None else prepared.before,
-        }
+        shared = storable({k: v for k, v in self._shared_data.items() if k not in (ACTION_NOISE, FRAGMENT)})
+        if shared is None or (prepared is not None and not can_be_stored(prepared.batch)):
+            return {}, None, {}
+        if prepared is None:
+            return shared, None, {}
+        batch = prepared.batch
+        state = ForwardBatchState(batch.phase is Phase.TENSORS, prepared.explore, prepared.pieces, prepared.metrics)
+        return shared, state, {columns.rows.group: columns for columns in batch.groups}  # type: ignore[attr-defined]
 
-    def set_state(self, state: Mapping[str, Any], rows: Sequence[LiveRows], device: torch.device) -> None:
+    def set_state(
+        self,
+        shared_data: Mapping[str, Any],
+        state: ForwardBatchState | None,
+        batches: Mapping[LaneGroup, RestoredLanes],
+        device: torch.device,
+    ) -> None:
         """Restores the state of ``get_state``, for the rows that ``bind`` was called with.
 
         Args:
-            state: The state that ``get_state`` returned.
-            rows: The same rows, in the order in which the state has them.
+            shared_data: The shared data.
+            state: The state of the prepared batch; None if there is none.
+            batches: The columns of the batch for each group of lanes. They are dropped if any of them is unknown.
             device: The device for columns that were tensors.
         """
         self.forget()
-        saved = state["batch"]
-        if saved is None:
+        self._shared_data.update(decode(shared_data))
+        restored = [batches[rows.group] for rows in self._rows]
+        if state is None or any(own.batch is None for own in restored):
             return
-        batch, shared_data = batch_from_state(saved, rows if saved["groups"] else (), device)
-        places = {id(own): place for place, own in enumerate(self._rows)}
-        batch.groups.sort(key=lambda group: places[id(group.rows)])
-        self._shared_data.update(shared_data)
-        if state["before_batch"] is not None:
-            self._prepared = _Prepared(batch, state["exploring"], state["before_batch"])
+        batch = ColumnBatch(
+            [ColumnGroup(rows) for rows in self._rows], Phase.TENSORS if state.in_tensors else Phase.ARRAYS
+        )
+        for group, own in zip(batch.groups, restored, strict=True):
+            for name, column in (own.batch or {}).items():
+                is_tensor = name in own.tensors
+                group[name] = tree_map(lambda leaf: torch.tensor(leaf, device=device), column) if is_tensor else column
+        self._prepared = _Prepared(batch, state.explores, state.pieces, state.metrics)
 
 
 def _raise_as_of(call: Any, error: Exception) -> NoReturn:

@@ -8,8 +8,9 @@ from typing import Any, overload
 
 import numpy as np
 
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.bootstrap_view import extended
-from marl_connectors.episodes.rollout import Positions, Rollout
+from marl_connectors.episodes.rollout import OF_ALL_ROWS, Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean, listed
@@ -126,17 +127,24 @@ class ColumnGroup(dict[str, Any]):
         return np.repeat(has, np.diff(self.splits))
 
     def record_in(self, rollout: Rollout, positions: Positions) -> None:
-        """Writes all columns to the rows of a rollout that they were computed for."""
-        if not self.holders:
-            rollout.record(positions, self)
-            return
-        held_before = rollout.columns.keys()
-        for name in [name for name in self.holders if name not in rollout.given]:
-            rollout.given[name] = np.full(rollout.num_rows * rollout.num_lanes, name in held_before)
-            rollout.given[name][rollout.cursor[~rollout.pending]] = False
+        """Writes all columns, which modules have output, to the rows of a rollout that they were computed for."""
+        if self.holders or rollout.recorded != self.keys():
+            self._mark_partly_given(rollout)
         rollout.record(positions, self)
         for name in self.holders:
             rollout.given[name][positions] = self.held_rows(name)
+
+    def _mark_partly_given(self, rollout: Rollout) -> None:
+        """Marks in which rows of a rollout a column is, if not all modules that act now and before output it."""
+        held_before = rollout.columns.keys() - OF_ALL_ROWS
+        partly = set(self.holders)
+        if held_before:
+            others = (held_before ^ self.keys()) - OF_ALL_ROWS
+            partly |= others - {Columns.ACTION_LOGP} if self.action_dist_cls is not None else others
+        for name in partly - rollout.given.keys():
+            rollout.given[name] = np.full(rollout.num_rows * rollout.num_lanes, name in held_before)
+            rollout.given[name][rollout.cursor[~rollout.pending]] = False
+        rollout.recorded = frozenset(self)
 
 
 def _shape_text(column: Any) -> str:

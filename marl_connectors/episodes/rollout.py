@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import Space
@@ -33,7 +34,8 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.action_units import ENV, MODULE, in_units
 from marl_connectors.episodes.items import alike
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import CheckpointError, EpisodeError
+from marl_connectors.state import Bools, Column, Ints, State
 from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map, tree_structure
 from marl_connectors.typing import Tree
 
@@ -117,6 +119,49 @@ def _can_be_mixed(layers: Sequence[Tree], *, of_pieces: bool) -> bool:
     return all(own == shapes[0] for own in shapes)
 
 
+OF_ALL_ROWS: Final = frozenset((Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Columns.ENV_STATE))
+"""The columns that each row has, whether its agent has acted on it or not."""
+
+
+class RolloutState(State):
+    """The rows of some lanes of a Rollout, up to their newest ones.
+
+    It does not depend on the other lanes of the rollout: columns and layers that none of these rows has are left out.
+
+    Attributes:
+        layers: Name to the layers of the column, ``[num_rows * num_lanes, ...]`` each: one, if pieces have not written
+            items of other shapes to these rows.
+        level: For columns with several layers, the layer of each row.
+        acted: Whether the agent has acted on each row.
+        given: For columns that only some of these rows have, or other rows than those with actions, whether a row has
+            them.
+    """
+
+    layers: dict[str, list[Column]]
+    level: dict[str, Ints]
+    acted: Bools
+    given: dict[str, Bools]
+
+    def __post_init__(self) -> None:
+        size = len(self.acted)
+        for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T):
+            if not self.layers.get(name):
+                raise ValueError(f"Expected a column {name!r}, got {list(self.layers)}")
+        columns = [
+            *self.level.values(),
+            *self.given.values(),
+            *(own for layers in self.layers.values() for own in layers),
+        ]
+        if any(len(leaf) != size for column in columns for leaf in leaves(column)):
+            raise ValueError(f"Expected columns of {size} rows, got others")
+        for name, layers in self.layers.items():
+            level = self.level.get(name)
+            if not layers or (len(layers) > 1) != (level is not None):
+                raise ValueError(f"Expected the layer of each row of {name!r} if there are several, got {len(layers)}")
+            if level is not None and not (level.min(initial=0) >= 0 and level.max(initial=0) < len(layers)):
+                raise ValueError(f"Expected the layers of {name!r} to be below {len(layers)}, got others")
+
+
 class Rollout:
     """The columns of all lanes whose agents share observation and action spaces, for one sampling fragment.
 
@@ -132,6 +177,7 @@ class Rollout:
         given: For columns that were added to some episodes later, ``[num_rows * num_lanes]`` bool, whether a row has
             them. All other columns exist for all agents.
         action_units: Whose actions these are, one of ``action_units.ALL``.
+        recorded: The columns that modules have output most recently.
     """
 
     __slots__ = (
@@ -147,6 +193,7 @@ class Rollout:
         "num_rows",
         "observation_space",
         "pending",
+        "recorded",
     )
 
     def __init__(self, observation_space: Space, action_space: Space, *, num_rows: int, num_lanes: int):
@@ -169,6 +216,7 @@ class Rollout:
         self.layered: dict[str, np.ndarray] = {}
         self.given: dict[str, np.ndarray] = {}
         self.action_units = MODULE
+        self.recorded: frozenset[str] = frozenset()
 
     @classmethod
     def of_columns(
@@ -190,6 +238,7 @@ class Rollout:
         rollout.pending = np.zeros(num_lanes, bool)
         rollout._layers, rollout.layered, rollout.given = {}, {}, {}
         rollout.action_units = action_units
+        rollout.recorded = frozenset()
         return rollout
 
     # The environment's data.
@@ -426,22 +475,47 @@ class Rollout:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:
                     new.infos[position] = self.infos[old_position]
-        new.action_units = self.action_units
+        new.action_units, new.recorded = self.action_units, self.recorded
         new.cursor = lookback * self.num_lanes + np.arange(self.num_lanes)
         new.pending = self.pending.copy()
         return new
 
-    def get_state(self, lanes: np.ndarray) -> dict[str, Any]:
-        """Returns the rows that a new rollout starts with, up to the newest ones, as arrays.
+    def get_states(self, lanes: np.ndarray, counts: Sequence[int]) -> list[RolloutState]:
+        """Returns the rows that a new rollout starts with, up to the newest ones, in several parts.
 
         Args:
-            lanes: ``[N]``, the numbers of the lanes to return, all of which have their newest row in the same row. The
-                lanes of the state are in this order.
+            lanes: ``[N]``, the numbers of the lanes to return, all of which have their newest row in the same row.
+            counts: The number of lanes of each part, at least 1, in the order of ``lanes``.
         """
-        newest = self.cursor[lanes]
-        rows = int(newest[0]) // self.num_lanes + 1 if len(lanes) else 0
-        kept = self.rows((np.arange(rows)[:, None] * self.num_lanes + lanes).ravel())
-        return {"columns": kept.columns, "layers": kept._layers, "level": kept.layered, "given": kept.given}
+        num_rows = self.cursor.item(lanes.item(0)) // self.num_lanes + 1
+        ends = np.cumsum(counts)
+        starts = self.num_lanes * np.arange(num_rows)[:, None]
+        positions = np.concatenate([(starts + own).ravel() for own in np.split(lanes, ends[:-1])])
+        bounds = list(pairwise([0, *(ends * num_rows).tolist()]))
+        kept = self.rows(positions)
+        is_newest = positions >= self.num_lanes * (num_rows - 1)
+        acted = np.where(is_newest, self.pending[positions % self.num_lanes], kept.columns[Columns.T] >= 0)
+
+        def in_parts(flags: np.ndarray) -> list[bool]:
+            return np.logical_or.reduceat(flags, [begin for begin, _ in bounds]).tolist()
+
+        have = dict.fromkeys(kept.columns, in_parts(acted)) | dict.fromkeys(OF_ALL_ROWS, [True] * len(bounds))
+        have |= {name: in_parts(given) for name, given in kept.given.items()}
+        are_given = {name: in_parts(given != acted) for name, given in kept.given.items()}
+        are_layered = {name: in_parts(level > 0) for name, level in kept.layered.items()}
+
+        def part(i: int, here: slice) -> RolloutState:
+            names = [name for name in kept.columns if have[name][i]]
+            layered = [name for name in names if name in are_layered and are_layered[name][i]]
+            layers = {name: kept._layers[name] if name in layered else [kept.source(name)] for name in names}
+            return RolloutState(
+                layers={name: [take(layer, here) for layer in own] for name, own in layers.items()},
+                level={name: kept.layered[name][here] for name in layered},
+                acted=acted[here],
+                given={name: kept.given[name][here] for name in names if name in are_given and are_given[name][i]},
+            )
+
+        return [part(i, slice(begin, end)) for i, (begin, end) in enumerate(bounds)]
 
     def rows(self, positions: np.ndarray, *, without: Collection[str] = ()) -> Rollout:
         """Returns a rollout of one lane with copies of some rows, in this order, and without some columns."""
@@ -544,22 +618,51 @@ class Rollout:
         rollout._share_layers()
         return rollout
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the state of ``get_state``. This rollout must have as many lanes and enough rows."""
-        size = self.num_rows * self.num_lanes
-        for home, saved in (
-            (self.columns, "columns"),
-            (self._layers, "layers"),
-            (self.layered, "level"),
-            (self.given, "given"),
-        ):
-            for name, column in state[saved].items():
-                full = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
-                put(full, slice(0, len(leaves(column)[0])), column)
-                home[name] = full
-        self._share_layers()
-        rows = len(state["columns"][Columns.T])
-        self.columns[Columns.T][rows:] = -1
+    def set_states(
+        self, states: Sequence[RolloutState], counts: Sequence[int], order: np.ndarray, num_rows: int
+    ) -> None:
+        """Restores the rows of all lanes of a new rollout, which has enough rows.
+
+        Args:
+            states: Parts of what ``get_states`` returned, of one or several rollouts.
+            counts: The number of lanes of each part.
+            order: For each lane of this rollout, its index among the lanes of all parts.
+            num_rows: The number of rows that the parts must have.
+
+        Raises:
+            CheckpointError: If a part has another number of rows, or items that the environment cannot have returned.
+        """
+        for state, count in zip(states, counts, strict=True):
+            if len(state.acted) != num_rows * count:
+                raise CheckpointError(
+                    f"checkpoint: it is damaged, or of a run with another episode_lookback_horizon: its ongoing "
+                    f"episodes have {len(state.acted)} rows instead of {num_rows * count}."
+                )
+            for name, column in self.columns.items():
+                if kind_of(state.layers[name][0]) != kind_of(column):
+                    raise CheckpointError(
+                        f"checkpoint: it is damaged: the {name!r} of its ongoing episodes have other types or shapes "
+                        f"than this run's."
+                    )
+
+        def joined(*parts: np.ndarray) -> np.ndarray:
+            of_lanes = [p.reshape(num_rows, count, *p.shape[1:]) for p, count in zip(parts, counts, strict=True)]
+            full = np.zeros((self.num_rows, self.num_lanes, *parts[0].shape[1:]), parts[0].dtype)
+            full[:num_rows] = np.concatenate(of_lanes, axis=1)[:, order]
+            return full.reshape(-1, *parts[0].shape[1:])
+
+        acted = [state.acted for state in states]
+        for name in dict.fromkeys(name for state in states for name in state.layers):
+            layers, levels = _aligned_layers(states, name)
+            rows = [tree_map(joined, *layer) for layer in layers]
+            self.columns[name] = rows[-1]
+            if len(rows) > 1:
+                self._layers[name], self.layered[name] = rows, joined(*levels)
+            have = [state.given.get(name, state.acted & (name in state.layers)) for state in states]
+            if name not in OF_ALL_ROWS and not all(map(np.array_equal, have, acted)):
+                self.given[name] = joined(*have)
+        self.columns[Columns.T][num_rows * self.num_lanes :] = -1
+        self.pending = joined(*acted).reshape(self.num_rows, -1)[num_rows - 1]
 
     def widened(self, num_lanes: int) -> None:
         """Adds lanes in place. Row numbers stay the same; positions in the flat arrays change."""
@@ -580,6 +683,37 @@ class Rollout:
         self.cursor = np.concatenate([moved(self.cursor), np.arange(old_lanes, num_lanes)])
         self.pending = np.concatenate([self.pending, np.zeros(num_lanes - old_lanes, bool)])
         self.num_lanes = num_lanes
+
+
+def _aligned_layers(states: Sequence[RolloutState], name: str) -> tuple[list[list[Tree]], list[np.ndarray]]:
+    """Returns the layers that a column of several rollouts has together. Layers with items of one kind become one.
+
+    Returns:
+        For each layer the rows of each state, with zeros for states that lack it, and the layer of each row.
+    """
+    kinds: list[Tree] = []
+    found: list[dict[int, Tree]] = []
+    levels: list[np.ndarray] = []
+    for i, state in enumerate(states):
+        places = []
+        for number, layer in enumerate(state.layers.get(name, ())):
+            first = 1 if name == Columns.OBS and number else 0  # the first one has the observations of the environment
+            place = next((k for k in range(first, len(kinds)) if alike(kinds[k], layer)), len(kinds))
+            if place == len(kinds):
+                kinds.append(layer)
+                found.append({})
+            found[place][i] = layer
+            places.append(place)
+        own = state.level.get(name, np.zeros(len(state.acted), np.int8))
+        levels.append(np.array(places or [0], np.int8)[own])
+
+    def none(kind: Tree, state: RolloutState) -> Tree:
+        return tree_map(lambda leaf: np.zeros((len(state.acted), *leaf.shape[1:]), leaf.dtype), kind)
+
+    return [
+        [layer[i] if i in layer else none(kind, state) for i, state in enumerate(states)]
+        for kind, layer in zip(kinds, found, strict=True)
+    ], levels
 
 
 def kind_of(column: Tree) -> Any:

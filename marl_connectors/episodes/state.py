@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from marl_connectors.errors import EpisodeError
-from marl_connectors.state import State, as_state
+from marl_connectors.state import STORED_KINDS, State, as_state
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
@@ -97,3 +97,36 @@ def decode(value: Any) -> Any:
             return {decode(key): decode(item) for key, item in value["__items__"]}
         return {key: decode(item) for key, item in value.items()}
     return value
+
+
+def storable(value: Any) -> Any:
+    """Encodes ``value`` as plain data and numeric arrays, for ``decode``.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The encoded value. None if it cannot be encoded.
+
+    >>> storable({"goal": (1, 2)})
+    {'goal': {'__tuple__': [1, 2]}}
+    >>> storable({"goal": {1, 2}}) is None
+    True
+    """
+    try:
+        data = encode(value)
+    except EpisodeError:
+        return None
+    return data if _is_numeric(data) else None
+
+
+def fits_in_file(array: np.ndarray) -> bool:
+    """Returns whether a tensor file can store an array."""
+    return array.dtype.kind in STORED_KINDS and array.dtype.itemsize <= 8
+
+
+def _is_numeric(data: Any) -> bool:
+    if isinstance(data, np.ndarray):
+        return fits_in_file(data)
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return all(map(_is_numeric, parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -272,7 +273,8 @@ def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
     ],
 )
 def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episodes, fits):
-    state = {"config": {"settings": settings}, "env_runner": {"episode_numbers": [0] * episodes}}
+    runner = SimpleNamespace(sub_environments=[None] * episodes)
+    state = SimpleNamespace(config=SimpleNamespace(settings=settings), env_runner=runner)
     check_num_envs(state, small_config("CartPole-v1"))  # a user's config may differ
     if fits:
         check_num_envs(state, None)
@@ -292,11 +294,11 @@ def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episode
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_an_untrusted_checkpoint_chooses_no_processes_and_no_cluster(saved, tmp_path, name, value, is_changed):
     state = algorithm_state(saved)
-    state["config"]["settings"][name] = value
+    state.config.settings[name] = value
     if name == "num_env_runners":
-        state["config"]["settings"]["num_envs_per_env_runner"] = 2
+        state.config.settings["num_envs_per_env_runner"] = 2
     if is_changed:  # a setting of the checkpoint then counts even if the user passes a config
-        state["changed_settings"] = [name]
+        state.changed_settings = [name]
     save_state(tmp_path / "changed", state)
     config = Algorithm.from_checkpoint(saved).config.copy() if is_changed else None
     with pytest.raises(CheckpointError, match=f"its {name} is {value!r}, and trusted=False starts no processes"):

@@ -97,10 +97,7 @@ class Watch:
     def look(self) -> Any:
         """Notes the state, and returns it."""
         state = self.algo.get_state()
-        runner = dict(state["env_runner"])
-        counts = runner["counts"].items()
-        runner["counts"] = {name: sorted(map(str, own)) if isinstance(own, list) else own for name, own in counts}
-        self.seen.append(plain({"runner": runner, "learner": state["learner"], "iteration": state["iteration"]}))
+        self.seen.append(plain([state.env_runner, state.learner, state.iteration]))
         return state
 
 
@@ -258,9 +255,9 @@ def test_after_an_error_of_an_environment_remote_env_runners_go_on_with_new_epis
                 algo.train()
             except EnvError as error:
                 told[number].append(str(error))
-                assert algo.get_state()["env_runner"]["episodes"] is None
+                assert not algo.get_state().env_runner.has_episodes
         steps = algo.env_runner_group.num_env_steps
-        assert algo.get_state()["env_runner"]["num_env_steps"] == steps >= 20 * algo.iteration
+        assert algo.get_state().env_runner.num_env_steps == steps >= 20 * algo.iteration
         assert algo.env_runner_group.num_remote_env_runner_restarts == 0
         algo.stop()
     for messages in told.values():
@@ -306,7 +303,7 @@ def test_a_stopped_algorithm_says_so(monkeypatch):
     algo.train()
     algo.stop()
     algo.stop()
-    assert algo.get_state()["iteration"] == 1
+    assert algo.get_state().iteration == 1
     with pytest.raises(ConfigError, match=r"its env runners and learners were ended by stop\(\)"):
         algo.train()
 
@@ -414,7 +411,7 @@ def test_a_run_that_neither_replaces_nor_ignores_a_loss_stays_as_it_was(monkeypa
     algo = life(2).build_algo()
     algo.train()
     algo.train()
-    expected = plain(algo.get_state()["env_runner"])
+    expected = plain(algo.get_state().env_runner)
     algo.stop()
     fake.loses = at_sample(5)
     algo = life(2).fault_tolerance(restart_failed_env_runners=False).build_algo()
@@ -423,7 +420,7 @@ def test_a_run_that_neither_replaces_nor_ignores_a_loss_stays_as_it_was(monkeypa
     for _ in range(2):
         with pytest.raises(ActorLost, match=r"^env runner \d .* has died .* Set restart_failed_env_runners=True"):
             algo.train()
-    assert not differences(expected, plain(algo.get_state()["env_runner"]))
+    assert not differences(expected, plain(algo.get_state().env_runner))
     algo.stop()
 
 

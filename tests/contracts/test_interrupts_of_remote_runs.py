@@ -38,9 +38,7 @@ def trained(algo: Any) -> Any:
 def states(algo: Any) -> Any:
     """What a checkpoint has of the env runners and the learner."""
     state = algo.get_state()
-    runner = dict(state["env_runner"])
-    runner["counts"] = {k: sorted(map(str, v)) if isinstance(v, list) else v for k, v in runner["counts"].items()}
-    return plain({"runner": runner, "learner": state["learner"]})
+    return plain({"runner": state.env_runner, "learner": state.learner})
 
 
 def interrupts(function: Callable[..., Any], is_before: bool, count: int = 1) -> Callable[..., Any]:

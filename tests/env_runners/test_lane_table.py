@@ -187,7 +187,6 @@ def test_the_order_of_groups_does_not_depend_on_who_joined_first():
         for agent in joining:
             table.open([(0, agent, "default_policy")])
         table.arrange()
-        members = table.get_members()
-        assert [own for _, own in members] == [["a", "default_policy", False], ["b", "default_policy", False]]
-        assert [group.rollout.observation_space for group, _ in members] == [small, large]
-        assert [group for group, _ in table.live] == [group for group, _ in members]
+        groups = [group for group, _ in table.live]
+        assert [{lane.agent_id for lane in group.lanes} for group in groups] == [{"a", "d"}, {"b", "c"}]
+        assert [group.rollout.observation_space for group in groups] == [small, large]

@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_connectors.env_runners.lane_group import LaneGroup
-from marl_connectors.env_runners.lane_table import StepCounts
+from marl_connectors.env_runners.lane_table import SampledSteps, StepCounts
 
 
 def test_each_vector_step_is_a_step_of_every_sub_environment():
@@ -37,10 +37,10 @@ def test_steps_that_are_counted_are_not_counted_again():
 
 def test_counts_are_sorted_by_agent_and_module():
     counts = StepCounts()
-    counts.set_state({"env_steps": 3, "agents": [["b", 1], [10, 2], ["a", 3], [9, 4]], "modules": [["n", 1], ["m", 2]]})
-    state = counts.get_state()
-    assert state["agents"] == [[9, 4], [10, 2], ["a", 3], ["b", 1]]
-    assert state["modules"] == [["m", 2], ["n", 1]]
+    counts.sampled = SampledSteps(3, {"b": 1, 10: 2, "a": 3, 9: 4}, {"n": 1, "m": 2})
+    state = counts.sampled.in_order()
+    assert list(state.agents.items()) == [(9, 4), (10, 2), ("a", 3), ("b", 1)]
+    assert list(state.modules.items()) == [("m", 2), ("n", 1)]
     taken = counts.take()
     assert list(taken["num_agent_steps_sampled"]) == [9, 10, "a", "b"]
     assert list(taken["num_module_steps_sampled"]) == ["m", "n"]

@@ -19,6 +19,7 @@ from marl_connectors.env_runners.run_metrics import (
     summarize,
 )
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
+from marl_connectors.state import read_state
 
 RETURNS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 
@@ -40,7 +41,7 @@ def test_the_order_of_returns_does_not_matter():
 
 
 @pytest.mark.parametrize("num_agents", [3, 1200])
-def test_a_joint_tally_counts_like_one_by_agent(num_agents):
+def test_a_joint_summary_counts_like_one_by_agent(num_agents, tmp_path):
     """Some of 1,200 agents are not remembered."""
     rng, ids = np.random.default_rng(0), tuple(range(num_agents))
     modules = [tuple("xy"[i % 2] for i in ids), ("z",) * num_agents]
@@ -54,9 +55,9 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
     for summary in apart:
         summary.take_apart()
     assert all(len(summary.agents) == min(num_agents, 1000) and summary.together is None for summary in apart)
-    assert repr(summarize(joint)) == repr(
-        summarize([EpisodeSummary.from_state(summary.get_state()) for summary in joint])
-    )
+    save_state(tmp_path / "c", {"summaries": joint})
+    again = [read_state(EpisodeSummary, own) for own in load_state(tmp_path / "c")["summaries"]]
+    assert repr(summarize(joint)) == repr(summarize(again))
     if num_agents < 1000:
         assert repr(summarize(joint)) == repr(summarize(apart)) == repr(summarize([apart[0], *joint[1:]]))
     assert [summary.is_truncated for summary in joint] == [summary.is_truncated for summary in apart]
@@ -74,7 +75,7 @@ def test_rewards_before_the_first_action_count_for_the_life_that_ends_next():
     summary = EpisodeSummary()
     for agent_id, reward in (("a", 3.0), ("b", -3.0), ("a", 2.0)):
         summary.credit_absent_agent(agent_id, reward)
-    summary = EpisodeSummary.from_state(summary.get_state())
+    summary = summary.copy()
     columns = np.array([1.0, 5.0]), np.zeros(2, bool), np.array([2, 2])
     end_together([summary], [4], [("a", "b")], [("m", "m")], *columns, np.array([0]))
     assert summary.episode_return == 3 - 3 + 2 + 1 + 5
@@ -200,12 +201,12 @@ def test_without_episodes_there_are_no_numbers():
     assert stats["num_episodes"] == 0 and not stats["module_episode_returns"]
 
 
-def test_a_tally_goes_on_from_a_checkpoint(tmp_path):
+def test_a_summary_goes_on_from_a_checkpoint(tmp_path):
     summary = EpisodeSummary()
     for i, agent_id in enumerate(["a", 7, ("x", 1), "a", *range(2000)]):
         summary.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0, i)
-    save_state(tmp_path / "c", {"tally": summary.get_state()})
-    again = EpisodeSummary.from_state(load_state(tmp_path / "c")["tally"])
+    save_state(tmp_path / "c", summary)
+    again = read_state(EpisodeSummary, load_state(tmp_path / "c"))
     assert again == summary
     for one in (summary, again):
         one.end_life(1999, "m0", 0.3, True, 5)

@@ -398,7 +398,7 @@ def test_after_a_dropped_sample_a_checkpoint_has_no_batch():
     runner = runner_of(LifeEnv, LIVES)
     sampled(runner)
     runner.restart_episodes()
-    assert runner.get_state()["batch"] is None
+    assert runner.get_state().forward_batch is None
 
 
 # Whose forward pass is called.

@@ -119,7 +119,7 @@ def test_it_stays_where_it_is_when_the_rollout_grows_or_goes_on():
     kept = successors[0].get_extra_model_outputs("new", [-2, -1], neg_index_as_lookback=True)
     assert kept.tolist() == [9.0, 0.0]
     restored = Rollout(OBS, ACT, num_rows=8, num_lanes=5)
-    restored.set_state(following.get_state(np.arange(5)))
+    restored.set_states(following.get_states(np.arange(5), [5]), [5], np.arange(5), 3)
     assert keys(*(view(restored, lane, first=0, start=2) for lane in (1, 2))) == [{"logp", "new"}, {"logp"}]
 
 

@@ -5,7 +5,7 @@ from gymnasium import spaces
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import EpisodeError
+from marl_connectors.errors import CheckpointError, EpisodeError
 
 OBS, ACT = spaces.Box(-99.0, 99.0, (1,), np.float32), spaces.Discrete(9)
 
@@ -129,11 +129,16 @@ def test_only_rows_of_the_lanes_episode_come_along_and_none_of_a_lane_that_is_fr
     assert table(new, "rewards")[:3] == [[0, 0, 0], [1.5, 0, 0], [0, 0, 0]]
 
 
-def test_state_goes_there_and_back():
+def restored(states, counts, order, num_rows=4):
+    new = Rollout(OBS, ACT, num_rows=num_rows, num_lanes=sum(counts))
+    new.set_states(states, counts, np.array(order), 3)
+    return new
+
+
+def test_a_state_goes_there_and_back():
     rollout = filled(num_rows=5)
     rollout.write("obs", slice(0, 6), np.arange(18.0).reshape(6, 3))
-    new = Rollout(OBS, ACT, num_rows=4, num_lanes=2)
-    new.set_state(rollout.get_state(np.arange(2)))
+    new = restored(rollout.get_states(np.arange(2), [2]), [2], [0, 1])
     assert new.read("obs", slice(0, 6)).tolist() == np.arange(18.0).reshape(6, 3).tolist()
     assert new.source("obs").tolist() == [[0], [10], [1], [11], [2], [12], [0], [0]]
     assert new.columns["actions"].tolist() == [1, 1, 2, 2, 0, 0, 0, 0]
@@ -142,12 +147,58 @@ def test_state_goes_there_and_back():
     assert new.read("obs", slice(6, 8)).tolist() == [[3], [13]]
 
 
-def test_a_state_has_the_chosen_lanes_in_the_chosen_order():
+def test_a_state_has_parts_for_lanes_which_are_put_together_in_any_order():
     rollout = filled(lanes=3)
-    state = rollout.get_state(np.array([2, 0]))
-    assert state["columns"]["obs"].tolist() == [[20], [0], [21], [1], [22], [2]]
-    assert state["columns"]["t"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert [len(column) for column in rollout.get_state(np.zeros(0, int))["columns"].values()] == [0, 0, 0, 0, 0]
+    rollout.pending[:] = [False, True, False]
+    one, two = rollout.get_states(np.array([2, 0, 1]), [2, 1])
+    assert [own.layers["obs"][0].tolist() for own in (one, two)] == [
+        [[20], [0], [21], [1], [22], [2]],
+        [[10], [11], [12]],
+    ]
+    assert [own.acted.tolist() for own in (one, two)] == [[True] * 4 + [False] * 2, [True] * 3]
+    new = restored([two, one], [1, 2], [2, 0, 1])
+    assert table(new) == [[0, 10, 20], [1, 11, 21], [2, 12, 22], [0, 0, 0]]
+    assert new.pending.tolist() == [False, True, False]
+
+
+def test_a_state_has_no_columns_and_layers_that_its_rows_do_not_have():
+    rollout = filled(lanes=3)
+    rollout.columns["t"].reshape(-1, 3)[:2, 1] = -1  # lane 1 has begun in the newest row
+    rollout.write("obs", np.array([0, 3]), np.zeros((2, 3)))
+    rollout.write("own", np.array([5, 8]), np.ones(2))
+    first, second, third = rollout.get_states(np.arange(3), [1, 1, 1])
+    assert [len(own.layers["obs"]) for own in (first, second, third)] == [2, 1, 1]
+    assert [list(own.level) for own in (first, second, third)] == [["obs"], [], []]
+    assert ["logp" in own.layers for own in (first, second, third)] == [True, False, True]
+    assert ["own" in own.layers for own in (first, second, third)] == [False, False, True]
+    assert [own.given.get("own", np.zeros(0)).tolist() for own in (first, third)] == [[], [False, True, True]]
+    new = restored([first, second, third], [1, 1, 1], [0, 1, 2])
+    assert new.given["own"].reshape(-1, 3)[:3].tolist() == [[False] * 3, [False, False, True], [False, False, True]]
+    assert new.layered["obs"].tolist() == [1, 0, 0, 1, *[0] * 8]
+    assert list(new.given) == ["own"], "lane 1 has not acted, so that it lacks no output of a module"
+
+
+def test_parts_with_other_layers_are_aligned():
+    """Pieces have written other shapes in another order in each rollout, or none."""
+    rollouts = [filled(lanes=1) for _ in range(3)]
+    for rollout, sizes in zip(rollouts, [(2, 3), (3, 2), ()], strict=True):
+        for row, size in enumerate(sizes):
+            rollout.write("obs", slice(row, row + 1), np.full((1, size), 10.0 * size + row))
+    new = restored([rollout.get_states(np.arange(1), [1])[0] for rollout in rollouts], [1] * 3, [0, 1, 2])
+    assert [new.item("obs", position).tolist() for position in range(9)] == [
+        [20, 20], [30, 30, 30], [0],
+        [31, 31, 31], [21, 21], [1],
+        [2], [2], [2],
+    ]  # fmt: skip
+    assert len(new._layers["obs"]) == 3
+
+
+def test_rows_of_another_number_are_refused():
+    (state,) = filled().get_states(np.arange(2), [2])
+    with pytest.raises(CheckpointError, match="another episode_lookback_horizon: its ongoing episodes have 6 rows"):
+        Rollout(OBS, ACT, num_rows=9, num_lanes=2).set_states([state], [2], np.arange(2), 4)
+    with pytest.raises(CheckpointError, match="'actions' of its ongoing episodes have other types or shapes"):
+        Rollout(OBS, OBS, num_rows=9, num_lanes=2).set_states([state], [2], np.arange(2), 3)
 
 
 def test_observations_that_are_written_back_leave_the_environments_own_alone():

@@ -180,7 +180,7 @@ def _build_pipelines(
     state: AlgorithmState, saved: _Saved, device: torch.device, is_users: bool
 ) -> tuple[EnvToModulePipeline, ModuleToEnvPipeline]:
     """Builds the pipelines of training with their states. Errors in builders of a user's config stay as they are."""
-    states = state.env_runner["env_to_module"], state.env_runner["module_to_env"]
+    states = state.env_runner.env_to_module, state.env_runner.module_to_env
     stateful = AddStatesFromEpisodesToBatch.__name__ in states[0]
     with nullcontext() if is_users else taking_over("connector pieces"):
         env_to_module, _ = build.build_env_to_module(saved.config, saved.agents, device=device, masking=saved.masking)

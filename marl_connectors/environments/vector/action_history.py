@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+
+from marl_connectors.names import brief
+from marl_connectors.state import ID, STORED_KINDS, Array, Ints, State
 
 HISTORY_BYTES = 4 * 2**20
 """The largest size of one episode's history, some 2 million actions of a Discrete space.
@@ -21,11 +24,52 @@ _Format: TypeAlias = tuple[str, tuple[int, ...], str]
 The form is ``"array"``, ``"plain"`` for a Python number, or the dtype of a numpy scalar.
 """
 
-_Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
-"""The structure of an action with parts: ``"dict"`` or ``"tuple"``, and each part's key and tree (None for a leaf)."""
-
 _TREES = 128
 """The smallest number in ``ActionHistory._order`` that stands for a tree, whose leaves follow."""
+
+
+class ActionTree(State):
+    """The structure of an action with parts.
+
+    Attributes:
+        kind: What the action is.
+        parts: The key of each part, and its structure; None for a part without parts.
+    """
+
+    kind: Literal["dict", "tuple"]
+    parts: tuple[tuple[ID, ActionTree | None], ...]
+
+
+class ActionHistoryState(State):
+    """The state of an ActionHistory.
+
+    Attributes:
+        counts: The number of actions of each step.
+        order: For each action the index of its kind; 128 and more stand for trees, whose leaves follow.
+        items: The actions of each kind.
+        forms: The original form of each kind: ``"array"``, ``"plain"`` for a Python number, or the dtype of a numpy
+            scalar.
+        trees: The structures of actions with parts.
+    """
+
+    counts: Ints
+    order: Ints
+    items: list[Array]
+    forms: list[str]
+    trees: list[ActionTree]
+
+    def __post_init__(self) -> None:
+        order = self.order.astype(np.int64)
+        numbers = np.bincount(order[order < _TREES], minlength=len(self.items)).tolist()
+        if numbers != [len(items) for items in self.items] or len(self.forms) != len(self.items):
+            raise ValueError(f"Expected actions of the numbers {numbers}, got {list(map(len, self.items))}")
+        if order.max(initial=0) - _TREES >= len(self.trees):
+            raise ValueError(f"Expected a tree for each kind of action that has parts, got {len(self.trees)}")
+        if not self.trees and int(self.counts.sum()) != len(order):
+            raise ValueError(f"Expected {int(self.counts.sum())} actions, got {len(order)}")
+        for form in self.forms:
+            if form not in ("array", "plain") and np.dtype(form).kind not in STORED_KINDS:
+                raise ValueError(f"Expected the type of a number, got {brief(form)}")
 
 
 class ActionHistory:
@@ -46,7 +90,7 @@ class ActionHistory:
         self._counts = array("I")  # actions of each step
         self._order = bytearray()  # for each action, the index of its kind in _items
         self._items: dict[_Format, bytearray] = {}
-        self._trees: list[_Tree] = []
+        self._trees: list[ActionTree] = []
         self.is_complete = True
         """Whether all steps are stored. It becomes False, and all steps are removed, beyond ``HISTORY_BYTES``."""
 
@@ -114,38 +158,34 @@ class ActionHistory:
             for ((dtype, shape, _), items), count in zip(self._items.items(), counts.tolist(), strict=True)
         ]
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns the steps as arrays; None if they are not complete."""
-        if not self.is_complete:
-            return None
-        return {
-            "counts": np.array(self._counts, np.uint32),
-            "order": np.frombuffer(bytes(self._order), np.uint8).copy(),
-            "items": self._arrays(),
-            "is_number": [form == "plain" for _, _, form in self._items],
-            "scalars": [None if form in ("plain", "array") else form for _, _, form in self._items],
-            "trees": [_tree_to_json(tree) for tree in self._trees],
-        }
+    def get_state(self) -> ActionHistoryState:
+        """Returns the steps, which must be complete."""
+        return ActionHistoryState(
+            counts=np.array(self._counts, np.uint32),
+            order=np.frombuffer(bytes(self._order), np.uint8).copy(),
+            items=self._arrays(),
+            forms=[form for _, _, form in self._items],
+            trees=list(self._trees),
+        )
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ActionHistory:
+    def from_state(cls, state: ActionHistoryState) -> ActionHistory:
         """Creates a history from what ``get_state`` returned."""
         history = cls()
-        history._counts.extend(state["counts"].tolist())
-        history._order += state["order"].tobytes()
-        history._trees = [_tree_from_json(tree) for tree in state["trees"]]
-        for items, is_number, scalar in zip(state["items"], state["is_number"], state["scalars"], strict=True):
-            form = "plain" if is_number else scalar or "array"
+        history._counts.extend(state.counts.tolist())
+        history._order += state.order.astype(np.uint8).tobytes()
+        history._trees = list(state.trees)
+        for items, form in zip(state.items, state.forms, strict=True):
             history._items[items.dtype.str, items.shape[1:], form] = bytearray(items.tobytes())
         return history
 
 
-def _tree_of(action: Any) -> _Tree | None:
+def _tree_of(action: Any) -> ActionTree | None:
     """Returns the structure of an action with parts; None for an action without parts."""
     if isinstance(action, dict):
-        return "dict", tuple([(key, _tree_of(part)) for key, part in action.items()])
+        return ActionTree("dict", tuple([(key, _tree_of(part)) for key, part in action.items()]))
     if isinstance(action, tuple):
-        return "tuple", tuple([(i, _tree_of(part)) for i, part in enumerate(action)])
+        return ActionTree("tuple", tuple([(i, _tree_of(part)) for i, part in enumerate(action)]))
     return None
 
 
@@ -157,20 +197,11 @@ def _add_leaves(action: Any, leaves: list[Any]) -> None:
         leaves.append(action)
 
 
-def _put_together(tree: _Tree, order: Iterator[int], items: list[Iterator[Any]]) -> Any:
-    kind, parts = tree
+def _put_together(tree: ActionTree, order: Iterator[int], items: list[Iterator[Any]]) -> Any:
     found = {
-        key: next(items[next(order)]) if part is None else _put_together(part, order, items) for key, part in parts
+        key: next(items[next(order)]) if part is None else _put_together(part, order, items) for key, part in tree.parts
     }
-    return found if kind == "dict" else tuple(found.values())
-
-
-def _tree_to_json(tree: _Tree | None) -> list[Any] | None:
-    return None if tree is None else [tree[0], [[key, _tree_to_json(part)] for key, part in tree[1]]]
-
-
-def _tree_from_json(data: Any) -> Any:
-    return None if data is None else (data[0], tuple([(key, _tree_from_json(part)) for key, part in data[1]]))
+    return found if tree.kind == "dict" else tuple(found.values())
 
 
 def _by_format(actions: list[Any]) -> dict[_Format, tuple[slice | list[int], np.ndarray]]:

@@ -7,12 +7,15 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+from msgspec.structs import astuple
+
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
+from marl_connectors.state import Count, State
 
 _LOG = logging.getLogger(__name__)
 
@@ -106,8 +109,7 @@ def sentence(error: BaseException) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-@dataclass(slots=True)
-class FailureCounts:
+class FailureCounts(State):
     """Counts of failures, and of the data that was lost by them.
 
     Attributes:
@@ -117,13 +119,14 @@ class FailureCounts:
         num_dropped_env_steps: The number of sampled env steps of those episodes that are not in any sample.
     """
 
-    num_env_failures: int = 0
-    num_dropped_episodes: int = 0
-    num_dropped_env_steps: int = 0
+    num_env_failures: Count = 0
+    num_dropped_episodes: Count = 0
+    num_dropped_env_steps: Count = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """Returns the counts by name."""
-        return asdict(self)
+    @classmethod
+    def merged(cls, counts: Iterable[FailureCounts]) -> FailureCounts:
+        """Returns the sums of several counts."""
+        return cls(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
 PATIENCE_S = 30.0

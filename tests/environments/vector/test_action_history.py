@@ -7,7 +7,8 @@ import pytest
 
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.environments.vector import action_history
-from marl_connectors.environments.vector.action_history import ActionHistory
+from marl_connectors.environments.vector.action_history import ActionHistory, ActionHistoryState
+from marl_connectors.state import read_state
 
 F32 = np.array([0.1, -2.5], np.float32)
 STEPS = {
@@ -52,8 +53,8 @@ def test_steps_come_back_as_they_were(steps, tmp_path):
     at_once.extend(steps)
     for step in steps:
         piecewise.extend([step])
-    save_state(tmp_path / "c", {"history": piecewise.get_state()})
-    restored = ActionHistory.from_state(load_state(tmp_path / "c")["history"])
+    save_state(tmp_path / "c", piecewise.get_state())
+    restored = ActionHistory.from_state(read_state(ActionHistoryState, load_state(tmp_path / "c")))
     for history in (at_once, piecewise, restored):
         same(list(history), steps)
         same(list(history), steps)
@@ -71,9 +72,7 @@ def test_what_comes_back_may_be_written_to():
 def test_a_restored_history_goes_on():
     history = ActionHistory()
     history.extend([[1, F32]])
-    state = history.get_state()
-    assert state is not None
-    restored = ActionHistory.from_state(state)
+    restored = ActionHistory.from_state(history.get_state())
     restored.extend([[F32], [2]])
     same(list(restored), [[1, F32], [F32], [2]])
     same(list(history), [[1, F32]])
@@ -93,4 +92,4 @@ def test_a_history_that_takes_too_much_is_given_up_for_good(monkeypatch):
     history.extend([[1]])
     assert not history.is_complete and history.num_bytes == 0
     history.extend([[1]])
-    assert history.num_bytes == 0 and history.get_state() is None
+    assert history.num_bytes == 0

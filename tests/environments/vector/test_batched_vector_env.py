@@ -16,6 +16,7 @@ from helpers.envs.batched_envs import OneUnlikeWorld, OneWorld, UnlikeWorlds, Wo
 from helpers.envs.scripted_envs import small_config
 from helpers.examples import examples
 from helpers.modules.recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
+from helpers.runs.random_runs import plain
 from helpers.runs.repeatable_runs import fingerprint
 from marl_connectors import (
     Algorithm,
@@ -79,8 +80,8 @@ def assert_same(runners, calls):
         assert batched == separate
         found += batched
     assert runners[0].num_agent_steps == runners[1].num_agent_steps
-    finished = [runner.get_state()["finished"] for runner in runners]
-    assert [summary["agent_ids"] for summary in finished[0]] == [summary["agent_ids"] for summary in finished[1]]
+    finished = [[own.finished for own in runner.get_state().sub_environments] for runner in runners]
+    assert plain(finished[0]) == plain(finished[1])
     left, right = (runner.get_metrics() for runner in runners)
     assert repr(left) == repr(right)
     return found

@@ -11,7 +11,8 @@ from helpers.runs.random_runs import AddsCount, plain, rows_of
 from marl_connectors import Algorithm, EnvRunner, PPOConfig
 from marl_connectors.algorithms import build
 from marl_connectors.env_runners.done_episodes import SamplePlace, merged_order, shares
-from marl_connectors.env_runners.state_shares import divided_runner_state, merged_runner_state
+from marl_connectors.env_runners.env_runner_state import EnvRunnerState
+from marl_connectors.state import read_state
 
 
 def runner_of(config: PPOConfig, num_envs: int, first_env_number: int) -> EnvRunner:
@@ -53,7 +54,7 @@ class DividedRun:
         places: The places of the newest sample's episodes.
     """
 
-    def __init__(self, config: PPOConfig, sizes: Sequence[int], state: dict[str, Any] | None = None):
+    def __init__(self, config: PPOConfig, sizes: Sequence[int], state: EnvRunnerState | dict[str, Any] | None = None):
         """Builds a runner for each number of sub-environments; ``state`` is that of one runner with all of them."""
         self.sizes = list(sizes)
         self.algos = [config.copy().build_algo() for _ in sizes]
@@ -76,7 +77,7 @@ class DividedRun:
                 found.append(runner.sample(num_episodes=sum(own), **options))
             first += size
         if len(self.runners) > 1:
-            merged = self._merged_connector_states([runner.get_state() for runner in self.runners])
+            merged = self._merged_connector_states([runner.get_connector_states() for runner in self.runners])
             for runner in self.runners:
                 runner.set_connector_states(copy.deepcopy(merged))
         places = [runner.places for runner in self.runners]
@@ -93,24 +94,16 @@ class DividedRun:
             "before_batch": {"pieces": env_to_module.merge_states(before)} if before else None,
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> EnvRunnerState:
         """The state of one runner with all sub-environments."""
         states = [runner.get_state() for runner in self.runners]
-        if len(states) == 1:
-            return states[0]
-        runner = self.runners[0]
-        return merged_runner_state(
-            states,
-            agent_spaces=self.algos[0]._setup.agent_spaces,
-            rl_module=runner.rl_module,
-            env_to_module=runner.env_to_module,
-            module_to_env=runner.module_to_env,
-        )
+        return states[0] if len(states) == 1 else EnvRunnerState.merged(states)
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: EnvRunnerState | dict[str, Any]) -> None:
         """Sets the state of one runner with all sub-environments."""
-        for runner, own in zip(self.runners, divided_runner_state(state, self.sizes), strict=True):
-            runner.set_state(own)
+        parts = read_state(EnvRunnerState, state).divided(self.sizes)
+        for runner, own in zip(self.runners, parts, strict=True):
+            runner.set_state(copy.deepcopy(own))  # as in processes of their own
 
     def close(self) -> None:
         """Closes all runners."""
