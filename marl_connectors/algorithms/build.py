@@ -30,7 +30,6 @@ from marl_connectors.connectors.defaults import (
 )
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
@@ -45,6 +44,7 @@ from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, MarlConnectorsWarning, did_you_mean
+from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import SharedPolicy, check_mapping, goes_by_agent_alone
 from marl_connectors.rl_module.apis import InferenceOnlyAPI

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import gymnasium as gym
 from gymnasium import Space
 
-from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
@@ -25,6 +24,7 @@ from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
 from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error, did_you_mean
+from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 

@@ -32,7 +32,7 @@ from marl_connectors import (
     ValueFunctionAPI,
     load_policy,
 )
-from marl_connectors.connectors.flat_action_masks import is_binary
+from marl_connectors.flat_action_masks import is_binary
 from marl_connectors.rl_module.distributions import TorchCategorical
 
 MASK = Columns.ACTION_MASK

@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
 from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.environments.validation import checks
 from marl_connectors.errors import EnvError
+from marl_connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 

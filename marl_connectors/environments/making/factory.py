@@ -18,7 +18,6 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
@@ -50,6 +49,7 @@ from marl_connectors.errors import (
     place_of_definition,
     place_of_error,
 )
+from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 

@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
 from marl_connectors.environments.adapters.batched import BatchedParallelEnv, is_batched
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
@@ -43,6 +42,7 @@ from marl_connectors.environments.validation.seeds import SeedChecks, is_nondete
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.errors import ConfigError, EnvError, describe_error
+from marl_connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
 from marl_connectors.seeding import stream
 from marl_connectors.spaces import describe, values_per_choice, zeros
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID

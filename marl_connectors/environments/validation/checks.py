@@ -16,14 +16,14 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.checkpoints import is_id
-from marl_connectors.connectors.flat_action_masks import (
+from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.errors import EnvError
+from marl_connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.environments.validation.rules import Violation, violation
-from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 

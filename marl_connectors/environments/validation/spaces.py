@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.environments.validation.calls import CallFailed, Calls
 from marl_connectors.environments.validation.checks import leaf_name
 from marl_connectors.environments.validation.report import Findings
 from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.flat_action_masks import draw
 from marl_connectors.spaces import describe, from_start, parts_of
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_connectors.connectors.flat_action_masks import (
+from marl_connectors.flat_action_masks import (
     draw,
     flat_masks,
     free_where_nothing_is_left,
