@@ -20,7 +20,7 @@ import torch
 from marl_connectors.checkpoints import is_id
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.run_metrics import Returns
-from marl_connectors.environments.vector.env_failures import FailureCounts
+from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.episodes.action_units import ALL
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError

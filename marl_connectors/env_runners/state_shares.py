@@ -30,7 +30,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import same_state
 from marl_connectors.env_runners.lane_table import LaneTable, id_key
-from marl_connectors.environments.vector.env_failures import FailureCounts
+from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.episodes.items import alike, kind
 from marl_connectors.errors import CheckpointError, ConnectorError
 from marl_connectors.metrics import merged_metrics

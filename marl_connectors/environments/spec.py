@@ -17,12 +17,11 @@ from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, described_maker, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrapper_names import EnvWrapper
-from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM, id_violation, raise_first
-from marl_connectors.environments.validation.rules import violation
+from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM, id_violation, not_a_space, raise_first
+from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, close_env, errors_named
+from marl_connectors.environments.rules.violations import violation
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
-from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
-from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error, did_you_mean
 from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.seeding import stream

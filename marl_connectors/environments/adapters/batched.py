@@ -12,8 +12,8 @@ from gymnasium.spaces import Tuple as TupleSpace
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.env_failures import errors_named
+from marl_connectors.environments.rules.checks import ended_alone, raise_first
+from marl_connectors.environments.rules.env_failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree

@@ -12,9 +12,8 @@ from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.vector.sub_environment import copied
 from marl_connectors.errors import ConfigError, EnvError
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.trees import copied, leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"

@@ -37,8 +37,8 @@ from marl_connectors.environments.making.registry import (
 from marl_connectors.environments.making.unread_observations import without_unread_observations
 from marl_connectors.environments.making.wrapper_names import EnvWrapper
 from marl_connectors.environments.making.wrappers import with_reset_options, wrap_env
-from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.vector.env_failures import ENV_ERRORS, Watched, errors_named
+from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM
+from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,

@@ -23,7 +23,7 @@ from marl_connectors.environments.making.wrapper_names import (
     supersuit_name,
     wrapper_names,
 )
-from marl_connectors.environments.vector.env_failures import errors_named
+from marl_connectors.environments.rules.env_failures import errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,

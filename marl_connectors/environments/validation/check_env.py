@@ -17,6 +17,8 @@ from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvA
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
+from marl_connectors.environments.rules.checks import id_violation, state_violation
+from marl_connectors.environments.rules.violations import violation
 from marl_connectors.environments.validation.calls import (
     CallFailed,
     Calls,
@@ -34,10 +36,8 @@ from marl_connectors.environments.validation.checked_episodes import (
     Played,
     Session,
 )
-from marl_connectors.environments.validation.checks import id_violation, state_violation
 from marl_connectors.environments.validation.conformance import run_conformance_tests
 from marl_connectors.environments.validation.report import EnvMeasurements, EnvReport, Findings
-from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
 from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import SpaceBook

@@ -12,11 +12,11 @@ from pettingzoo import AECEnv
 
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.validation import checks
+from marl_connectors.environments.rules import checks
+from marl_connectors.environments.rules.checks import leaf_name
+from marl_connectors.environments.rules.violations import Violation
 from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child
-from marl_connectors.environments.validation.checks import leaf_name
 from marl_connectors.environments.validation.report import EnvMeasurements, Findings
-from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.spaces import values_per_choice
 from marl_connectors.typing import AgentID

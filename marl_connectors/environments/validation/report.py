@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from marl_connectors.environments.validation.rules import LEVELS, Level, Violation, violation
+from marl_connectors.environments.rules.violations import LEVELS, Level, Violation, violation
 from marl_connectors.errors import counted
 from marl_connectors.typing import AgentID
 

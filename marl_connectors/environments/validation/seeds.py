@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_connectors.environments.rules.violations import Level
 from marl_connectors.environments.validation.calls import CallFailed, digest, global_draws, global_random_state
 from marl_connectors.environments.validation.checked_episodes import (
     CheckedEnv,
@@ -21,7 +22,6 @@ from marl_connectors.environments.validation.checked_episodes import (
     replay_by_steps,
 )
 from marl_connectors.environments.validation.report import Findings
-from marl_connectors.environments.validation.rules import Level
 
 _ATTEMPTS = 3
 _REPEATED_STEPS = 60

@@ -12,8 +12,8 @@ from gymnasium import Space, spaces
 from marl_connectors import spaces as space_tools
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.validation import checks
-from marl_connectors.environments.validation.rules import violation
+from marl_connectors.environments.rules import checks
+from marl_connectors.environments.rules.violations import violation
 from marl_connectors.environments.validation.spaces import random_action
 from marl_connectors.errors import EnvError
 from marl_connectors.flat_action_masks import ACTION_MASK, mask_of

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.environments.rules.checks import leaf_name, not_a_space
+from marl_connectors.environments.rules.violations import Violation, violation
 from marl_connectors.environments.validation.calls import CallFailed, Calls
-from marl_connectors.environments.validation.checks import leaf_name
 from marl_connectors.environments.validation.report import Findings
-from marl_connectors.environments.validation.rules import Violation, violation
 from marl_connectors.flat_action_masks import draw
 from marl_connectors.spaces import describe, from_start, parts_of
 from marl_connectors.trees import tree_map
@@ -20,22 +20,6 @@ from marl_connectors.typing import AgentID
 
 _KINDS = ("observation_space", "action_space")
 _NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Violation | None:
-    """Returns the violation if an object that should be an agent's space is not a Gymnasium space; else None.
-
-    Args:
-        kind: ``"observation_space"`` or ``"action_space"``.
-        agent: The agent.
-        space: The object that the environment returned.
-        advice: The advice; ``""`` for a general one.
-    """
-    if isinstance(space, Space):
-        return None
-    advice = advice or "Use a space of gymnasium.spaces. Those of the old gym package are other classes."
-    what = f"{kind}({agent!r}) is {space!r}, not a gymnasium space"
-    return violation("space-missing", what, agent, advice=advice, part=kind)
 
 
 def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None:

@@ -9,11 +9,11 @@ import numpy as np
 
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
 from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
-from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.env_failures import Watched, close_env, sentence
+from marl_connectors.environments.rules.checks import ended_alone, raise_first
+from marl_connectors.environments.rules.env_failures import Watched, close_env, sentence
+from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.envs_in_use import release
 from marl_connectors.environments.vector.garbage_pauses import without_collections
-from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import EnvError

@@ -16,7 +16,7 @@ from gymnasium.spaces import Dict as DictSpace
 from gymnasium.spaces import Tuple as TupleSpace
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.trees import leaves, tree_map, unstack
 from marl_connectors.typing import AgentID, Tree
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy as copying
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from marl_connectors import spaces
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.validation.checks import (
+from marl_connectors.environments.rules.checks import (
     left_without_flag,
     no_live_agents,
     not_observed,
@@ -25,8 +24,7 @@ from marl_connectors.environments.validation.checks import (
     state_violation,
     step_violation,
 )
-from marl_connectors.environments.vector.action_history import ActionHistory
-from marl_connectors.environments.vector.env_failures import (
+from marl_connectors.environments.rules.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
     MOMENT_S,
@@ -38,22 +36,22 @@ from marl_connectors.environments.vector.env_failures import (
     close_env,
     sentence,
 )
+from marl_connectors.environments.rules.step_result import EndsBuilder, Event, StepResult, joined_states
+from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.envs_in_use import claim, release
-from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     CALL,
     CALLED_ENV,
     EnvCall,
     InvalidDataCheck,
     SubEnvironment,
-    copied,
     copied_infos,
     not_repeatable,
     uncredited_rewards,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, counted, describe_error
 from marl_connectors.seeding import episode_seed
-from marl_connectors.trees import leaves
+from marl_connectors.trees import copied, leaves
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
@@ -363,11 +361,11 @@ class VectorEnv:
         is_over = not sub_env.agents
         if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the same arrays that this step returned.
-            last = [_copied(obs[agent]) for agent in before]
+            last = [copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
             self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
         elif is_over or sub_env.agents != before or uncredited:
-            last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
+            last = {agent: copied(obs[agent]) for agent in before if agent in ended and agent in obs}
             own = {agent: info for agent, info in infos.items() if agent in ended}
             flags = dict(terminations), dict(truncations)  # a reset may clear the environment's own dicts
             event = Event(sub_env.index, sub_env.t, last, *flags, own, uncredited, is_over)
@@ -424,7 +422,7 @@ class VectorEnv:
         """
         sub_env.episode_number = episode_number - 1
         newest, infos = self._begin(sub_env)
-        newest = {agent_id: _copied(newest[agent_id]) for agent_id in sub_env.agents}
+        newest = {agent_id: copied(newest[agent_id]) for agent_id in sub_env.agents}
         infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
             result = self._step([sub_env], actions) if len(actions) == len(sub_env.agents) else None
@@ -460,10 +458,6 @@ def add_observed(
     own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
     if own:
         result.infos.append((sub_env.index, own))
-
-
-def _copied(observation: Any) -> Any:
-    return observation.copy() if type(observation) is np.ndarray else copying.deepcopy(observation)
 
 
 class EnvStates:

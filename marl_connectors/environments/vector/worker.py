@@ -18,10 +18,10 @@ from gymnasium import Space
 
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.making.factory import EnvFactory, described_maker
+from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel
-from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv

@@ -18,10 +18,10 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors import errors
+from marl_connectors.environments.rules.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import EnvCall, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,

@@ -16,10 +16,10 @@ from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.making.factory import described_maker
+from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
+from marl_connectors.environments.rules.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
-from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.vector.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed

@@ -17,9 +17,9 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
+from marl_connectors.environments.rules.violations import RULES, Violation
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.environments.validation.report import EnvFinding, EnvMeasurements, EnvReport, Findings
-from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
 ROOT = Path(__file__).parents[3]

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import spaces as space_tools
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.shared_memory import SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.trees import unstack
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -19,9 +19,10 @@ import pytest
 from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments.vector import env_failures, worker_process
+from marl_connectors.environments.rules import env_failures
+from marl_connectors.environments.rules.env_failures import EnvRestarts, Watched, alarm, close_env
 from marl_connectors.environments.vector import vector_env as vector_env_module
-from marl_connectors.environments.vector.env_failures import EnvRestarts, Watched, alarm, close_env
+from marl_connectors.environments.vector import worker_process
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import EnvError

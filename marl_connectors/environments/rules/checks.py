@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.checkpoints import is_id
-from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.environments.rules.violations import Violation, violation
 from marl_connectors.errors import EnvError
 from marl_connectors.flat_action_masks import (
     flat_masks,
@@ -312,6 +312,22 @@ def state_violation(space: Space, state: Any) -> Violation | None:
 
 
 # Agents and turns.
+
+
+def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Violation | None:
+    """Returns the violation if an object that should be an agent's space is not a Gymnasium space; else None.
+
+    Args:
+        kind: ``"observation_space"`` or ``"action_space"``.
+        agent: The agent.
+        space: The object that the environment returned.
+        advice: The advice; ``""`` for a general one.
+    """
+    if isinstance(space, Space):
+        return None
+    advice = advice or "Use a space of gymnasium.spaces. Those of the old gym package are other classes."
+    what = f"{kind}({agent!r}) is {space!r}, not a gymnasium space"
+    return violation("space-missing", what, agent, advice=advice, part=kind)
 
 
 def no_observation(agent: AgentID, is_none: bool) -> Violation:

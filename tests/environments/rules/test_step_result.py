@@ -13,7 +13,7 @@ from helpers.envs.batched_envs import Worlds
 from helpers.envs.gymnasium_envs import vector_maker
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from marl_connectors.environments.vector.step_result import StepResult, joined
+from marl_connectors.environments.rules.step_result import StepResult, joined
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import as_list, leaves

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
+from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult
 
 
 def test_ended_episodes_come_by_ascending_index_however_they_ended():
