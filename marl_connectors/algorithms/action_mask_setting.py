@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
-from marl_connectors.environments.spec import EnvDescription
+from marl_connectors.environments.registry.spec import EnvDescription
 from marl_connectors.errors import ConfigError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.flat_action_masks import (
     ACTION_MASK,

@@ -37,9 +37,9 @@ from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts
-from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.registry.factory import EnvFactory
+from marl_connectors.environments.registry.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

@@ -20,7 +20,7 @@ from marl_connectors.algorithms.config.state import (
 )
 from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.columns import Columns
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Names, brief
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

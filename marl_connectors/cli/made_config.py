@@ -31,7 +31,7 @@ from marl_connectors.cli.tree import (
     pieces,
     share,
 )
-from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
+from marl_connectors.environments.registry.factory import agent_ids, env_name, make_env
 from marl_connectors.environments.rules.env_failures import close_env
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import brief

@@ -1,1 +1,1 @@
-"""Rules for what environments may return. ``check_env``, the smoke test before a run and the run itself share them."""
+"""What a run asks of environments, and the ``StepResult`` in which it gets their data."""

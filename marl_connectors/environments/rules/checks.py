@@ -22,9 +22,7 @@ from marl_connectors.flat_action_masks import (
     flat_masks,
     free_where_nothing_is_left,
     mask_of_one_row,
-    wanted_mask,
 )
-from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
 ADVICE_ON_OLD_GYM = (
@@ -190,7 +188,7 @@ def flag_violation(agent: AgentID, word: str, flag: Any) -> Violation | None:
     if isinstance(flag, (bool, np.bool_)):
         return None
     is_number = is_flag(flag)
-    what = f"the {word} is {_short(flag)}{', not a bool' if is_number else ''}"
+    what = f"the {word} is {short(flag)}{', not a bool' if is_number else ''}"
     return violation("flag", what, agent, level="note" if is_number else "error", part=word)
 
 
@@ -199,7 +197,7 @@ def info_violation(agent: AgentID, info: Any) -> Violation | None:
     if isinstance(info, Mapping):
         return None
     level = "note" if info is None else "error"
-    return violation("info", f"the info is {_short(info)}, not a dict", agent, level=level, part=level)
+    return violation("info", f"the info is {short(info)}, not a dict", agent, level=level, part=level)
 
 
 def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
@@ -209,11 +207,11 @@ def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
         if not array.ndim and array.dtype.kind in "biuf" and np.isfinite(array):
             if abs(float(array)) <= LARGEST_REWARD:
                 return None
-            what = f"the reward is {_short(reward)}, and float32 holds no more than {LARGEST_REWARD:.2g}"
+            what = f"the reward is {short(reward)}, and float32 holds no more than {LARGEST_REWARD:.2g}"
             return violation("reward", what, agent, advice="Divide the rewards by a constant in the environment.")
     except ValueError:  # a ragged list
         pass
-    what = f"the reward is {_short(reward)}, not a finite number"
+    what = f"the reward is {short(reward)}, not a finite number"
     return violation("reward", what, agent, advice=advice_on_reward(reward))
 
 
@@ -238,7 +236,7 @@ def observation_violations(agent: AgentID | None, space: Space, item: Any) -> It
 
 def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
     """Yields the kind, the path and a short reason for each part that is not in its space."""
-    for path, part, own in _parts(space, item, ()):
+    for path, part, own in space_leaves(space, item, ()):
         found = _leaf_violation(part, own)
         if found is None:
             continue
@@ -247,7 +245,7 @@ def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], st
         yield kind, path, ", ".join([why, *place] if kind == "observation-not-finite" else [*place, why])
 
 
-def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
+def space_leaves(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
     """Yields the path, space and value of each leaf, and of each nested part that does not have its space's parts."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         try:
@@ -256,7 +254,7 @@ def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tup
             pass
         else:
             for (key, part), own in zip(space_tools.parts_of(space), found, strict=True):
-                yield from _parts(part, own, (*path, key))
+                yield from space_leaves(part, own, (*path, key))
             return
     yield path, space, item
 
@@ -276,31 +274,10 @@ def _leaf_violation(space: Space, item: Any) -> tuple[str, str] | None:
     if not why:
         return None
     if not are_numbers:
-        return "observation-structure", f"it is {_short(item)}, which is not numbers" if "not numbers" in why else why
+        return "observation-structure", f"it is {short(item)}, which is not numbers" if "not numbers" in why else why
     if values.shape != space.shape:
         return "observation-shape", why
     return ("observation-dtype" if "cannot hold" in why else "observation-outside-space"), why
-
-
-def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
-    """Yields warnings and notes about values that are in their space, but are converted when they are stored."""
-    for path, part, own in _parts(space, item, ()):
-        if not isinstance(part, spaces.Box) or space_tools.misfit(part, own):
-            continue
-        values, wanted = np.asarray(own), np.dtype(part.dtype)
-        name = leaf_name(path)
-        if wanted.kind in "iub" and values.dtype.kind == "f":
-            what = f"the observation{name} is {values.dtype}, but the space {wanted}"
-            yield violation("observation-dtype", what, agent, level="warning", part=path)
-        elif not isinstance(own, (np.ndarray, np.generic)):
-            what = f"the observation{name} is a Python {type(own).__name__}, not a numpy array"
-            yield violation("python-data", what, agent, part=path)
-        elif values.dtype not in (wanted, np.float64):
-            what = f"the observation{name} is {values.dtype}, but the space {wanted}, to which it is converted"
-            yield violation("observation-dtype", what, agent, level="note", part=path)
-        if values.dtype == np.float64 and isinstance(own, np.ndarray):
-            what = f"the observation{name} is float64, but networks compute in float32"
-            yield violation("float64", what, agent, part=path)
 
 
 def state_violation(space: Space, state: Any) -> Violation | None:
@@ -352,9 +329,7 @@ def id_violation(agent: AgentID) -> Violation | None:
     if is_id(agent):
         return None
     kind = "" if agent is None else f" of the type {type(agent).__name__}"
-    return violation(
-        "agent-id", f"the id of an agent is {_short(agent)}{kind}, which cannot be saved", part=repr(agent)
-    )
+    return violation("agent-id", f"the id of an agent is {short(agent)}{kind}, which cannot be saved", part=repr(agent))
 
 
 def no_live_agents() -> Violation:
@@ -398,35 +373,6 @@ def allowed_actions(space: Space, mask: Any) -> np.ndarray | None:
     return free_where_nothing_is_left(space, flat)[0] if usable else None  # type: ignore[arg-type]
 
 
-def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_turns: bool) -> Violation | None:
-    """Returns the violation if the mask of an agent that acts next is invalid; else None.
-
-    Args:
-        agent: The agent.
-        space: Its action space, in which some actions are choices among several values.
-        mask: The mask that the environment returned.
-        key: The key of the mask.
-        takes_turns: Whether the environment is turn-based, so that a mask that forbids all actions is an error.
-    """
-    if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
-        if allowed_actions(space, mask) is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
-            return violation("mask-values", _mask_is(mask), agent, advice=f"It should be {wanted_mask(space)}.")
-        return None
-    try:
-        flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
-    except ValueError:
-        flat = np.array(None)
-    length = sum(space_tools.values_per_choice(space) or ())
-    if flat.dtype.kind not in "biuf" or not np.isin(flat, (0, 1)).all():
-        return violation("mask-values", _mask_is(mask), agent)
-    if flat.shape != (length,):
-        what = f"the action mask has the shape {flat.shape}, but {space} has {length} choices"
-        return violation("mask-length", what, agent)
-    if not flat.any():
-        return forbids_all(agent, key, takes_turns=takes_turns)
-    return violation("mask-dtype", f"the action mask is {flat.dtype}", agent) if flat.dtype.kind == "f" else None
-
-
 def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
     """Returns the violation for a mask that forbids all actions of an agent that acts next."""
     what = f"the agent acts next, but its {key!r} forbids all actions"
@@ -434,10 +380,6 @@ def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
         return violation("mask-forbids-all", what, agent)
     advice = "Such an agent counts as waiting, and any action may be chosen. Allow one that does nothing instead."
     return violation("mask-forbids-all", what, agent, level="warning", advice=advice)
-
-
-def _mask_is(mask: Any) -> str:
-    return f"the action mask is {_short(mask)}"
 
 
 def invalid_data(agent: AgentID | None, space: Space, observation: Any) -> list[Violation]:
@@ -457,6 +399,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r}]" for key in path)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Returns a value in one line of at most 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,7 +17,6 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.making.factory import EnvFactory, described_maker
 from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel
@@ -41,7 +40,7 @@ def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
     try:
         return pickle.dumps(make_env)
     except Exception as error:
-        parts = make_env.parts() if isinstance(make_env, EnvFactory) else {}
+        parts = getattr(make_env, "parts", dict)()
         culprit = next((name for name, part in parts.items() if not _can_be_sent(part)), "the environment's maker")
         raise ConfigError(
             f"num_env_workers={num_workers}: {culprit} cannot be sent to a worker process: {error}. Use an importable "
@@ -99,6 +98,11 @@ _ORDINARY = Reply(StepResult(None, None))  # everything is in shared memory
 def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
     """Returns the observation and action spaces of the agents that a factory knows; empty for other functions."""
     return getattr(make_env, "agent_spaces", {})
+
+
+def described(make_env: Callable[..., Any]) -> str:
+    """Returns what a factory says of its environment, for messages."""
+    return getattr(make_env, "description", "VectorEnv")
 
 
 def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
@@ -253,7 +257,7 @@ class EnvServer:
             first_number=task.first_number,
             restarts=restarts,
             state_space=task.state_space,
-            maker=described_maker(make_env),
+            maker=described(make_env),
         )
         self.vector_env.current_call = current_call
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs

@@ -15,7 +15,6 @@ from gymnasium import Space
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.making.factory import described_maker
 from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.rules.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.action_history import ActionHistory
@@ -23,7 +22,7 @@ from marl_connectors.environments.vector.batched_vector_env import BatchedVector
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
-from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
+from marl_connectors.environments.vector.worker import Reply, described, packed_maker, spaces_of
 from marl_connectors.environments.vector.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map
@@ -83,7 +82,7 @@ def make_vector_env(
         close_env(first, "the environment that was made to see whether it is natively batched")
         env = make_env(num_envs)
         make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
-        return make(env, seed=seed, first_number=first_number, maker=described_maker(make_env))
+        return make(env, seed=seed, first_number=first_number, maker=described(make_env))
     kind = TurnBasedVectorEnv if agents_wait(first) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
     return kind(
@@ -92,7 +91,7 @@ def make_vector_env(
         first_number=first_number,
         restarts=restarts,
         state_space=state_space,
-        maker=described_maker(make_env),
+        maker=described(make_env),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.sound_envs import BOX, SMALL, Sound, found, kinds
-from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.check.check_env import check_env
 
 # Observations.
 

@@ -6,6 +6,8 @@ import functools
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +19,10 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
-from marl_connectors.environments.rules.violations import RULES, Violation
-from marl_connectors.environments.validation.check_env import check_env
-from marl_connectors.environments.validation.report import EnvFinding, EnvMeasurements, EnvReport, Findings
+from marl_connectors.environments.check.check_env import check_env
+from marl_connectors.environments.check.report import EnvFinding, EnvMeasurements, EnvReport, Findings
+from marl_connectors.environments.check.rules import RULES
+from marl_connectors.environments.rules.violations import Violation
 from marl_connectors.errors import ConfigError, EnvError
 
 ROOT = Path(__file__).parents[3]
@@ -304,3 +307,18 @@ def test_the_report_in_the_page_is_that_of_its_code():
     exec(code[1], names)
     without_times = lambda text: re.sub(r"[\d.]+ [µm]?s (a step|a reset)", r"\1", text)
     assert without_times(shown[1]) == without_times(str(names["report"]))
+
+
+@pytest.mark.slow
+def test_a_run_loads_no_check(tmp_path):
+    """The checks are some two thousand lines, of which a run needs none."""
+    argv = ["train", "CartPole-v1", "--steps", "64", "--eval-episodes", "1", "--out", str(tmp_path / "run")]
+    argv += ["--baseline-seconds", "0", "--video", "none", "--track", "none"]
+    code = (
+        "import sys\nfrom marl_connectors.cli.main import main\n"
+        f"assert main({argv!r}) == 0\n"
+        "loaded = {name for name in sys.modules if name.startswith('marl_connectors.environments.')}\n"
+        "assert 'marl_connectors.environments.vector.vector_env' in loaded, loaded\n"
+        "assert not {name for name in loaded if 'environments.check' in name}, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -12,12 +12,13 @@ from pettingzoo import AECEnv
 
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.check.agent_data import conversions, mask_violation
+from marl_connectors.environments.check.calls import CallFailed, Calls, digest, outcome_in_child
+from marl_connectors.environments.check.report import EnvMeasurements, Findings
+from marl_connectors.environments.check.spaces import SpaceBook
 from marl_connectors.environments.rules import checks
 from marl_connectors.environments.rules.checks import leaf_name
 from marl_connectors.environments.rules.violations import Violation
-from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child
-from marl_connectors.environments.validation.report import EnvMeasurements, Findings
-from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.spaces import values_per_choice
 from marl_connectors.typing import AgentID
 
@@ -225,7 +226,7 @@ class CheckedEnv(ABC):
             observation, reward, info = observations.get(agent), rewards.get(agent), infos.get(agent, {})
             space = session.spaces.observation_space(agent)
             if observation is not None and space is not None:
-                for found in checks.conversions(agent, space, observation):
+                for found in conversions(agent, space, observation):
                     self.add(found)
             terminated, truncated = flags.get(agent, (False, False))
             if observation is None and truncated and not terminated:
@@ -253,7 +254,7 @@ class CheckedEnv(ABC):
         if space is None or values_per_choice(space) is None:
             return
         mask = holders[found[0]][key]
-        wrong = checks.mask_violation(agent, space, mask, key, takes_turns=self.takes_turns)
+        wrong = mask_violation(agent, space, mask, key, takes_turns=self.takes_turns)
         if wrong is not None:
             self.add(wrong)
         if wrong is None or wrong.level == "note":

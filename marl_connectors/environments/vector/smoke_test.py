@@ -14,9 +14,8 @@ from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedE
 from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.rules import checks
 from marl_connectors.environments.rules.violations import violation
-from marl_connectors.environments.validation.spaces import random_action
 from marl_connectors.errors import EnvError
-from marl_connectors.flat_action_masks import ACTION_MASK, mask_of
+from marl_connectors.flat_action_masks import ACTION_MASK, draw, mask_of
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
@@ -220,6 +219,20 @@ class SmokeTest:
             observations = step.observations
             self._judge_observations(acting, agent, observations, t)
             infos = {index: own[agent] for index, own in step.infos}
+
+
+def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Generator) -> Any:
+    """Draws a random allowed action.
+
+    Args:
+        space: The action space.
+        allowed: ``[n]`` bool, as ``allowed_actions`` returns it; None if all actions are allowed. Then the space's own
+            generator draws the action.
+        rng: Draws the action if ``allowed`` is not None.
+    """
+    if allowed is None:
+        return space.sample()
+    return tree_map(lambda leaf: leaf[0], space_tools.from_start(space, draw(space, allowed[None], rng)))
 
 
 def _at(tree: Any, index: int) -> Any:

@@ -14,14 +14,14 @@ from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatc
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import EnvFactory, agent_ids, described_maker, env_name
-from marl_connectors.environments.making.registry import is_importable
-from marl_connectors.environments.making.wrapper_names import EnvWrapper
+from marl_connectors.environments.registry.factory import EnvFactory, agent_ids, env_name
+from marl_connectors.environments.registry.registry import is_importable
+from marl_connectors.environments.registry.wrapper_names import EnvWrapper
 from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM, id_violation, not_a_space, raise_first
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.environments.rules.violations import violation
-from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
+from marl_connectors.environments.vector.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error, did_you_mean
 from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.seeding import stream
@@ -255,7 +255,7 @@ class EnvSpec:
         env = self.factory(NUM_ENVS)
         try:
             if isinstance(env, GymnasiumBatch):
-                test.play_vector(gymnasium_vector_env(env, seed=0, maker=described_maker(self.factory)))
+                test.play_vector(gymnasium_vector_env(env, seed=0, maker=self.factory.description))
             else:
                 test.play_batched(env)
         finally:

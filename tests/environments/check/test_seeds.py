@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.envs.sound_envs import SMALL, Sound, SoundAEC, SoundGym, found, kinds
-from marl_connectors.environments.validation.calls import digest
-from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.check.calls import digest
+from marl_connectors.environments.check.check_env import check_env
 
 # Seeds.
 

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.environments.vector.worker import needs_main_script, packed_maker
 from marl_connectors.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import small_config
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.errors import ConfigError
 from marl_envs import last_stone_v0, match_v0
 

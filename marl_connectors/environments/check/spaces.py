@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.environments.check.calls import CallFailed, Calls
+from marl_connectors.environments.check.report import Findings
+from marl_connectors.environments.check.rules import violation
 from marl_connectors.environments.rules.checks import leaf_name, not_a_space
-from marl_connectors.environments.rules.violations import Violation, violation
-from marl_connectors.environments.validation.calls import CallFailed, Calls
-from marl_connectors.environments.validation.report import Findings
-from marl_connectors.flat_action_masks import draw
-from marl_connectors.spaces import describe, from_start, parts_of
-from marl_connectors.trees import tree_map
+from marl_connectors.environments.rules.violations import Violation
+from marl_connectors.environments.vector.smoke_test import random_action
+from marl_connectors.spaces import describe, parts_of
 from marl_connectors.typing import AgentID
 
 _KINDS = ("observation_space", "action_space")
@@ -35,20 +35,6 @@ def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None
             what = f"{where} has a lower bound above its upper bound, so that it is empty"
             return violation("space-bounds", what, agent, part=kind)
     return None
-
-
-def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Generator) -> Any:
-    """Draws a random allowed action.
-
-    Args:
-        space: The action space.
-        allowed: ``[n]`` bool, as ``allowed_actions`` returns it; None if all actions are allowed. Then the space's own
-            generator draws the action.
-        rng: Draws the action if ``allowed`` is not None.
-    """
-    if allowed is None:
-        return space.sample()
-    return tree_map(lambda leaf: leaf[0], from_start(space, draw(space, allowed[None], rng)))
 
 
 class SpaceBook:

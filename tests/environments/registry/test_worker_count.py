@@ -19,10 +19,10 @@ from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.parser import parse
-from marl_connectors.environments.spec import EnvSpec
-from marl_connectors.environments.validation import smoke_test
-from marl_connectors.environments.vector import worker_count
-from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.registry import worker_count
+from marl_connectors.environments.registry.spec import EnvSpec
+from marl_connectors.environments.registry.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.vector import smoke_test
 from marl_connectors.environments.vector.worker_process import WorkerProcess
 from marl_connectors.environments.vector.worker_vector_env import WorkerVectorEnv
 

@@ -7,7 +7,7 @@ import pytest
 from pettingzoo import ParallelEnv
 
 from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, found, kinds
-from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.check.check_env import check_env
 
 # Flags and agents.
 

@@ -10,8 +10,8 @@ import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
 from helpers.envs.pair_env import Pair
-from marl_connectors.environments.making.factory import agent_ids, call_maker, env_name, make_env
-from marl_connectors.environments.making.registry import EnvMaker, importable_name, of_suite
+from marl_connectors.environments.registry.factory import agent_ids, call_maker, env_name, make_env
+from marl_connectors.environments.registry.registry import EnvMaker, importable_name, of_suite
 from marl_connectors.errors import ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from marl_connectors.environments.rules.violations import LEVELS, Level, Violation, violation
+from marl_connectors.environments.check.rules import violation
+from marl_connectors.environments.rules.violations import LEVELS, Level, Violation
 from marl_connectors.errors import counted
 from marl_connectors.typing import AgentID
 

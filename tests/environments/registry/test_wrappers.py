@@ -17,9 +17,9 @@ from pettingzoo.utils.wrappers import BaseWrapper
 
 from helpers.envs.counting_envs import LEVELS, NUMBERS, CountingEnv, CountingGym, CountingTurns, Plus, Times, plus_seven
 from marl_connectors import Algorithm, PPOConfig
-from marl_connectors.environments.making.factory import WrappedMaker, make_env
-from marl_connectors.environments.making.wrapper_names import parse_wrapper
-from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
+from marl_connectors.environments.registry.factory import WrappedMaker, make_env
+from marl_connectors.environments.registry.wrapper_names import parse_wrapper
+from marl_connectors.environments.registry.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MissingDependencyError
 
 COUNTING = "helpers.envs.counting_envs"
@@ -203,7 +203,7 @@ def test_supersuit_is_not_imported_unless_it_is_named():
     code = (
         "import sys; from marl_connectors import PPOConfig\n"
         "PPOConfig().environment('CartPole-v1', wrappers=['black.box:1', 'frame_skip_v0:2', len]).to_dict()\n"
-        "from marl_connectors.environments.making.factory import make_env\n"
+        "from marl_connectors.environments.registry.factory import make_env\n"
         "make_env('CartPole-v1', wrappers=[lambda env: env])\n"
         "assert 'supersuit' not in sys.modules"
     )

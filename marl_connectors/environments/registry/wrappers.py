@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
-from marl_connectors.environments.making.wrapper_names import (
+from marl_connectors.environments.registry.wrapper_names import (
     EnvWrapper,
     checked_wrappers,
     parse_wrapper,

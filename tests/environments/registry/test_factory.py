@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 from helpers.envs.pair_env import Pair
-from marl_connectors.environments.making.factory import agent_ids, env_from_json, env_name, env_to_json, make_env
-from marl_connectors.environments.making.registry import register_env
+from marl_connectors.environments.registry.factory import agent_ids, env_from_json, env_name, env_to_json, make_env
+from marl_connectors.environments.registry.registry import register_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"

@@ -14,7 +14,7 @@ from pettingzoo.utils import AgentSelector
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec
 from pettingzoo.utils.wrappers import BaseParallelWrapper, OrderEnforcingWrapper
 
-from marl_connectors.environments.making import factory
+from marl_connectors.environments.registry import factory
 
 AGENTS = ["a", "b", "c"]
 

@@ -16,17 +16,14 @@ from marl_connectors.environments.adapters.batched import BatchedParallelEnv, is
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import env_name, make_env
-from marl_connectors.environments.rules.checks import id_violation, state_violation
-from marl_connectors.environments.rules.violations import violation
-from marl_connectors.environments.validation.calls import (
+from marl_connectors.environments.check.calls import (
     CallFailed,
     Calls,
     OutOfTime,
     collected_warnings,
     global_random_state,
 )
-from marl_connectors.environments.validation.checked_episodes import (
+from marl_connectors.environments.check.checked_episodes import (
     CheckedAECEnv,
     CheckedEnv,
     CheckedMultiAgentEnv,
@@ -36,11 +33,14 @@ from marl_connectors.environments.validation.checked_episodes import (
     Played,
     Session,
 )
-from marl_connectors.environments.validation.conformance import run_conformance_tests
-from marl_connectors.environments.validation.report import EnvMeasurements, EnvReport, Findings
-from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
-from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
-from marl_connectors.environments.validation.spaces import SpaceBook
+from marl_connectors.environments.check.conformance import run_conformance_tests
+from marl_connectors.environments.check.report import EnvMeasurements, EnvReport, Findings
+from marl_connectors.environments.check.rules import violation
+from marl_connectors.environments.check.seeds import SeedChecks, is_nondeterministic, play_and_watch
+from marl_connectors.environments.check.spaces import SpaceBook
+from marl_connectors.environments.registry.factory import env_name, make_env
+from marl_connectors.environments.rules.checks import id_violation, state_violation
+from marl_connectors.environments.vector.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
 from marl_connectors.seeding import stream

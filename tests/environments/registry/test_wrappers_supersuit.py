@@ -16,8 +16,8 @@ from gymnasium.spaces import Box, Discrete
 from helpers.envs.counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, CountingGym, CountingTurns
 from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import make_env
-from marl_connectors.environments.making.wrapper_names import REFUSED, wrapper_names
+from marl_connectors.environments.registry.factory import make_env
+from marl_connectors.environments.registry.wrapper_names import REFUSED, wrapper_names
 from marl_connectors.errors import ConfigError, EnvError
 
 supersuit = pytest.importorskip("supersuit")

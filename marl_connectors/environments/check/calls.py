@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from marl_connectors.environments.check.report import Findings
+from marl_connectors.environments.check.rules import RULES
 from marl_connectors.environments.rules import env_failures
 from marl_connectors.environments.rules.env_failures import Hang, alarm
-from marl_connectors.environments.rules.violations import RULES
-from marl_connectors.environments.validation.report import Findings
 from marl_connectors.errors import describe_error
 
 

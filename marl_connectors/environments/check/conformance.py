@@ -13,8 +13,8 @@ import gymnasium as gym
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from pettingzoo import AECEnv
 
-from marl_connectors.environments.validation.calls import CallFailed, warning_text
-from marl_connectors.environments.validation.checked_episodes import Session
+from marl_connectors.environments.check.calls import CallFailed, warning_text
+from marl_connectors.environments.check.checked_episodes import Session
 
 _SECONDS = 5.0
 """The approximate number of seconds that one of these tests may play."""

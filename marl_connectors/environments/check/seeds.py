@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.environments.rules.violations import Level
-from marl_connectors.environments.validation.calls import CallFailed, digest, global_draws, global_random_state
-from marl_connectors.environments.validation.checked_episodes import (
+from marl_connectors.environments.check.calls import CallFailed, digest, global_draws, global_random_state
+from marl_connectors.environments.check.checked_episodes import (
     CheckedEnv,
     Mismatch,
     Played,
@@ -21,7 +20,8 @@ from marl_connectors.environments.validation.checked_episodes import (
     replay,
     replay_by_steps,
 )
-from marl_connectors.environments.validation.report import Findings
+from marl_connectors.environments.check.report import Findings
+from marl_connectors.environments.rules.violations import Level
 
 _ATTEMPTS = 3
 _REPEATED_STEPS = 60

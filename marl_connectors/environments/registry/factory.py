@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatc
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter, is_multi_agent_env
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.registry import (
+from marl_connectors.environments.registry.registry import (
     GYMNASIUM_KEYS,
     GYMNASIUM_NAMESPACES,
     REGISTERED,
@@ -34,9 +34,9 @@ from marl_connectors.environments.making.registry import (
     importable_name,
     parameters_of,
 )
-from marl_connectors.environments.making.unread_observations import without_unread_observations
-from marl_connectors.environments.making.wrapper_names import EnvWrapper
-from marl_connectors.environments.making.wrappers import with_reset_options, wrap_env
+from marl_connectors.environments.registry.unread_observations import without_unread_observations
+from marl_connectors.environments.registry.wrapper_names import EnvWrapper
+from marl_connectors.environments.registry.wrappers import with_reset_options, wrap_env
 from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
@@ -240,6 +240,12 @@ class EnvFactory:
             **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(self.wrappers)},
         }
 
+    @property
+    def description(self) -> str:
+        """The name of the environment, and where the class or function that makes it is defined, for messages."""
+        place = "" if isinstance(self.env, str) else place_of_definition(self.env)
+        return f"environment {env_name(self.env)!r}" + (f" ({place})" if place else "")
+
     def __getstate__(self) -> dict[str, Any]:
         name = self.env if isinstance(self.env, str) else ""
         return {
@@ -253,13 +259,6 @@ class EnvFactory:
         for name, spec in state["gymnasium"].items():
             gymnasium.registry.setdefault(name, spec)
         vars(self).update(state["own"])
-
-
-def described_maker(make_env: Callable[..., Any]) -> str:
-    """Returns the name of a function that makes environments, and where it is defined, for messages."""
-    make = make_env.env if isinstance(make_env, EnvFactory) else make_env
-    place = "" if isinstance(make, str) else place_of_definition(make)
-    return f"environment {env_name(make)!r}" + (f" ({place})" if place else "")
 
 
 class WrappedMaker:
