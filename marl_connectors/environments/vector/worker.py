@@ -20,7 +20,7 @@ from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, Block, StepMemory
 from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv
@@ -132,7 +132,7 @@ class WorkerTask:
     tolerance: int | None
     observation_space: Any
     state_space: Space | None
-    block: SharedBlock
+    block: Block
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -237,7 +237,7 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_envs, task.state_space)
+        self._memory = StepMemory(spaces_of(make_env), task.num_envs, task.state_space, task.block)
         current_call = self._memory.current_call
         current_call[CALL] = EnvCall.MAKE
         envs = []

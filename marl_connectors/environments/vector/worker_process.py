@@ -21,7 +21,7 @@ from marl_connectors import errors
 from marl_connectors.environments.rules.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, StepMemory
 from marl_connectors.environments.vector.sub_environment import EnvCall, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
@@ -156,8 +156,7 @@ class WorkerProcess:
         """Starts a process. It is ready once ``finish_start`` has returned."""
         self.kill()
         restarts, first = self._restarts, self.sub_envs[0].index
-        self._block = SharedBlock()
-        self.memory = StepMemory(self._block, self._agent_spaces, len(self.sub_envs), self._state_space)
+        self.memory = StepMemory(self._agent_spaces, len(self.sub_envs), self._state_space)
         self.memory.current_call[:] = first, -1, -1, EnvCall.STEP
         task = WorkerTask(
             self._maker,
@@ -167,7 +166,7 @@ class WorkerProcess:
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
             self._state_space,
-            self._block,
+            self.memory.block,
         )
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
@@ -311,4 +310,3 @@ class WorkerProcess:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
-        self._block.close()
