@@ -38,8 +38,10 @@ from marl_connectors.environments.check.report import EnvMeasurements, EnvReport
 from marl_connectors.environments.check.rules import violation
 from marl_connectors.environments.check.seeds import SeedChecks, is_nondeterministic, play_and_watch
 from marl_connectors.environments.check.spaces import SpaceBook
+from marl_connectors.environments.check.twins import Twins
 from marl_connectors.environments.registry.factory import env_name, make_env
 from marl_connectors.environments.rules.checks import id_violation, state_violation
+from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.flat_action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
@@ -268,7 +270,7 @@ class _Check:
             return
         rng = stream(seed, "check", "turns")
         test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=self.session.mask_key, num_steps=max_steps)
-        env, calls = TurnBasedEnv(self.env), self.session.calls
+        env, calls = vector_env_of([TurnBasedEnv(self.env)], seed=seed), self.session.calls
         calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
     def _check_sub_envs(self, seed: int) -> None:
@@ -279,8 +281,8 @@ class _Check:
         rng = stream(seed, "check", "copies")
         try:
             key = self.session.mask_key
-            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_BATCH_STEPS)
-            test.play_batched(env, twins=True)
+            test = Twins(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_BATCH_STEPS)
+            test.play(vector_env_of([env], seed=seed))
         except EnvError as error:
             advice = "A runner steps all sub-environments together, so correct this before training."
             self.findings.note("copies", str(error).rstrip("."), advice=advice)

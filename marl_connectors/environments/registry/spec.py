@@ -18,11 +18,11 @@ from marl_connectors.environments.registry.factory import EnvFactory, agent_ids,
 from marl_connectors.environments.registry.registry import is_importable
 from marl_connectors.environments.registry.wrapper_names import EnvWrapper
 from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM, id_violation, not_a_space, raise_first
-from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, close_env, errors_named
+from marl_connectors.environments.rules.env_failures import Watched, close_env, errors_named
 from marl_connectors.environments.rules.violations import violation
-from marl_connectors.environments.vector.batched_vector_env import gymnasium_vector_env
+from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.smoke_test import NUM_ENVS, SmokeTest
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error, did_you_mean
+from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean
 from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -234,32 +234,20 @@ class EnvSpec:
         rng = stream(seed, "trial run")
         test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self.factory.action_mask_key)
         self.info_masks = test.info_masks
-        if self.is_batched:
-            self._check_batched(test)
-            return
+        env = self.factory(NUM_ENVS) if self.is_batched else self.sample_env
         try:
             with Watched(lambda: f"{self.name}: the smoke test with random actions"):
-                test.play(self.sample_env)
-        except MarlConnectorsError as error:
+                test.play(vector_env_of([env], seed=0, maker=self.factory.description))
+        except EnvError as error:
             raise self._hinted(error) from error.__cause__
-        except ENV_ERRORS as error:
-            said = f"{self.name}: a smoke test with random actions raised {describe_error(error)}."
-            raise self._hinted(EnvError(said)) from error
+        finally:
+            if self.is_batched:
+                close_env(env, self.name)
         self._step_times, self._reset_s = test.step_times, test.reset_s
 
-    def _hinted(self, error: MarlConnectorsError) -> MarlConnectorsError:
+    def _hinted(self, error: EnvError) -> EnvError:
         hint = self._hint_at_several_agents()
         return EnvError(f"{error} {hint}") if hint else error
-
-    def _check_batched(self, test: SmokeTest) -> None:
-        env = self.factory(NUM_ENVS)
-        try:
-            if isinstance(env, GymnasiumBatch):
-                test.play_vector(gymnasium_vector_env(env, seed=0, maker=self.factory.description))
-            else:
-                test.play_batched(env)
-        finally:
-            close_env(env, self.name)
 
     @property
     def step_s(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
-from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
+from marl_connectors.environments.adapters.gymnasium_vector import INFOS, GymnasiumBatch
 from marl_connectors.environments.rules.checks import ended_alone, raise_first
 from marl_connectors.environments.rules.env_failures import Watched, close_env, sentence
 from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult
@@ -170,12 +170,6 @@ class BatchedVectorEnv(VectorEnv):
         """Closes the environment."""
         close_env(self.env, f"{type(self.env).__name__} (natively batched)")
         release(self.sub_envs)
-
-
-def gymnasium_vector_env(env: GymnasiumBatch, **settings: Any) -> GymnasiumVectorEnv:
-    """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
-    has_reset_steps = env.autoreset_mode == NEXT_STEP and not env.resets_alone
-    return (NextStepVectorEnv if has_reset_steps else GymnasiumVectorEnv)(env, **settings)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):

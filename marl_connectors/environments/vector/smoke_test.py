@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
-from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.rules import checks
-from marl_connectors.environments.rules.violations import violation
+from marl_connectors.environments.rules.step_result import StepResult
+from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv
+from marl_connectors.environments.vector.envs_in_use import release
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
+from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.flat_action_masks import ACTION_MASK, draw, mask_of
-from marl_connectors.trees import leaves, tree_map
-from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.environments.vector.batched_vector_env import GymnasiumVectorEnv
+from marl_connectors.trees import as_list, copied, leaves, tree_map
+from marl_connectors.typing import AgentID
 
 NUM_ENVS = 3
 """The number of sub-environments in a smoke test of a natively batched environment."""
@@ -28,9 +27,12 @@ _NUM_STEPS = 20
 _RESET_AFTER = 2
 """The number of steps after which one running sub-environment is reset alone."""
 
+Acting = list[tuple[SubEnvironment, AgentID]]
+"""The agents that act in a step, or get something in it, each with its sub-environment."""
+
 
 class SmokeTest:
-    """Plays and checks the reset and the first steps of an environment.
+    """Plays and checks the reset and the first steps of an environment, in the way in which a runner plays it.
 
     Attributes:
         info_masks: For each agent in whose infos there was an action mask, the first mask.
@@ -65,50 +67,72 @@ class SmokeTest:
         self._rng = rng
         self._key = mask_key or ACTION_MASK
         self._num_steps = num_steps
+        self._places: dict[int, str] = {}  # the step that is judged, by the index of the sub-environment
 
-    def play(self, env: Any) -> None:
-        """Plays a parallel environment, a TurnBasedEnv or a MultiAgentEnvAdapter.
+    def play(self, vector_env: VectorEnv) -> None:
+        """Plays a vector environment.
+
+        A single environment is played to the end of its episode. If several step in one call, those whose episode ends
+        are reset, and after two steps one is reset while the others continue.
 
         Raises:
             EnvError: For the first violation. The message names the agent and the step.
         """
-        began = time.perf_counter()
-        given = env.reset(seed=0)
-        self.reset_s = time.perf_counter() - began
-        checks.raise_first(f"{self.name}, step 0", [checks.reset_violation(given)])
-        given = (given[0], {}, {}, {}, given[1])
-        acting = self._judged(env, [], given, 0)
-        for t in range(1, self._num_steps + 1):
-            if not acting and not (agents_wait(env) and env.agents):
-                return
-            observations, infos = given[0], given[4] or {}
-            actions = {
-                agent: self._choose(agent, mask_of(observations.get(agent), infos.get(agent), self._key))
-                for agent in acting
-            }
-            began = time.perf_counter()
-            given = env.step(actions)
-            self.step_times.append(time.perf_counter() - began)
-            checks.raise_first(f"{self.name}, step {t}", [checks.result_violation(given)])
-            acting = self._judged(env, acting, given, t)
+        vector_env.look_every = 1
+        vector_env.resets_late = True
+        vector_env.reset_seed = lambda sub_env: 0  # the seed of no episode of the run
+        for sub_env in vector_env.sub_envs:
+            sub_env.step = self._judged_step(sub_env)
+        try:
+            self._play(vector_env)
+        except EnvError as error:
+            raise EnvError(f"{self.name}, smoke test with random actions: {error}") from error.__cause__
+        finally:
+            release(vector_env.sub_envs)
 
-    def _judged(self, env: Any, acted: list[AgentID], given: tuple[Any, ...], t: int) -> list[AgentID]:
-        """Returns the agents that act next, or raises an EnvError for the first violation in a reset or step."""
-        who = f"{self.name}, step {t}"
-        terminations, truncations, infos = given[2:]
-        if agents_wait(env):  # the adapter checks which agents leave
-            acted, alive = [agent for agent in terminations if agent != "__all__"], []
-            acting = env.acting
-        else:
-            ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if np.any(flag)}
-            alive = [agent for agent in acted if agent not in ended]
-            acting = alive + [agent for agent in env.agents if agent not in acted and agent not in ended]
-        checks.raise_first(who, checks.contents(acted, acting, given, lambda agent: self._agent_spaces(agent)[0]))
-        checks.raise_first(who, [checks.left_without_flag(alive, env.agents)])
-        for agent, info in (infos or {}).items():
-            if isinstance(info, Mapping) and info.get(self._key) is not None:
-                self.info_masks.setdefault(agent, info[self._key])
-        return acting
+    def _play(self, vector_env: VectorEnv) -> None:
+        began = time.perf_counter()
+        first = vector_env.reset_all()
+        self.reset_s = time.perf_counter() - began
+        self._places = {sub_env.index: str(sub_env) for sub_env in vector_env.sub_envs}
+        acting = _acting(vector_env)
+        observations = [first[sub_env.index][0][agent] for sub_env, agent in acting]
+        infos = {index: own for index, (_, own) in enumerate(first)}
+        self._judge_next(acting, observations, infos)
+        for t in range(1, self._num_steps + 1):
+            actions = self.actions(acting, observations, infos)
+            self._places = {sub_env.index: sub_env.at(sub_env.t + 1) for sub_env in vector_env.sub_envs}
+            result = vector_env.step(actions)
+            self.judge(acting, result)
+            if t == _RESET_AFTER and type(vector_env) is BatchedVectorEnv:
+                result.late = sorted({*result.late, (1, 0)})
+            if result.late:
+                if not isinstance(vector_env, BatchedVectorEnv):
+                    return
+                self._reset_some(vector_env, result)
+            acting, observations, infos = _acting(vector_env), as_list(result.observations), dict(result.infos)
+            self._judge_next(acting, observations, infos)
+
+    def _judged_step(self, sub_env: SubEnvironment) -> Callable[..., Any]:
+        """Returns the ``step`` of one environment with a clock, and with checks of what no result of it shows."""
+        step = sub_env.step
+
+        def judged_step(actions: dict[AgentID, Any]) -> Any:
+            began = time.perf_counter()
+            given = step(actions)
+            self.step_times.append(time.perf_counter() - began)
+            found = checks.result_violation(given) or checks.step_violation(list(actions), *given[2:])
+            checks.raise_first(self._places[sub_env.index], [found])
+            return given
+
+        return judged_step
+
+    def actions(self, acting: Acting, observations: list[Any], infos: Mapping[int, Any]) -> list[Any]:
+        """Returns random actions that the masks allow, of all agents that act."""
+        return [
+            self._choose(agent, mask_of(observation, infos.get(sub_env.index, {}).get(agent), self._key))
+            for (sub_env, agent), observation in zip(acting, observations, strict=True)
+        ]
 
     def _choose(self, agent: AgentID, mask: Any) -> Any:
         space = self._agent_spaces(agent)[1]
@@ -117,108 +141,64 @@ class SmokeTest:
             space.seed(int(self._rng.integers(2**31)))
         return random_action(space, allowed, self._rng)
 
-    # Several sub-environments in one call.
-
-    def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
-        """Plays a natively batched environment. After two steps, one sub-environment is reset while others continue.
+    def judge(self, acted: Acting, result: StepResult) -> None:
+        """Raises an EnvError for the first invalid reward or last observation.
 
         Args:
-            env: An environment with three sub-environments.
-            twins: Whether the first and the last sub-environment get the same seed and actions, and must return the
-                same data until their episode ends.
-
-        Raises:
-            EnvError: For the first violation; also if some agents of a sub-environment end before the others, or if
-                resetting a sub-environment changes another one.
+            acted: The agents that acted.
+            result: The result of the step.
         """
-        calls = BatchedCalls(env, self.name)
-        observations = calls.reset([0, *range(1, env.num_envs - 1), 0 if twins else env.num_envs - 1], None)
-        self._judge_arrays(calls, observations, None, 0)
-        if twins:
-            self._compare(0, observations)
-        infos: dict[str, np.ndarray] = {}
-        for t in range(1, self._num_steps + 1):
-            masks = _masks(calls, observations, infos, self._key)
-            chosen = [
-                [self._choose_noting(agent, _at(masks[agent], index)) for agent in calls.agents]
-                for index in range(env.num_envs)
-            ]
-            if twins:
-                chosen[-1] = chosen[0]
-            step = calls.step([np.asarray(action) for actions in chosen for action in actions])
-            observations, infos, over = step.observations, step.infos, step.over
-            self._judge_arrays(calls, observations, step.rewards, t)
-            if twins:
-                self._compare(t, (observations, step.rewards, step.terminations, step.truncations))
-                twins = not over[0]
-            for index in np.flatnonzero(step.ended.any(1) & ~over)[:1]:
-                gone = [agent for agent, flag in zip(calls.agents, step.ended[index], strict=True) if flag]
-                checks.raise_first(f"{self.name}, sub-environment {index}, step {t}", [checks.ended_alone(gone)])
-            if t == _RESET_AFTER:
-                over[1] = True
-            if over.any():
-                observations, infos = _reset(calls, self.name, observations, over), _infos_after(infos, over, self._key)
+        owners = [(sub_env.index, agent) for sub_env, agent in acted] if result.rewarded is None else result.rewarded
+        rewards = result.rewards if isinstance(result.rewards, list) else result.rewards.tolist()
+        for (index, agent), reward in zip(owners, rewards, strict=True):
+            checks.raise_first(self._places[index], [checks.reward_violation(agent, reward)])
+        if result.ends is not None:
+            ended = [(sub_env.index, agent) for sub_env, agent in acted if sub_env.index in result.ends.indices]
+            for (index, agent), last in zip(ended, as_list(result.ends.observations), strict=True):
+                self._judge_observation(index, agent, last)
+        for event in result.events:
+            for agent, last in event.observations.items():
+                self._judge_observation(event.index, agent, last)
 
-    def _compare(self, t: int, given: Tree) -> None:
-        if any(not np.array_equal(leaf[0], leaf[-1]) for leaf in leaves(given)):
-            advice = "Keep all state separate for each sub-environment, also its random generator."
-            what = "the first and the last sub-environment differ, although they got the same seed and the same actions"
-            checks.raise_first(f"{self.name}, step {t}", [violation("copies", what, advice=advice)])
+    def _judge_next(self, acting: Acting, observations: Iterable[Any], infos: Mapping[int, Any]) -> None:
+        """Judges the observations of the agents that act next, and keeps the first mask in each agent's infos."""
+        for (sub_env, agent), observation in zip(acting, observations, strict=True):
+            if observation is None:
+                checks.raise_first(self._places[sub_env.index], [checks.no_observation(agent, True)])
+            self._judge_observation(sub_env.index, agent, observation)
+            info = infos.get(sub_env.index, {}).get(agent, {})
+            if info.get(self._key) is not None:
+                self.info_masks.setdefault(agent, info[self._key])
 
-    def _judge_arrays(self, calls: BatchedCalls, observations: Tree, rewards: np.ndarray | None, t: int) -> None:
-        sub_envs = list(range(calls.env.num_envs))
-        for i, agent in enumerate(calls.agents):
-            self._judge_observations(sub_envs, agent, calls.of_agent(observations, agent), t)
-            if rewards is not None:
-                self._judge_rewards(sub_envs, agent, rewards[:, i], t)
-
-    def _judge_observations(self, sub_envs: list[int], agent: AgentID, observations: Tree, t: int) -> None:
-        """Raises an EnvError for invalid observations of an agent, ``[B, ...]`` of ``B`` sub-environments."""
-        if not sub_envs:
-            return
+    def _judge_observation(self, index: int, agent: AgentID, observation: Any) -> None:
         space = self._agent_spaces(agent)[0]
-        bad = space_tools.outside(space, observations)[0]
-        for leaf in leaves(observations):
-            bad = bad | ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
-        for place in np.flatnonzero(bad).tolist():
-            who = f"{self.name}, sub-environment {sub_envs[place]}, step {t}"
-            checks.raise_first(who, checks.observation_violations(agent, space, _at(observations, place)))
+        if observation is not None and space is not None:
+            checks.raise_first(self._places[index], checks.observation_violations(agent, space, observation))
 
-    def _judge_rewards(self, sub_envs: list[int], agent: AgentID, rewards: np.ndarray, t: int) -> None:
-        for place in np.flatnonzero(~(np.abs(rewards) <= checks.LARGEST_REWARD)).tolist():
-            who = f"{self.name}, sub-environment {sub_envs[place]}, step {t}"
-            checks.raise_first(who, [checks.reward_violation(agent, rewards[place].item())])
+    def _reset_some(self, vector_env: BatchedVectorEnv, result: StepResult) -> None:
+        """Resets the sub-environments in ``result.late``, which must not change the others."""
+        before = copied(as_list(result.observations))
+        vector_env.reset_over(result)
+        reset = [index in dict(result.late) for index in range(vector_env.num_envs)]
+        owners = [sub_env.index for sub_env in vector_env.sub_envs for _ in sub_env.agents]
+        for index, old, new in zip(owners, before, as_list(result.observations), strict=True):
+            if not reset[index] and not same_data(old, new):
+                raise EnvError(
+                    f"reset(seeds, mask) with the mask {reset} changed the observations of sub-environments that are "
+                    f"not in the mask. It must leave these as they are, and return their newest observations."
+                )
+            if reset[index]:
+                self._places[index] = str(vector_env.sub_envs[index])
 
-    def _choose_noting(self, agent: AgentID, mask: Any) -> Any:
-        seen = self._agent_spaces(agent)[0]
-        if mask is not None and not (isinstance(seen, spaces.Dict) and self._key in seen.spaces):
-            self.info_masks.setdefault(agent, mask)
-        return self._choose(agent, mask)
 
-    def play_vector(self, vector_env: GymnasiumVectorEnv) -> None:
-        """Plays a Gymnasium VectorEnv in the way in which a runner plays it.
+def _acting(vector_env: VectorEnv) -> Acting:
+    acting = [sub_env for sub_env in vector_env.sub_envs if not sub_env.is_reset_step]
+    return [(sub_env, agent) for sub_env in acting for agent in sub_env.agents]
 
-        Raises:
-            EnvError: For the first violation, also if its resets do not fit the autoreset mode.
-        """
-        agent = DEFAULT_AGENT_ID
-        space = self._agent_spaces(agent)[0]
-        first = vector_env.reset_all()
-        acting = list(range(len(first)))
-        observations: Tree = space_tools.stack([own[agent] for own, _ in first], space)
-        self._judge_observations(acting, agent, observations, 0)
-        infos = {index: own[agent] for index, (_, own) in enumerate(first) if own}
-        for t in range(1, self._num_steps + 1):
-            rows = [_at(observations, place) for place in range(len(acting))]
-            masks = [mask_of(row, infos.get(index), self._key) for row, index in zip(rows, acting, strict=True)]
-            step = vector_env.step(np.stack([np.asarray(self._choose_noting(agent, mask)) for mask in masks]))
-            self._judge_rewards(acting, agent, np.asarray(step.rewards), t)
-            if step.ends is not None:
-                self._judge_observations(step.ends.indices, agent, step.ends.observations, t)
-            acting = [sub_env.index for sub_env in vector_env.sub_envs if not sub_env.is_reset_step]
-            observations = step.observations
-            self._judge_observations(acting, agent, observations, t)
-            infos = {index: own[agent] for index, own in step.infos}
+
+def same_data(one: Any, other: Any) -> bool:
+    """Whether two trees of arrays are equal."""
+    return all(np.array_equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 
 
 def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Generator) -> Any:
@@ -233,43 +213,3 @@ def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Gener
     if allowed is None:
         return space.sample()
     return tree_map(lambda leaf: leaf[0], space_tools.from_start(space, draw(space, allowed[None], rng)))
-
-
-def _at(tree: Any, index: int) -> Any:
-    """Returns one row of a tree of arrays; None for None."""
-    return None if tree is None else tree_map(lambda leaf: leaf[index], tree)
-
-
-def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray) -> Tree:
-    before = tree_map(lambda leaf: leaf[~mask].copy(), observations)
-    seeds = [index if own else None for index, own in enumerate(mask.tolist())]
-    fresh = calls.reset(seeds, mask)
-    for old, new in zip(leaves(before), leaves(fresh), strict=True):
-        if not np.array_equal(old, new[~mask]):
-            raise EnvError(
-                f"{name}: reset(seeds, mask) with the mask {mask.tolist()} changed the "
-                f"observations of sub-environments that are not in the mask. It must leave these as they are, and "
-                f"return their newest observations."
-            )
-    return fresh
-
-
-def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> dict[str, np.ndarray]:
-    """Returns the masks in infos after some sub-environments were reset, in which all actions are allowed then."""
-    if key not in infos:
-        return {}
-    masks = np.array(infos[key])
-    masks[reset] = 1
-    return {key: masks}
-
-
-def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray], key: str) -> dict[AgentID, Any]:
-    """Returns each agent's masks, ``[num_envs, n]``, or None if it has none."""
-    masks: dict[AgentID, Any] = dict.fromkeys(calls.agents)
-    for i, agent in enumerate(calls.agents):
-        own = calls.of_agent(observations, agent)
-        if isinstance(own, dict) and key in own:
-            masks[agent] = tree_map(np.asarray, own[key])
-        elif key in infos:
-            masks[agent] = np.asarray(infos[key])[:, i]
-    return masks

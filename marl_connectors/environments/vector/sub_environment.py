@@ -122,8 +122,12 @@ class SubEnvironment:
             self.newest_actions.clear()
         return self.history
 
+    def at(self, t: int) -> str:
+        """Returns the place of a step of the current episode, for messages."""
+        return f"sub-environment {self.number}, episode {self.episode_number}, step {t}"
+
     def __str__(self) -> str:
-        return f"sub-environment {self.number}, episode {self.episode_number}, step {self.t}"
+        return self.at(self.t)
 
 
 def _with_tasks(env: Any) -> Any:

@@ -55,8 +55,6 @@ from marl_connectors.trees import copied, leaves
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
-_LOOK_EVERY = 16
-"""Every so many steps ``env.agents`` is read, even if nothing in a step's dicts says that the agents have changed."""
 
 
 class VectorEnv:
@@ -76,6 +74,8 @@ class VectorEnv:
         is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
         has_reset_steps: Whether there are steps in which some sub-environments do not act.
         close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
+        look_every: Every so many steps ``env.agents`` is read, even if nothing in a step's dicts says that the agents
+            have changed.
         resets_late: Whether sub-environments whose episode ended wait for ``reset_over``, where that is possible.
     """
 
@@ -83,6 +83,7 @@ class VectorEnv:
     one_at_a_time = False
     is_batched = False
     has_reset_steps = False
+    look_every = 16
     resets_late = False
     close_timeout_s: float | None = CLOSE_TIMEOUT_S
 
@@ -279,6 +280,7 @@ class VectorEnv:
         observations: list[Any] = []
         result = StepResult(rewards, observations)
         end, current_call, data_check, states = 0, self.current_call, self._data_check, self._states
+        look_every = self.look_every
         for sub_env in sub_envs:
             agents, t = sub_env.agents, sub_env.t
             begin = end
@@ -297,7 +299,7 @@ class VectorEnv:
                     or any(truncations.values())
                     or list(obs) != agents
                     or list(reward) != agents
-                    or (not sub_env.t % _LOOK_EVERY and list(sub_env.env.agents) != agents)
+                    or (not sub_env.t % look_every and list(sub_env.env.agents) != agents)
                 ):
                     self._unusual(sub_env, result, obs, reward, terminations, truncations, infos or {})
                 else:

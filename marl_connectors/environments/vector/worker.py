@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel
+from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, Block, StepMemory
 from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
-from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
@@ -144,7 +142,7 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     server = None
     try:
         server = EnvServer(task)
-        channel.send(pickle.dumps((server.turn_based, server.vector_env.one_at_a_time)))
+        channel.send(pickle.dumps((server.vector_env.turn_based, server.vector_env.one_at_a_time)))
         message = channel.receive()
         _be_killed_with_parent()
         while message != b"":
@@ -245,12 +243,10 @@ class EnvServer:
             current_call[CALLED_ENV] = index
             envs.append(make_env())
         current_call[CALLED_ENV], current_call[CALL] = task.first_index, EnvCall.STEP
-        self.turn_based = agents_wait(envs[0])
         restarts = None
         if task.tolerance is not None:
             restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
-        kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
-        self.vector_env = kind(
+        self.vector_env = vector_env_of(
             envs,
             seed=0,
             first_index=task.first_index,
@@ -281,7 +277,7 @@ class EnvServer:
         ended = [] if result.ends is None else result.ends.indices
         changed = {*ended, *(event.index for event in result.events)}
         states = [
-            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if self.turn_based or sub_env.index in changed
+            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if vector_env.turn_based or sub_env.index in changed
         ]
         for sub_env in sub_envs:  # the parent process records them
             sub_env.newest_actions.clear()

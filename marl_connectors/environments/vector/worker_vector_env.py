@@ -13,14 +13,11 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.batched import is_batched
-from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.multi_agent_env import agents_wait
 from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.rules.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.action_history import ActionHistory
-from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
+from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.vector.worker import Reply, described, packed_maker, spaces_of
 from marl_connectors.environments.vector.worker_process import WorkerLost, WorkerProcess
@@ -80,13 +77,9 @@ def make_vector_env(
     if is_batched(first):
         _check_possible(num_workers, restarts)
         close_env(first, "the environment that was made to see whether it is natively batched")
-        env = make_env(num_envs)
-        make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
-        return make(env, seed=seed, first_number=first_number, maker=described(make_env))
-    kind = TurnBasedVectorEnv if agents_wait(first) else VectorEnv
-    envs = [first, *(make_env() for _ in range(num_envs - 1))]
-    return kind(
-        envs,
+        return vector_env_of([make_env(num_envs)], seed=seed, first_number=first_number, maker=described(make_env))
+    return vector_env_of(
+        [first, *(make_env() for _ in range(num_envs - 1))],
         seed=seed,
         first_number=first_number,
         restarts=restarts,
