@@ -37,7 +37,6 @@ from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts
-from marl_connectors.environments.registry.factory import EnvFactory
 from marl_connectors.environments.registry.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.vector.vector_env import VectorEnv
@@ -529,7 +528,7 @@ def build_env_runner_parts(
             seed=seed,
             num_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
             timeout_s=config.sample_timeout_s,
-            restarts=_env_restarts(config, make_env),
+            restarts=_env_restarts(config),
             state_space=state_space,
             first_number=first_env_number,
         ),
@@ -602,11 +601,11 @@ def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
     return stopped
 
 
-def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
-    """Returns the object that replaces failed sub-environments; None if a failure stops the run."""
+def _env_restarts(config: AlgorithmConfig) -> EnvRestarts | None:
+    """Returns how failed sub-environments are replaced; None if a failure stops the run."""
     if not config.restart_failed_sub_environments:
         return None
-    return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)
+    return EnvRestarts(config.num_consecutive_env_failures_tolerance, config.observation_space)
 
 
 # Parts that users build by hand, under the names of AlgorithmConfig's methods.

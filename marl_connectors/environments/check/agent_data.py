@@ -1,8 +1,8 @@
-"""Judges what one agent gets, beyond what a run needs: types that are converted, and all values of its mask."""
+"""Judges what agents get, beyond what a run needs: all violations, types that are converted, all values of a mask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,52 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.environments.check.rules import violation
-from marl_connectors.environments.rules.checks import allowed_actions, forbids_all, leaf_name, short, space_leaves
+from marl_connectors.environments.rules.checks import (
+    allowed_actions,
+    flag_violation,
+    forbids_all,
+    info_violation,
+    leaf_name,
+    no_observation,
+    observation_violations,
+    reward_violation,
+    short,
+    space_leaves,
+)
 from marl_connectors.environments.rules.violations import Violation
 from marl_connectors.flat_action_masks import wanted_mask
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
+
+
+def contents(
+    acted: Iterable[AgentID], to_act: Collection[AgentID], given: tuple[Any, ...], space_of: Callable[[AgentID], Any]
+) -> Iterator[Violation]:
+    """Yields all violations in the data of single agents in a reset or step.
+
+    Args:
+        acted: The agents that acted; empty for a reset.
+        to_act: The agents that act next.
+        given: Observations, rewards, terminations, truncations and infos, each by agent.
+        space_of: Returns an agent's observation space, or None if its observations are not to be checked.
+    """
+    observations, rewards, terminations, truncations, infos = given
+    acted = list(acted)
+    for agent in acted:
+        for word, flags in (("termination", terminations), ("truncation", truncations)):
+            if agent in flags and (found := flag_violation(agent, word, flags[agent])):
+                yield found
+    for agent, reward in rewards.items():
+        if found := reward_violation(agent, reward):
+            yield found
+    for agent in dict.fromkeys([*acted, *to_act]):
+        observation = observations.get(agent)
+        if observation is None:
+            yield from [no_observation(agent, agent in observations)] if agent in to_act else []
+        elif (space := space_of(agent)) is not None:
+            yield from observation_violations(agent, space, observation)
+        if found := info_violation(agent, (infos or {}).get(agent, {})):
+            yield found
 
 
 def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:

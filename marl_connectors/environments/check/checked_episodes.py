@@ -12,7 +12,7 @@ from pettingzoo import AECEnv
 
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.check.agent_data import conversions, mask_violation
+from marl_connectors.environments.check.agent_data import contents, conversions, mask_violation
 from marl_connectors.environments.check.calls import CallFailed, Calls, digest, outcome_in_child
 from marl_connectors.environments.check.report import EnvMeasurements, Findings
 from marl_connectors.environments.check.spaces import SpaceBook
@@ -220,7 +220,7 @@ class CheckedEnv(ABC):
         """
         session, observations, rewards, infos = self.session, given[0], given[1], given[4]
         live = [agent for agent, lives in outcome.to_act.items() if lives]
-        for found in checks.contents(acted, live, given, session.spaces.observation_space):
+        for found in contents(acted, live, given, session.spaces.observation_space):
             self.add(found)
         for agent in dict.fromkeys([*acted, *outcome.to_act]):
             observation, reward, info = observations.get(agent), rewards.get(agent), infos.get(agent, {})

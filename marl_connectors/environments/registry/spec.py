@@ -10,8 +10,8 @@ import gymnasium as gym
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.batched import is_batched
+from marl_connectors.environments.adapters.env_adapter import user_env
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.registry.factory import EnvFactory, agent_ids, env_name
@@ -148,8 +148,7 @@ class EnvSpec:
     @property
     def user_env(self) -> Any:
         """The sample environment without the library's adapter, as a user's functions get it."""
-        is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, MultiAgentEnvAdapter, TurnBasedEnv))
-        return self.sample_env.env if is_wrapped else self.sample_env
+        return user_env(self.sample_env)
 
     @property
     def state_space(self) -> Space:
@@ -237,7 +236,7 @@ class EnvSpec:
         env = self.factory(NUM_ENVS) if self.is_batched else self.sample_env
         try:
             with Watched(lambda: f"{self.name}: the smoke test with random actions"):
-                test.play(vector_env_of([env], seed=0, maker=self.factory.description))
+                test.play(vector_env_of([env], seed=0, make_env=self.factory))
         except EnvError as error:
             raise self._hinted(error) from error.__cause__
         finally:

@@ -8,7 +8,7 @@ environments, that error only ends an episode.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,36 +119,6 @@ def infos_violation(agents: Iterable[AgentID], infos: Any) -> Violation | None:
         if info is not None and not isinstance(info, Mapping):
             return info_violation(agent, info)
     return None
-
-
-def contents(
-    acted: Iterable[AgentID], to_act: Collection[AgentID], given: tuple[Any, ...], space_of: Callable[[AgentID], Any]
-) -> Iterator[Violation]:
-    """Yields all violations in the data of single agents in a reset or step.
-
-    Args:
-        acted: The agents that acted; empty for a reset.
-        to_act: The agents that act next.
-        given: Observations, rewards, terminations, truncations and infos, each by agent.
-        space_of: Returns an agent's observation space, or None if its observations are not to be checked.
-    """
-    observations, rewards, terminations, truncations, infos = given
-    acted = list(acted)
-    for agent in acted:
-        for word, flags in (("termination", terminations), ("truncation", truncations)):
-            if agent in flags and (found := flag_violation(agent, word, flags[agent])):
-                yield found
-    for agent, reward in rewards.items():
-        if found := reward_violation(agent, reward):
-            yield found
-    for agent in dict.fromkeys([*acted, *to_act]):
-        observation = observations.get(agent)
-        if observation is None:
-            yield from [no_observation(agent, agent in observations)] if agent in to_act else []
-        elif (space := space_of(agent)) is not None:
-            yield from observation_violations(agent, space, observation)
-        if found := info_violation(agent, (infos or {}).get(agent, {})):
-            yield found
 
 
 def raise_first(who: Any, violations: Iterable[Violation | None]) -> None:

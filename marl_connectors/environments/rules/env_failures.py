@@ -76,13 +76,11 @@ class EnvRestarts:
     """Settings for the replacement of environments that failed.
 
     Attributes:
-        make_env: Makes one environment.
         tolerance: The number of failures of one sub-environment, without a finished episode between them, that do not
             stop the run.
         observation_space: A space or ``{agent_id: space}`` that replaces the environments' own; None to use theirs.
     """
 
-    make_env: Callable[[], Any]
     tolerance: int = 100
     observation_space: Any = None
 

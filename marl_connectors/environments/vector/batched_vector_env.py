@@ -33,19 +33,17 @@ class BatchedVectorEnv(VectorEnv):
 
     is_batched = True
 
-    def __init__(self, env: BatchedEnv, *, seed: int, first_number: int = 0, maker: str = "VectorEnv"):
+    def __init__(self, env: BatchedEnv, **settings: Any):
         """Creates the sub-environments' records; nothing is reset yet.
 
         Args:
             env: The natively batched environment.
-            seed: The run's seed.
-            first_number: The number of the first sub-environment among all sub-environments of the run.
-            maker: What made the environment, for messages.
+            **settings: The arguments of VectorEnv but ``restarts`` and ``state_space``.
 
         Raises:
             EnvError: If the environment has no sub-environments or no agents, or is in use already.
         """
-        super().__init__([env] * env.num_envs, seed=seed, first_number=first_number, maker=maker)
+        super().__init__([env] * env.num_envs, **settings)
         self.env = env
         self._calls = BatchedCalls(env)
         self.is_batched = self._calls.alike  # otherwise lists of arrays of different shapes

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
-from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.adapters.env_adapter import user_env
 from marl_connectors.environments.rules.checks import (
     left_without_flag,
     no_live_agents,
@@ -96,7 +94,7 @@ class VectorEnv:
         first_number: int | None = None,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
-        maker: str = "VectorEnv",
+        make_env: Callable[[], Any] | None = None,
     ):
         """Creates the sub-environments' records; nothing is reset yet.
 
@@ -108,7 +106,7 @@ class VectorEnv:
                 determines their seeds. None if it is ``first_index``.
             restarts: How to continue after failures; None to raise an error.
             state_space: The space of the environments' ``state()`` if states are used; else None.
-            maker: What made the environments, for messages.
+            make_env: What made the environments, for messages and for others in their place; None if it is not known.
 
         Raises:
             EnvError: If two sub-environments of this process have the same environment.
@@ -120,11 +118,17 @@ class VectorEnv:
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that exceeded the tolerance
+        self._state_space = state_space
         self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends = EndsBuilder()
-        self._maker = maker
-        claim(self._uses(), maker)
+        self._make_env = make_env
+        claim(self._uses(), self._maker)
+
+    @property
+    def _maker(self) -> str:
+        """What made the environments, for messages."""
+        return getattr(self._make_env, "description", "VectorEnv")
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(self._kinds())
@@ -147,8 +151,7 @@ class VectorEnv:
     @property
     def envs(self) -> list[Any]:
         """The sub-environments' environments, as the user made them."""
-        ours = (SingleAgentEnv, MultiAgentEnvAdapter, TurnBasedEnv)
-        return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
+        return [user_env(sub_env.env) for sub_env in self.sub_envs]
 
     @property
     def unwrapped(self) -> VectorEnv:
@@ -249,7 +252,7 @@ class VectorEnv:
 
     def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Replaces the environment and starts the next episode, and returns the observations and infos by agent."""
-        assert self._restarts is not None
+        assert self._make_env is not None
         while True:
             try:
                 self.current_call[CALL] = EnvCall.CLOSE
@@ -257,7 +260,7 @@ class VectorEnv:
                     sub_env.env.close()
                 self.current_call[CALL] = EnvCall.MAKE
                 with Watched(lambda: f"{sub_env}: making its new environment"):
-                    sub_env.use(self._restarts.make_env())
+                    sub_env.use(self._make_env())
                 claim([(sub_env, sub_env.env)], self._maker)
                 return self._begin(sub_env)
             except ENV_ERRORS as error:

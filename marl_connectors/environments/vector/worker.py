@@ -98,11 +98,6 @@ def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
     return getattr(make_env, "agent_spaces", {})
 
 
-def described(make_env: Callable[..., Any]) -> str:
-    """Returns what a factory says of its environment, for messages."""
-    return getattr(make_env, "description", "VectorEnv")
-
-
 def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
     """Returns the agents that act next in some sub-environments, in their order."""
     return [agent for sub_env in sub_envs for agent in sub_env.agents]
@@ -117,20 +112,18 @@ class WorkerTask:
         first_index: The index of its first sub-environment in the env runner.
         first_number: The number of its first sub-environment in the run.
         num_envs: The number of its sub-environments.
-        tolerance: See ``EnvRestarts.tolerance``; None to let every failure stop the run.
-        observation_space: See ``EnvRestarts.observation_space``.
+        restarts: How to continue after failures; None to let every failure stop the run.
         state_space: The space of the environments' ``state()`` if states are used; else None.
-        block: The memory of its ``StepMemory``.
+        block: The memory of its ``StepMemory``; None before there is one.
     """
 
     maker: bytes
     first_index: int
     first_number: int
     num_envs: int
-    tolerance: int | None
-    observation_space: Any
+    restarts: EnvRestarts | None
     state_space: Space | None
-    block: Block
+    block: Block = None
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -243,17 +236,14 @@ class EnvServer:
             current_call[CALLED_ENV] = index
             envs.append(make_env())
         current_call[CALLED_ENV], current_call[CALL] = task.first_index, EnvCall.STEP
-        restarts = None
-        if task.tolerance is not None:
-            restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
         self.vector_env = vector_env_of(
             envs,
             seed=0,
             first_index=task.first_index,
             first_number=task.first_number,
-            restarts=restarts,
+            restarts=task.restarts,
             state_space=task.state_space,
-            maker=described(make_env),
+            make_env=make_env,
         )
         self.vector_env.current_call = current_call
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs

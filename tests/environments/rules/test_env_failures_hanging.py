@@ -336,11 +336,11 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
 
 def test_a_constructor_that_hangs_is_named(monkeypatch):
     monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 0.2)
-    restarts = EnvRestarts(partial(HangingEnv, where="make"))
+    make_env = partial(HangingEnv, where="make")
     with pytest.raises(
         EnvError, match=r"did not answer for 0.2 s while it started .* It was making sub-environment 0\."
     ):
-        make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=0.1, restarts=restarts)
+        make_vector_env(make_env, num_envs=2, seed=0, num_workers=1, timeout_s=0.1, restarts=EnvRestarts())
 
 
 def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not(tmp_path):
