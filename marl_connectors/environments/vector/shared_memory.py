@@ -36,14 +36,14 @@ def _arrays(templates: list[Tree], block: Block | None) -> tuple[list[Any], Bloc
     new process as an argument, but not to a process that already runs.
     """
     sizes = [-(-leaf.nbytes // _ALIGN) * _ALIGN for leaf in leaves(templates)]
-    block = block or RawArray("b", max(sum(sizes), 1))
+    memory: Block = RawArray("b", max(sum(sizes), 1)) if block is None else block
     offsets = iter(np.cumsum([0, *sizes]).tolist())
 
     def placed(leaf: np.ndarray) -> np.ndarray:
         offset = next(offsets)
-        return np.frombuffer(block, leaf.dtype, leaf.size, offset).reshape(leaf.shape) if leaf.size else leaf
+        return np.frombuffer(memory, leaf.dtype, leaf.size, offset).reshape(leaf.shape) if leaf.size else leaf
 
-    return [None if template is None else tree_map(placed, template) for template in templates], block
+    return [None if template is None else tree_map(placed, template) for template in templates], memory
 
 
 class StepMemory:
