@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_connectors import ActionMasking, FlattenObservations, ImageToFloat, PPOConfig
-from marl_connectors.environments.making.registry import SUITES, environments_of
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.registry import SUITES, environments_of
+from marl_connectors.environments.registry.spec import EnvSpec
 
 SCREEN = ("color_reduction_v0:full", "resize_v1:84,84", "frame_skip_v0:4")
 """The usual wrappers for Atari games: grey and small pictures, and every fourth frame."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,18 @@ def leaves(tree: Tree) -> list[Any]:
     if type(tree) is np.ndarray:
         return [tree]
     return optree.tree_leaves(tree)
+
+
+def copied(value: Any) -> Any:
+    """Copies arrays, mappings, lists and tuples recursively. Other values are returned as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: copied(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [copied(part) for part in value]
+        return parts if isinstance(value, list) else getattr(type(value), "_make", tuple)(parts)
+    return value
 
 
 def same_structure(a: Tree, b: Tree) -> bool:

@@ -12,15 +12,15 @@ from gymnasium import Space, spaces
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
-from marl_connectors.connectors.flat_action_masks import (
+from marl_connectors.environments.registry.spec import EnvDescription
+from marl_connectors.errors import ConfigError, MarlConnectorsWarning, did_you_mean
+from marl_connectors.flat_action_masks import (
     ACTION_MASK,
     flat_masks,
     is_binary,
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.environments.spec import EnvDescription
-from marl_connectors.errors import ConfigError, MarlConnectorsWarning, did_you_mean
 from marl_connectors.spaces import describe, values_per_choice
 from marl_connectors.state import State
 from marl_connectors.typing import AgentID

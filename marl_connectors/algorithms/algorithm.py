@@ -46,7 +46,7 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
 from marl_connectors.env_runners.sample import Sample, joined
-from marl_connectors.environments.vector.env_failures import close_env
+from marl_connectors.environments.rules.env_failures import close_env
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,

@@ -30,7 +30,6 @@ from marl_connectors.connectors.defaults import (
 )
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
@@ -38,13 +37,13 @@ from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.env_runner_parts import EnvRunnerParts
-from marl_connectors.environments.making.factory import EnvFactory
-from marl_connectors.environments.spec import EnvDescription, EnvSpec
-from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
+from marl_connectors.environments.registry.spec import EnvDescription, EnvSpec
+from marl_connectors.environments.rules.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, MarlConnectorsWarning, did_you_mean
+from marl_connectors.flat_action_masks import ACTION_MASK
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import SharedPolicy, check_mapping, goes_by_agent_alone
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
@@ -529,7 +528,7 @@ def build_env_runner_parts(
             seed=seed,
             num_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
             timeout_s=config.sample_timeout_s,
-            restarts=_env_restarts(config, make_env),
+            restarts=_env_restarts(config),
             state_space=state_space,
             first_number=first_env_number,
         ),
@@ -602,11 +601,11 @@ def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
     return stopped
 
 
-def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
-    """Returns the object that replaces failed sub-environments; None if a failure stops the run."""
+def _env_restarts(config: AlgorithmConfig) -> EnvRestarts | None:
+    """Returns how failed sub-environments are replaced; None if a failure stops the run."""
     if not config.restart_failed_sub_environments:
         return None
-    return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)
+    return EnvRestarts(config.num_consecutive_env_failures_tolerance, config.observation_space)
 
 
 # Parts that users build by hand, under the names of AlgorithmConfig's methods.

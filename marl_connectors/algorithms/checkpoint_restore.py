@@ -24,7 +24,7 @@ from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_st
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.env_runner_state import EnvRunnerState
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import Metric
 from marl_connectors.names import Names, brief

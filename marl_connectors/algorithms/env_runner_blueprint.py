@@ -13,8 +13,8 @@ from marl_connectors.algorithms.action_mask_setting import Masking
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.cluster.hosted_env_runner import PlayRequest
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.environments.making.registry import REGISTERED, register_env
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.registry import REGISTERED, register_env
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import ModuleID

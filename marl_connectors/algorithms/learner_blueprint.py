@@ -12,7 +12,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.learner.learner import Learner
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.seeding import torch_stream

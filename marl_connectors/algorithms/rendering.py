@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.environments.vector.env_failures import errors_named
+from marl_connectors.environments.rules.env_failures import errors_named
 from marl_connectors.errors import EnvError
 from marl_connectors.typing import ModuleID
 

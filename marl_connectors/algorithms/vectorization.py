@@ -10,8 +10,8 @@ from typing import Any
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
-from marl_connectors.environments.spec import EnvSpec
-from marl_connectors.environments.vector.worker_count import auto_num_workers, num_cores
+from marl_connectors.environments.registry.spec import EnvSpec
+from marl_connectors.environments.registry.worker_count import auto_num_workers, num_cores
 from marl_connectors.errors import ConfigError
 
 ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"

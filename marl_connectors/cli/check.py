@@ -13,8 +13,8 @@ from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.cli.layers import tree_of_options
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.tree import ENV_CONFIG
-from marl_connectors.environments.making.factory import WrappedMaker
-from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.check.check_env import check_env
+from marl_connectors.environments.registry.factory import WrappedMaker
 from marl_connectors.json_data import jsonable
 
 EXIT_ERRORS = 1

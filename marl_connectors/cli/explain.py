@@ -12,7 +12,7 @@ from marl_connectors.cli.made_config import in_this_process, make_config, use_th
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.training_run import BUILDING
 from marl_connectors.cli.tree import ENV
-from marl_connectors.environments.making.factory import env_name
+from marl_connectors.environments.registry.factory import env_name
 from marl_connectors.errors import ConfigError, counted
 from marl_connectors.json_data import jsonable
 

@@ -34,8 +34,8 @@ from marl_connectors.cli.tree import (
     pieces,
     with_shares,
 )
-from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
-from marl_connectors.environments.vector.env_failures import close_env
+from marl_connectors.environments.registry.factory import agent_ids, env_name, make_env
+from marl_connectors.environments.rules.env_failures import close_env
 from marl_connectors.errors import ConfigError
 from marl_connectors.json_data import brief
 from marl_connectors.policy_mapping import OneAgainst, PatternPolicies, check_mapping

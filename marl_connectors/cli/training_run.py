@@ -50,7 +50,7 @@ from marl_connectors.cli.tree import (
     with_shares,
 )
 from marl_connectors.cli.values import require_extras
-from marl_connectors.environments.making.factory import env_name
+from marl_connectors.environments.registry.factory import env_name
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.policy_mapping import IndependentPolicies, PatternPolicies, SharedPolicy
 from marl_connectors.programs import PROGRAM, command

@@ -30,7 +30,7 @@ from marl_connectors.cli.tree import (
 )
 from marl_connectors.cli.values import require_extras
 from marl_connectors.connectors.named_pieces import NamedPieces
-from marl_connectors.environments.making.registry import REGISTERED
+from marl_connectors.environments.registry.registry import REGISTERED
 from marl_connectors.errors import ConfigError
 from marl_connectors.names import brief, qualified_name
 from marl_connectors.policy_mapping import IndependentPolicies, PatternPolicies, SharedPolicy

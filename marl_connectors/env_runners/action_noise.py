@@ -12,10 +12,10 @@ import torch
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.flat_action_masks import draw
 from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED, in_units
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
+from marl_connectors.flat_action_masks import draw
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.seeding import StreamGenerator, name_word, stream_words, substream_words, torch_stream
 from marl_connectors.spaces import counted_from_0, from_start, values_per_choice

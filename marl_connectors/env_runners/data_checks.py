@@ -19,14 +19,14 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup
-from marl_connectors.environments.validation.checks import (
+from marl_connectors.environments.rules.checks import (
     LARGEST_REWARD,
     no_observation,
     observation_violations,
     reward_violation,
 )
-from marl_connectors.environments.validation.rules import Violation
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.rules.step_result import StepResult
+from marl_connectors.environments.rules.violations import Violation
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage

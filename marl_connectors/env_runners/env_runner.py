@@ -37,9 +37,9 @@ from marl_connectors.env_runners.finished_episodes import FinishedEpisodes
 from marl_connectors.env_runners.lane_table import SampledSteps
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
+from marl_connectors.environments.rules.env_failures import FailureCounts
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.action_history import HISTORY_BYTES
-from marl_connectors.environments.vector.env_failures import FailureCounts
-from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import (

@@ -27,7 +27,7 @@ from marl_connectors.env_runners.episode_tracker import OngoingEpisodeState
 from marl_connectors.env_runners.finished_episodes import FinishedEpisode
 from marl_connectors.env_runners.forward_batch_state import ForwardBatchState
 from marl_connectors.env_runners.lane_table import SampledSteps
-from marl_connectors.environments.vector.env_failures import FailureCounts
+from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.errors import CheckpointError, ConnectorError
 from marl_connectors.metrics import Metric, MetricsLogger, merged_metrics
 from marl_connectors.state import Count, Index, Seed, State

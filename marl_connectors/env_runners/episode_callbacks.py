@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.typing import EpisodeID
 

@@ -19,10 +19,10 @@ from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, Epi
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LanesState, LaneState, LiveViews, RestoredLanes
 from marl_connectors.env_runners.lane_table import EnvLanes, LaneTable
 from marl_connectors.env_runners.run_metrics import EpisodeSummary, end_together
+from marl_connectors.environments.rules.env_failures import FailureCounts
+from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.action_history import ActionHistory, ActionHistoryState
-from marl_connectors.environments.vector.env_failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
-from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.episodes.action_units import MODULE

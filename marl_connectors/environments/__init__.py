@@ -1,1 +1,1 @@
-"""Finds, makes and wraps environments, and steps several of them in this process or in worker processes."""
+"""Environments: the rules for them, adapters of each kind, vectors of them, and the registry of their names."""

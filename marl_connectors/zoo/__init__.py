@@ -28,7 +28,7 @@ def find_task(env: str, algo: str | None = None) -> ZooTask | None:
             (``"simple_spread_v3:env"``) is another environment.
         algo: The algorithm of the task's settings; None for the one that comes without its name.
     """
-    from marl_connectors.environments.making.registry import importable_name  # which needs Gymnasium
+    from marl_connectors.environments.registry.registry import importable_name  # which needs Gymnasium
 
     name = importable_name(env.strip()).removesuffix(":parallel_env")
     own = [task for task in tasks() if task.env == name]

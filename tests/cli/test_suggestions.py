@@ -221,7 +221,7 @@ def test_a_first_run_is_suggested_on_an_environment_that_is_there(folder, capsys
 
     assert main(["train"]) == 2
     words = shlex.split(capsys.readouterr().err.partition("Try: ")[2])
-    from marl_connectors.environments.making.factory import make_env
+    from marl_connectors.environments.registry.factory import make_env
 
     make_env(words[2]).close()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -34,6 +34,14 @@ def imported_by(path: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
+def test_only_the_command_check_loads_the_close_look_at_an_environment():
+    known = modules()
+    within = {name for name in known if name.startswith("marl_connectors.environments.check")}
+    assert len(within) > 5
+    others = {name for name in known.keys() - within if imported_by(known[name], known) & within}
+    assert others == {"marl_connectors.cli.check"}
+
+
 @pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others():
     known = modules()

@@ -7,8 +7,7 @@ import pytest
 
 from helpers.envs.reusing_envs import ReusingInfos, ReusingVector
 from helpers.envs.scripted_envs import small_config
-from marl_connectors.environments.vector.sub_environment import copied
-from marl_connectors.trees import leaves
+from marl_connectors.trees import copied, leaves
 
 
 @pytest.mark.parametrize(("env", "workers"), [(ReusingInfos, 0), (ReusingInfos, 2), (ReusingVector, 0)])

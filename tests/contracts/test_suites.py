@@ -18,8 +18,8 @@ from suites import in_a_process, train  # noqa: E402
 
 sys.path.remove(BENCHMARKS)  # no other test imports from there
 
-from marl_connectors.environments.making.registry import SUITES  # noqa: E402
-from marl_connectors.environments.spec import EnvSpec  # noqa: E402
+from marl_connectors.environments.registry.registry import SUITES  # noqa: E402
+from marl_connectors.environments.registry.spec import EnvSpec  # noqa: E402
 
 SAMPLE = [
     Case("mpe2", "simple_spread_v3:parallel_env"),

@@ -16,7 +16,7 @@ from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.env_runner_state import EnvRunnerState
 from marl_connectors.env_runners.lane_table import SampledSteps
 from marl_connectors.env_runners.run_metrics import EpisodeSummary
-from marl_connectors.environments.vector.env_failures import FailureCounts
+from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.errors import CheckpointError, ConnectorError
 from marl_connectors.state import fields_of, read_state
 

@@ -13,7 +13,7 @@ from helpers.envs.batched_envs import Worlds
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import Callbacks, ConnectorV2, EnvError, MappingError
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.environments.vector.step_result import Event
+from marl_connectors.environments.rules.step_result import Event
 from marl_connectors.episodes.rollout import Rollout
 
 LIVES = {"agents": "abc", "die": 0.0, "max_steps": 7}

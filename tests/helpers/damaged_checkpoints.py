@@ -42,7 +42,7 @@ BAD_NAMES = [
     "marl_connectors.checkpoints:save_state",
     "marl_connectors.checkpoints:os.system",
     "marl_connectors.cli.main:main",
-    "marl_connectors.environments.making.factory:make_env",
+    "marl_connectors.environments.registry.factory:make_env",
     "marl_connectors.names:import_function",
     "marl_envs.match_v0:np.save",
     "__main__:main",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_connectors.environments.making.factory import make_env
+from marl_connectors.environments.registry.factory import make_env
 from marl_connectors.zoo import find_task
 from marl_connectors.zoo.measures import wall_reached
 

@@ -11,7 +11,7 @@ import pytest
 from marl_connectors.cli.layers import Words, resolved, user_tree
 from marl_connectors.cli.made_config import make_config
 from marl_connectors.cli.presets import tree_of_task
-from marl_connectors.environments.making.factory import make_env
+from marl_connectors.environments.registry.factory import make_env
 from marl_connectors.errors import EnvError
 from marl_connectors.zoo import find_task, tasks
 

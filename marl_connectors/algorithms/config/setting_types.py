@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.builder_arguments import num_arguments
-from marl_connectors.environments.making.wrapper_names import checked_wrappers
+from marl_connectors.environments.registry.wrapper_names import checked_wrappers
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.rl_module.spec_fields import MODULE_ID, MODULE_IDS, SPACE
 from marl_connectors.validators import (

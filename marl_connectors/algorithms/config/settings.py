@@ -29,7 +29,7 @@ from marl_connectors.algorithms.config.setting_types import (
     or_empty,
 )
 from marl_connectors.callbacks import Callbacks, Functions
-from marl_connectors.environments.making.wrapper_names import EnvWrapper
+from marl_connectors.environments.registry.wrapper_names import EnvWrapper
 from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, ORDERS, SHUFFLED, UNSTORABLE_INFOS
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.policy_mapping import SharedPolicy

@@ -18,8 +18,8 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.sections import settings_of_algorithm
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks, Success
 from marl_connectors.connectors.named_pieces import NamedPieces
-from marl_connectors.environments.making.factory import env_from_json, env_to_json
-from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
+from marl_connectors.environments.registry.factory import env_from_json, env_to_json
+from marl_connectors.environments.registry.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import LIBRARY, Expected, Names, brief, is_function, qualified_name

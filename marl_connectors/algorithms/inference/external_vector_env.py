@@ -16,7 +16,7 @@ from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
 from marl_connectors.env_runners.lane_table import LaneTable
-from marl_connectors.environments.vector.step_result import Event, StepResult
+from marl_connectors.environments.rules.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.episodes.rollout import Positions, take
 from marl_connectors.seeding import name_word

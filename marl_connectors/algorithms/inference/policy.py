@@ -44,7 +44,7 @@ from marl_connectors.typing import AgentID
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from marl_connectors.environments.vector.step_result import StepResult
+    from marl_connectors.environments.rules.step_result import StepResult
 
 _OF_PROCESS = ("_call", "_plans")
 """The attributes that a copy of a policy creates for itself."""

@@ -15,7 +15,7 @@ from marl_connectors.validators import one_of, section, setting
 if TYPE_CHECKING:
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
-    from marl_connectors.environments.spec import EnvSpec
+    from marl_connectors.environments.registry.spec import EnvSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 

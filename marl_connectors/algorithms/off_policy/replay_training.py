@@ -18,7 +18,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer, ReplayBufferState
 from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer

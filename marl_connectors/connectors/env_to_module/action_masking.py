@@ -11,18 +11,18 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.flat_action_masks import (
-    flat_masks,
-    free_where_nothing_is_left,
-    mask_of_one_row,
-    wanted_mask,
-)
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.flat_action_masks import (
+    flat_masks,
+    free_where_nothing_is_left,
+    mask_of_one_row,
+    wanted_mask,
+)
 from marl_connectors.spaces import describe, in_key_order, parts_of, stack, values_per_choice, zeros
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, Tree

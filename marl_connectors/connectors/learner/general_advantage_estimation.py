@@ -12,12 +12,12 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.flat_action_masks import leaves_a_choice
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, LearnerError, ModuleError
+from marl_connectors.flat_action_masks import leaves_a_choice
 from marl_connectors.ops.discounting import compute_gae_of_episodes
 from marl_connectors.ops.moments import Moments
 from marl_connectors.rl_module.apis import ValueFunctionAPI

@@ -12,8 +12,8 @@ from gymnasium.spaces import Tuple as TupleSpace
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.env_failures import errors_named
+from marl_connectors.environments.rules.checks import ended_alone, raise_first
+from marl_connectors.environments.rules.env_failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -156,10 +156,7 @@ class BatchedCalls:
                     f"MultiBinary spaces, or single environments."
                 )
         self.alike = all(own == found[0] for own in found)
-        self._layouts = {
-            a: _ObservationLayout(own[0], self._lead[:1]) for a, own in zip(self.agents, found, strict=True)
-        }
-        self._joint_layout = _ObservationLayout(found[0][0], self._lead)
+        self._spaces = {agent: own[0] for agent, own in zip(self.agents, found, strict=True)}
 
     def _spaces_of(self, agent: AgentID) -> tuple[Any, Any]:
         with errors_named(f"{self._name}: observation_space({agent!r}) or action_space({agent!r})"):
@@ -241,7 +238,7 @@ class BatchedCalls:
 
     def _observations(self, method: str, given: Any) -> Tree:
         if self.alike:
-            return self._observed(f"observations of {method}", given, self._joint_layout)
+            return self._observed(f"observations of {method}", given, self._spaces[self.agents[0]], self._lead)
         if not isinstance(given, Mapping) or set(given) != set(self.agents):
             raise EnvError(
                 f"{self._name}: the observations of {method} are a {_structure(given)}, expected a dict by agent, "
@@ -249,17 +246,17 @@ class BatchedCalls:
                 f"spaces."
             )
         return {
-            agent: self._observed(f"observations of {method} for agent {agent!r}", given[agent], layout)
-            for agent, layout in self._layouts.items()
+            agent: self._observed(f"observations of {method} for agent {agent!r}", given[agent], space, self._lead[:1])
+            for agent, space in self._spaces.items()
         }
 
-    def _observed(self, name: str, given: Any, layout: _ObservationLayout) -> Tree:
+    def _observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
         try:
-            return self._leaves_observed(name, given, layout.space, layout.lead)
+            return self._leaves_observed(name, given, space, lead)
         except ValueError as error:
             raise EnvError(
-                f"{self._name}: the {name} are a {_structure(given)}, expected a {_structure(layout.sample)} of "
-                f"arrays as in the observation space, {spaces.describe(layout.space)}."
+                f"{self._name}: the {name} are a {_structure(given)}, expected a "
+                f"{_structure(spaces.zeros(space))} of arrays as in the observation space, {spaces.describe(space)}."
             ) from error
 
     def _leaves_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
@@ -321,15 +318,6 @@ class BatchedCalls:
                 f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} "
                 f"sub-environments, {agents}then the shape for one agent."
             )
-
-
-class _ObservationLayout:
-    """A space with the leading axes of its observations and a sample of zeros."""
-
-    __slots__ = ("lead", "sample", "space")
-
-    def __init__(self, space: Space, lead: tuple[int, ...]):
-        self.space, self.lead, self.sample = space, lead, spaces.zeros(space)
 
 
 def _items(tree: Tree) -> list[Any]:

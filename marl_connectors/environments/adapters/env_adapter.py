@@ -1,4 +1,4 @@
-"""EnvAdapter, the base of adapters that hold one environment."""
+"""EnvAdapter, the base of adapters that hold one environment or one VectorEnv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from marl_connectors.typing import AgentID
 
 
 class EnvAdapter:
-    """One environment of another API, with the methods of a parallel environment.
+    """One environment of another API, with the methods of a parallel or of a natively batched environment.
 
     Subclasses add spaces, ``reset`` and ``step``.
 
@@ -46,3 +46,8 @@ class EnvAdapter:
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
+
+
+def user_env(env: Any) -> Any:
+    """Returns an environment as the user made it, without the library's adapter."""
+    return env.env if isinstance(env, EnvAdapter) else env

@@ -12,9 +12,9 @@ from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.vector.sub_environment import copied
+from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.errors import ConfigError, EnvError
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.trees import copied, leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
@@ -24,7 +24,7 @@ INFOS = "infos"
 """The key of the infos that ``GymnasiumBatch.step`` returns, if there are any: one dict for each sub-environment."""
 
 
-class GymnasiumBatch:
+class GymnasiumBatch(EnvAdapter):
     """A ``gymnasium.vector.VectorEnv`` of single-agent environments, with the methods of a ``BatchedEnv``.
 
     The autoreset mode decides how a sub-environment whose episode is over is reset:
@@ -57,11 +57,9 @@ class GymnasiumBatch:
             EnvError: If its metadata have no valid autoreset mode.
             ConfigError: If there are options, but the VectorEnv resets sub-environments without them.
         """
-        self.env = env
+        super().__init__(env)
         self.num_envs = int(env.num_envs)
         self.possible_agents: list[AgentID] = [DEFAULT_AGENT_ID]
-        self.metadata = env.metadata
-        self.render_mode = getattr(env, "render_mode", None)
         self.autoreset_mode = _autoreset_mode(env, name)
         is_plain = type(env) in (SyncVectorEnv, AsyncVectorEnv) and hasattr(gym.vector, "AutoresetMode")
         self.resets_alone = self.autoreset_mode == DISABLED or (self.autoreset_mode == NEXT_STEP and is_plain)
@@ -76,11 +74,6 @@ class GymnasiumBatch:
         self._name = name
         self._reset_options = reset_options
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
-
-    @property
-    def unwrapped(self) -> gym.vector.VectorEnv:
-        """The VectorEnv without any wrappers."""
-        return self.env.unwrapped
 
     def observation_space(self, agent: AgentID) -> gym.Space:
         """Returns the observation space of one sub-environment."""
@@ -160,10 +153,6 @@ class GymnasiumBatch:
         """Returns what the first sub-environment renders."""
         frames: Any = self.env.render()
         return frames[0] if isinstance(frames, (tuple, list)) else frames
-
-    def close(self) -> None:
-        """Closes the VectorEnv."""
-        self.env.close()
 
 
 def _autoreset_mode(env: gym.vector.VectorEnv, name: str) -> str:

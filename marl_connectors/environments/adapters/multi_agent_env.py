@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors.environments.adapters.env_adapter import EnvAdapter
 from marl_connectors.environments.adapters.turn_based import EnvStep, TurnBasedEnv
-from marl_connectors.environments.validation import checks
+from marl_connectors.environments.rules import checks
 from marl_connectors.errors import EnvError
 from marl_connectors.typing import AgentID
 

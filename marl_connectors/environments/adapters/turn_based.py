@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
 from marl_connectors.environments.adapters.env_adapter import EnvAdapter
-from marl_connectors.environments.validation import checks
+from marl_connectors.environments.rules import checks
 from marl_connectors.errors import EnvError
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.flat_action_masks import flat_masks, mask_of, mask_of_one_row
+from marl_connectors.trees import copied, leaves
 from marl_connectors.typing import AgentID
 
 EnvStep: TypeAlias = tuple[
@@ -232,14 +232,10 @@ class TurnBasedEnv(EnvAdapter):
         for word, flag in (("termination", terminated), ("truncation", truncated)):
             checks.raise_first(self.where, [checks.flag_violation(agent, word, flag)])
         if observation is not None:
-            observations[agent] = tree_map(_copied, observation)
-        rewards[agent] = _copied(rewards[agent])
+            observations[agent] = copied(observation)
+        rewards[agent] = copied(rewards[agent])
         terminations[agent], truncations[agent] = bool(terminated), bool(truncated)
-        infos[agent] = tree_map(_copied, info)
+        infos[agent] = copied(info)
 
     def _error(self, text: str) -> EnvError:
         return EnvError(f"{self.where}: {text}")
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

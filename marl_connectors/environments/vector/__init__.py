@@ -1,1 +1,1 @@
-"""Several environments that are stepped together."""
+"""Several environments that are stepped together, in this process or in worker processes."""

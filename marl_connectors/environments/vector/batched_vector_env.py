@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
-from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
-from marl_connectors.environments.validation.checks import ended_alone, raise_first
-from marl_connectors.environments.vector.env_failures import Watched, close_env, sentence
+from marl_connectors.environments.adapters.gymnasium_vector import INFOS, GymnasiumBatch
+from marl_connectors.environments.rules.checks import ended_alone, raise_first
+from marl_connectors.environments.rules.env_failures import Watched, close_env, sentence
+from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.envs_in_use import release
 from marl_connectors.environments.vector.garbage_pauses import without_collections
-from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
@@ -33,19 +33,17 @@ class BatchedVectorEnv(VectorEnv):
 
     is_batched = True
 
-    def __init__(self, env: BatchedEnv, *, seed: int, first_number: int = 0, maker: str = "VectorEnv"):
+    def __init__(self, env: BatchedEnv, **settings: Any):
         """Creates the sub-environments' records; nothing is reset yet.
 
         Args:
             env: The natively batched environment.
-            seed: The run's seed.
-            first_number: The number of the first sub-environment among all sub-environments of the run.
-            maker: What made the environment, for messages.
+            **settings: The arguments of VectorEnv but ``restarts`` and ``state_space``.
 
         Raises:
             EnvError: If the environment has no sub-environments or no agents, or is in use already.
         """
-        super().__init__([env] * env.num_envs, seed=seed, first_number=first_number, maker=maker)
+        super().__init__([env] * env.num_envs, **settings)
         self.env = env
         self._calls = BatchedCalls(env)
         self.is_batched = self._calls.alike  # otherwise lists of arrays of different shapes
@@ -170,12 +168,6 @@ class BatchedVectorEnv(VectorEnv):
         """Closes the environment."""
         close_env(self.env, f"{type(self.env).__name__} (natively batched)")
         release(self.sub_envs)
-
-
-def gymnasium_vector_env(env: GymnasiumBatch, **settings: Any) -> GymnasiumVectorEnv:
-    """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
-    has_reset_steps = env.autoreset_mode == NEXT_STEP and not env.resets_alone
-    return (NextStepVectorEnv if has_reset_steps else GymnasiumVectorEnv)(env, **settings)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):

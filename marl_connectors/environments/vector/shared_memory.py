@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Mapping
-from multiprocessing import reduction
+from multiprocessing.sharedctypes import RawArray
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -16,70 +13,37 @@ from gymnasium.spaces import Dict as DictSpace
 from gymnasium.spaces import Tuple as TupleSpace
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.trees import leaves, tree_map, unstack
 from marl_connectors.typing import AgentID, Tree
 
 AgentSpaces: TypeAlias = Mapping[AgentID, tuple[Space, Space]]
 """The observation and the action space of each agent that is known before a run."""
 
+Block: TypeAlias = Any
+"""A ctypes array in shared memory, as ``RawArray`` makes it."""
+
 _ALIGN = 64
 _WIDEST = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
 """The dtype that stores Python's numbers without loss, by the kind of a space's dtype."""
 
 
-class SharedBlock:
-    """Shared memory without a name. The system frees it when the last process that has it is gone, even if killed.
+def _arrays(templates: list[Tree], block: Block | None) -> tuple[list[Any], Block]:
+    """Returns arrays with the shapes and dtypes of templates that lie in a block, and the block.
 
-    A block can be passed to a new process as an argument, but not to a process that already runs.
+    Every process that passes the same templates gets arrays at the same offsets. Without a block, one is made. It has
+    no name: the system frees it when the last process that has it is gone, even if it is killed. It can be passed to a
+    new process as an argument, but not to a process that already runs.
     """
+    sizes = [-(-leaf.nbytes // _ALIGN) * _ALIGN for leaf in leaves(templates)]
+    memory: Block = RawArray("b", max(sum(sizes), 1)) if block is None else block
+    offsets = iter(np.cumsum([0, *sizes]).tolist())
 
-    def __init__(self, fd: int | None = None):
-        """Makes a new block, or becomes the owner of an existing block's file descriptor."""
-        self._fd = _new_file() if fd is None else fd
+    def placed(leaf: np.ndarray) -> np.ndarray:
+        offset = next(offsets)
+        return np.frombuffer(memory, leaf.dtype, leaf.size, offset).reshape(leaf.shape) if leaf.size else leaf
 
-    def arrays(self, templates: list[Tree]) -> list[Any]:
-        """Returns arrays in the block with the shapes and dtypes of templates.
-
-        Every process that passes the same templates gets arrays at the same offsets.
-        """
-        sizes = [-(-leaf.nbytes // _ALIGN) * _ALIGN for leaf in leaves(templates)]
-        size = max(sum(sizes), mmap.PAGESIZE)
-        if os.fstat(self._fd).st_size < size:
-            os.ftruncate(self._fd, size)
-        memory = mmap.mmap(self._fd, size)
-        offsets = iter(np.cumsum([0, *sizes]).tolist())
-
-        def placed(leaf: np.ndarray) -> np.ndarray:
-            offset = next(offsets)
-            if not leaf.size:
-                return leaf
-            return np.frombuffer(memory, leaf.dtype, leaf.size, offset).reshape(leaf.shape)
-
-        return [None if template is None else tree_map(placed, template) for template in templates]
-
-    def close(self) -> None:
-        """Closes the file descriptor. Arrays that were made before stay valid."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
-        return _received, (reduction.DupFd(self._fd),)
-
-
-def _new_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("marl-connectors")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _received(handle: Any) -> SharedBlock:
-    return SharedBlock(handle.detach())
+    return [None if template is None else tree_map(placed, template) for template in templates], memory
 
 
 class StepMemory:
@@ -90,18 +54,21 @@ class StepMemory:
     space) is sent with the step's message instead.
 
     Attributes:
+        block: The memory itself, which both processes must have.
         current_call: ``[4]`` int64, the worker's ``VectorEnv.current_call``.
         env_states: The states of the environments, ``[num_envs, ...]``; None if states are not used.
     """
 
-    def __init__(self, block: SharedBlock, spaces: AgentSpaces, num_envs: int, state_space: Space | None):
+    def __init__(
+        self, spaces: AgentSpaces, num_envs: int, state_space: Space | None = None, block: Block | None = None
+    ):
         """Lays out a block.
 
         Args:
-            block: The memory.
             spaces: The spaces of all agents that are known.
             num_envs: The number of the worker's sub-environments.
             state_space: The space of the environments' ``state()`` if states are used; else None.
+            block: The ``block`` of the other process's StepMemory; None to make one.
         """
         alike: dict[Any, list[AgentID]] = {}
         for agent, pair in spaces.items():
@@ -117,7 +84,7 @@ class StepMemory:
         templates.append(None if state_space is None else space_tools.zeros(state_space, num_envs))
         for kind, widened in enumerate((lambda tree: tree, _widened)):
             templates += [widened(space_tools.zeros(pair[kind], n)) for pair, n in zip(pairs, rooms, strict=True)]
-        self.current_call, self._rewards, self.env_states, *columns = block.arrays(templates)
+        (self.current_call, self._rewards, self.env_states, *columns), self.block = _arrays(templates, block)
         self._observations, self._actions = columns[: len(pairs)], columns[len(pairs) :]
 
     def write_actions(self, agents: list[AgentID], actions: list[Any]) -> list[Any] | None:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.validation.checks import (
+from marl_connectors.environments.rules.checks import (
     LARGEST_REWARD,
     infos_violation,
     invalid_data,
@@ -19,10 +18,11 @@ from marl_connectors.environments.validation.checks import (
     raise_first,
     reward_violation,
 )
-from marl_connectors.environments.validation.rules import violation
+from marl_connectors.environments.rules.env_failures import ENV_ERRORS
+from marl_connectors.environments.rules.violations import violation
 from marl_connectors.environments.vector.action_history import ActionHistory
-from marl_connectors.environments.vector.env_failures import ENV_ERRORS
 from marl_connectors.errors import CheckpointError, EnvError, describe_error
+from marl_connectors.trees import copied
 from marl_connectors.typing import AgentID, Tree
 
 _MANY_AGENTS = 1000
@@ -122,8 +122,12 @@ class SubEnvironment:
             self.newest_actions.clear()
         return self.history
 
+    def at(self, t: int) -> str:
+        """Returns the place of a step of the current episode, for messages."""
+        return f"sub-environment {self.number}, episode {self.episode_number}, step {t}"
+
     def __str__(self) -> str:
-        return f"sub-environment {self.number}, episode {self.episode_number}, step {self.t}"
+        return self.at(self.t)
 
 
 def _with_tasks(env: Any) -> Any:
@@ -137,18 +141,6 @@ def _with_tasks(env: Any) -> Any:
 
 def _elsewhere(*args: Any) -> Any:
     raise RuntimeError("This sub-environment is in another process.")
-
-
-def copied(value: Any) -> Any:
-    """Copies arrays, mappings, lists and tuples recursively. Other values are returned as they are."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {key: copied(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [copied(part) for part in value]
-        return parts if isinstance(value, list) else getattr(type(value), "_make", tuple)(parts)
-    return value
 
 
 def copied_infos(sub_env: SubEnvironment, agents: Iterable[AgentID], infos: Any) -> dict[AgentID, dict[str, Any]]:

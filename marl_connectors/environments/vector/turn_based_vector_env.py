@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy as copying
 from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.environments.adapters.multi_agent_env import AgentsWait
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.vector.env_failures import ENV_ERRORS
-from marl_connectors.environments.vector.step_result import Event, StepResult
+from marl_connectors.environments.rules.env_failures import ENV_ERRORS
+from marl_connectors.environments.rules.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import CALLED_ENV, SubEnvironment, copied_infos, finite_reward
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
 from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.trees import copied
 from marl_connectors.typing import AgentID
 
 
@@ -91,7 +91,7 @@ class TurnBasedVectorEnv(VectorEnv):
             known.difference_update(ended)
             known.update(sub_env.agents)
             # The reset may write to the same arrays that this step returned.
-            last = {agent: copying.deepcopy(observations[agent]) for agent in ended if agent in observations}
+            last = {agent: copied(observations[agent]) for agent in ended if agent in observations}
             own = {agent: infos[agent] for agent in ended if agent in infos}
             event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
             event.state = sub_env.state
@@ -120,4 +120,4 @@ class TurnBasedVectorEnv(VectorEnv):
         known = self._known[sub_env.index]
         kept = {agent: observation for agent, observation in newest.items() if agent in known}
         acting = zip(sub_env.agents, result.observations, strict=True)
-        return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}
+        return kept | {agent: copied(observation) for agent, observation in acting}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import copy as copying
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
-from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
-from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.validation.checks import (
+from marl_connectors.environments.adapters.env_adapter import user_env
+from marl_connectors.environments.rules.checks import (
     left_without_flag,
     no_live_agents,
     not_observed,
@@ -25,8 +22,7 @@ from marl_connectors.environments.validation.checks import (
     state_violation,
     step_violation,
 )
-from marl_connectors.environments.vector.action_history import ActionHistory
-from marl_connectors.environments.vector.env_failures import (
+from marl_connectors.environments.rules.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
     MOMENT_S,
@@ -38,27 +34,25 @@ from marl_connectors.environments.vector.env_failures import (
     close_env,
     sentence,
 )
+from marl_connectors.environments.rules.step_result import EndsBuilder, Event, StepResult, joined_states
+from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.envs_in_use import claim, release
-from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     CALL,
     CALLED_ENV,
     EnvCall,
     InvalidDataCheck,
     SubEnvironment,
-    copied,
     copied_infos,
     not_repeatable,
     uncredited_rewards,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, counted, describe_error
 from marl_connectors.seeding import episode_seed
-from marl_connectors.trees import leaves
+from marl_connectors.trees import copied, leaves
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
-_LOOK_EVERY = 16
-"""Every so many steps ``env.agents`` is read, even if nothing in a step's dicts says that the agents have changed."""
 
 
 class VectorEnv:
@@ -78,6 +72,8 @@ class VectorEnv:
         is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
         has_reset_steps: Whether there are steps in which some sub-environments do not act.
         close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
+        look_every: Every so many steps ``env.agents`` is read, even if nothing in a step's dicts says that the agents
+            have changed.
         resets_late: Whether sub-environments whose episode ended wait for ``reset_over``, where that is possible.
     """
 
@@ -85,6 +81,7 @@ class VectorEnv:
     one_at_a_time = False
     is_batched = False
     has_reset_steps = False
+    look_every = 16
     resets_late = False
     close_timeout_s: float | None = CLOSE_TIMEOUT_S
 
@@ -97,7 +94,7 @@ class VectorEnv:
         first_number: int | None = None,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
-        maker: str = "VectorEnv",
+        make_env: Callable[[], Any] | None = None,
     ):
         """Creates the sub-environments' records; nothing is reset yet.
 
@@ -109,7 +106,7 @@ class VectorEnv:
                 determines their seeds. None if it is ``first_index``.
             restarts: How to continue after failures; None to raise an error.
             state_space: The space of the environments' ``state()`` if states are used; else None.
-            maker: What made the environments, for messages.
+            make_env: What made the environments, for messages and for others in their place; None if it is not known.
 
         Raises:
             EnvError: If two sub-environments of this process have the same environment.
@@ -121,11 +118,17 @@ class VectorEnv:
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that exceeded the tolerance
+        self._state_space = state_space
         self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends = EndsBuilder()
-        self._maker = maker
-        claim(self._uses(), maker)
+        self._make_env = make_env
+        claim(self._uses(), self._maker)
+
+    @property
+    def _maker(self) -> str:
+        """What made the environments, for messages."""
+        return getattr(self._make_env, "description", "VectorEnv")
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(self._kinds())
@@ -148,8 +151,7 @@ class VectorEnv:
     @property
     def envs(self) -> list[Any]:
         """The sub-environments' environments, as the user made them."""
-        ours = (SingleAgentEnv, MultiAgentEnvAdapter, TurnBasedEnv)
-        return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
+        return [user_env(sub_env.env) for sub_env in self.sub_envs]
 
     @property
     def unwrapped(self) -> VectorEnv:
@@ -250,7 +252,7 @@ class VectorEnv:
 
     def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Replaces the environment and starts the next episode, and returns the observations and infos by agent."""
-        assert self._restarts is not None
+        assert self._make_env is not None
         while True:
             try:
                 self.current_call[CALL] = EnvCall.CLOSE
@@ -258,7 +260,7 @@ class VectorEnv:
                     sub_env.env.close()
                 self.current_call[CALL] = EnvCall.MAKE
                 with Watched(lambda: f"{sub_env}: making its new environment"):
-                    sub_env.use(self._restarts.make_env())
+                    sub_env.use(self._make_env())
                 claim([(sub_env, sub_env.env)], self._maker)
                 return self._begin(sub_env)
             except ENV_ERRORS as error:
@@ -281,6 +283,7 @@ class VectorEnv:
         observations: list[Any] = []
         result = StepResult(rewards, observations)
         end, current_call, data_check, states = 0, self.current_call, self._data_check, self._states
+        look_every = self.look_every
         for sub_env in sub_envs:
             agents, t = sub_env.agents, sub_env.t
             begin = end
@@ -299,7 +302,7 @@ class VectorEnv:
                     or any(truncations.values())
                     or list(obs) != agents
                     or list(reward) != agents
-                    or (not sub_env.t % _LOOK_EVERY and list(sub_env.env.agents) != agents)
+                    or (not sub_env.t % look_every and list(sub_env.env.agents) != agents)
                 ):
                     self._unusual(sub_env, result, obs, reward, terminations, truncations, infos or {})
                 else:
@@ -363,11 +366,11 @@ class VectorEnv:
         is_over = not sub_env.agents
         if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the same arrays that this step returned.
-            last = [_copied(obs[agent]) for agent in before]
+            last = [copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
             self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
         elif is_over or sub_env.agents != before or uncredited:
-            last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
+            last = {agent: copied(obs[agent]) for agent in before if agent in ended and agent in obs}
             own = {agent: info for agent, info in infos.items() if agent in ended}
             flags = dict(terminations), dict(truncations)  # a reset may clear the environment's own dicts
             event = Event(sub_env.index, sub_env.t, last, *flags, own, uncredited, is_over)
@@ -424,7 +427,7 @@ class VectorEnv:
         """
         sub_env.episode_number = episode_number - 1
         newest, infos = self._begin(sub_env)
-        newest = {agent_id: _copied(newest[agent_id]) for agent_id in sub_env.agents}
+        newest = {agent_id: copied(newest[agent_id]) for agent_id in sub_env.agents}
         infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
             result = self._step([sub_env], actions) if len(actions) == len(sub_env.agents) else None
@@ -460,10 +463,6 @@ def add_observed(
     own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
     if own:
         result.infos.append((sub_env.index, own))
-
-
-def _copied(observation: Any) -> Any:
-    return observation.copy() if type(observation) is np.ndarray else copying.deepcopy(observation)
 
 
 class EnvStates:

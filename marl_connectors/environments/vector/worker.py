@@ -16,15 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.making.factory import EnvFactory, described_maker
+from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel
-from marl_connectors.environments.vector.env_failures import EnvFailure, EnvRestarts, stop_watching
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.kinds import vector_env_of
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, Block, StepMemory
 from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
-from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.environments.vector.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
@@ -41,7 +38,7 @@ def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
     try:
         return pickle.dumps(make_env)
     except Exception as error:
-        parts = make_env.parts() if isinstance(make_env, EnvFactory) else {}
+        parts = getattr(make_env, "parts", dict)()
         culprit = next((name for name, part in parts.items() if not _can_be_sent(part)), "the environment's maker")
         raise ConfigError(
             f"num_env_workers={num_workers}: {culprit} cannot be sent to a worker process: {error}. Use an importable "
@@ -115,20 +112,18 @@ class WorkerTask:
         first_index: The index of its first sub-environment in the env runner.
         first_number: The number of its first sub-environment in the run.
         num_envs: The number of its sub-environments.
-        tolerance: See ``EnvRestarts.tolerance``; None to let every failure stop the run.
-        observation_space: See ``EnvRestarts.observation_space``.
+        restarts: How to continue after failures; None to let every failure stop the run.
         state_space: The space of the environments' ``state()`` if states are used; else None.
-        block: The memory of its ``StepMemory``.
+        block: The memory of its ``StepMemory``; None before there is one.
     """
 
     maker: bytes
     first_index: int
     first_number: int
     num_envs: int
-    tolerance: int | None
-    observation_space: Any
+    restarts: EnvRestarts | None
     state_space: Space | None
-    block: SharedBlock
+    block: Block = None
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -140,7 +135,7 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     server = None
     try:
         server = EnvServer(task)
-        channel.send(pickle.dumps((server.turn_based, server.vector_env.one_at_a_time)))
+        channel.send(pickle.dumps((server.vector_env.turn_based, server.vector_env.one_at_a_time)))
         message = channel.receive()
         _be_killed_with_parent()
         while message != b"":
@@ -233,7 +228,7 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_envs, task.state_space)
+        self._memory = StepMemory(spaces_of(make_env), task.num_envs, task.state_space, task.block)
         current_call = self._memory.current_call
         current_call[CALL] = EnvCall.MAKE
         envs = []
@@ -241,19 +236,14 @@ class EnvServer:
             current_call[CALLED_ENV] = index
             envs.append(make_env())
         current_call[CALLED_ENV], current_call[CALL] = task.first_index, EnvCall.STEP
-        self.turn_based = agents_wait(envs[0])
-        restarts = None
-        if task.tolerance is not None:
-            restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
-        kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
-        self.vector_env = kind(
+        self.vector_env = vector_env_of(
             envs,
             seed=0,
             first_index=task.first_index,
             first_number=task.first_number,
-            restarts=restarts,
+            restarts=task.restarts,
             state_space=task.state_space,
-            maker=described_maker(make_env),
+            make_env=make_env,
         )
         self.vector_env.current_call = current_call
         self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs
@@ -277,7 +267,7 @@ class EnvServer:
         ended = [] if result.ends is None else result.ends.indices
         changed = {*ended, *(event.index for event in result.events)}
         states = [
-            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if self.turn_based or sub_env.index in changed
+            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if vector_env.turn_based or sub_env.index in changed
         ]
         for sub_env in sub_envs:  # the parent process records them
             sub_env.newest_actions.clear()

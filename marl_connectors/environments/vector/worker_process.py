@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import os
@@ -15,13 +16,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from gymnasium import Space
-
 from marl_connectors import errors
+from marl_connectors.environments.rules.env_failures import CLOSE_TIMEOUT_S
+from marl_connectors.environments.rules.step_result import StepResult
 from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, StepMemory
 from marl_connectors.environments.vector.sub_environment import EnvCall, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
@@ -105,22 +104,18 @@ class WorkerProcess:
 
     def __init__(
         self,
-        maker: bytes,
+        task: WorkerTask,
         agent_spaces: AgentSpaces,
         sub_envs: list[SubEnvironment],
-        restarts: EnvRestarts | None,
         timeout_s: float | None,
-        state_space: Space | None = None,
     ):
         """Prepares a worker without starting it.
 
         Args:
-            maker: A pickled function that makes environments.
+            task: The arguments of the process, without the memory.
             agent_spaces: The spaces of the agents that are known.
             sub_envs: The sub-environments that the worker is to step.
-            restarts: How to continue after failures; None to raise an error.
             timeout_s: Seconds that an answer may take; None for no limit.
-            state_space: The space of the environments' ``state()`` if states are used; else None.
 
         Raises:
             ConfigError: On Windows.
@@ -128,13 +123,10 @@ class WorkerProcess:
         if sys.platform == "win32":
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
         self.sub_envs = sub_envs
-        self._maker = maker
+        self._task = task
         self._agent_spaces = agent_spaces
-        self._restarts = restarts
         self._timeout_s = timeout_s
-        self._state_space = state_space
-        observation_space = None if restarts is None else restarts.observation_space
-        self._needs_main = any(map(needs_main_script, (maker, pickle.dumps(observation_space))))
+        self._needs_main = any(map(needs_main_script, (task.maker, pickle.dumps(task.restarts))))
         self._process: BaseProcess | None = None
         self._owner = os.getpid()
 
@@ -155,20 +147,10 @@ class WorkerProcess:
     def start(self) -> None:
         """Starts a process. It is ready once ``finish_start`` has returned."""
         self.kill()
-        restarts, first = self._restarts, self.sub_envs[0].index
-        self._block = SharedBlock()
-        self.memory = StepMemory(self._block, self._agent_spaces, len(self.sub_envs), self._state_space)
-        self.memory.current_call[:] = first, -1, -1, EnvCall.STEP
-        task = WorkerTask(
-            self._maker,
-            first,
-            self.sub_envs[0].number,
-            len(self.sub_envs),
-            None if restarts is None else restarts.tolerance,
-            None if restarts is None else restarts.observation_space,
-            self._state_space,
-            self._block,
-        )
+        task = self._task
+        self.memory = StepMemory(self._agent_spaces, task.num_envs, task.state_space)
+        self.memory.current_call[:] = task.first_index, -1, -1, EnvCall.STEP
+        task = dataclasses.replace(task, block=self.memory.block)
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
         with one_thread_for_children():
@@ -311,4 +293,3 @@ class WorkerProcess:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
-        self._block.close()

@@ -12,18 +12,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.adapters.batched import is_batched
-from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
-from marl_connectors.environments.adapters.multi_agent_env import agents_wait
-from marl_connectors.environments.making.factory import described_maker
+from marl_connectors.environments.rules.env_failures import EnvRestarts
+from marl_connectors.environments.rules.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.action_history import ActionHistory
-from marl_connectors.environments.vector.batched_vector_env import BatchedVectorEnv, gymnasium_vector_env
-from marl_connectors.environments.vector.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.vector.step_result import Event, StepResult, joined
+from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
-from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
+from marl_connectors.environments.vector.worker import Reply, WorkerTask, packed_maker, spaces_of
 from marl_connectors.environments.vector.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map
@@ -48,7 +43,8 @@ def make_vector_env(
     """Makes several sub-environments of one kind, in this process or in worker processes.
 
     Args:
-        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one with the same methods.
+        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one with the same methods. If it has
+            ``is_batched=True``, it makes a natively batched environment of as many sub-environments as it is told.
         num_envs: The number of sub-environments.
         seed: The run's seed.
         num_workers: The number of worker processes to spread them over; 0 for none.
@@ -64,36 +60,13 @@ def make_vector_env(
         ConfigError: If worker processes or restarts are requested for a natively batched environment.
         EnvError: If a sub-environment cannot be made.
     """
+    settings = {"seed": seed, "first_number": first_number, "restarts": restarts, "state_space": state_space}
     if getattr(make_env, "is_batched", False):
         _check_possible(num_workers, restarts)
+        return vector_env_of([make_env(num_envs)], make_env=make_env, **settings)
     if num_workers:
-        return WorkerVectorEnv(
-            make_env,
-            num_envs=num_envs,
-            seed=seed,
-            num_workers=num_workers,
-            timeout_s=timeout_s,
-            restarts=restarts,
-            state_space=state_space,
-            first_number=first_number,
-        )
-    first = make_env()
-    if is_batched(first):
-        _check_possible(num_workers, restarts)
-        close_env(first, "the environment that was made to see whether it is natively batched")
-        env = make_env(num_envs)
-        make = gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv
-        return make(env, seed=seed, first_number=first_number, maker=described_maker(make_env))
-    kind = TurnBasedVectorEnv if agents_wait(first) else VectorEnv
-    envs = [first, *(make_env() for _ in range(num_envs - 1))]
-    return kind(
-        envs,
-        seed=seed,
-        first_number=first_number,
-        restarts=restarts,
-        state_space=state_space,
-        maker=described_maker(make_env),
-    )
+        return WorkerVectorEnv(make_env, num_envs=num_envs, num_workers=num_workers, timeout_s=timeout_s, **settings)
+    return vector_env_of([make_env() for _ in range(num_envs)], make_env=make_env, **settings)
 
 
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
@@ -140,12 +113,9 @@ class WorkerVectorEnv(VectorEnv):
         make_env: Callable[[], Any],
         *,
         num_envs: int,
-        seed: int,
         num_workers: int,
         timeout_s: float | None = None,
-        restarts: EnvRestarts | None = None,
-        state_space: Space | None = None,
-        first_number: int = 0,
+        **settings: Any,
     ):
         """Starts the workers and makes the sub-environments; see ``make_vector_env``.
 
@@ -153,14 +123,17 @@ class WorkerVectorEnv(VectorEnv):
             ConfigError: If ``make_env`` cannot be sent to another process.
             EnvError: If a sub-environment cannot be made.
         """
-        super().__init__(
-            [None] * num_envs, seed=seed, first_number=first_number, restarts=restarts, state_space=state_space
-        )
+        super().__init__([None] * num_envs, **settings)
         maker = packed_maker(make_env, num_workers)
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            WorkerProcess(maker, spaces_of(make_env), self.sub_envs[begin:end], restarts, timeout_s, state_space)
+            WorkerProcess(
+                WorkerTask(maker, begin, self.sub_envs[begin].number, end - begin, self._restarts, self._state_space),
+                spaces_of(make_env),
+                self.sub_envs[begin:end],
+                timeout_s,
+            )
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False

@@ -130,13 +130,16 @@ class AllOver(Worlds):
 
 
 TRIALS = {
-    "no number": (broken(step=nan_at((2, 0))), "sub-environment 2, step 1: the reward of agent 'a' is nan"),
+    "no number": (broken(step=nan_at((2, 0))), "sub-environment 2, episode 0, step 1: the reward of agent 'a' is nan"),
     "outside": (
         broken(step=lambda o, *rest: (o + 2000, *rest)),
-        r"sub-environment 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
+        r"sub-environment 0, episode 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
     ),
     "mask": (AllOver, r"with the mask \[.*True.*\] changed the observations of .* not in the mask"),
-    "alone": (WRONG["agents that end alone"], r"sub-environment 0, step 1: agents \[.*\] ended before the others"),
+    "alone": (
+        WRONG["agents that end alone"],
+        r"sub-environment 0, episode 0, step 1: agents \[.*\] ended before",
+    ),
 }
 
 

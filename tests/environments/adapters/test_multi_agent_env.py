@@ -10,7 +10,7 @@ from marl_connectors import PPOConfig, check_env, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.env.multi_agent_env import MultiAgentEnv, make_multi_agent
 from marl_connectors.environments.adapters.multi_agent_env import MultiAgentEnvAdapter
-from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.registry.factory import EnvFactory
 from marl_connectors.environments.vector.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError

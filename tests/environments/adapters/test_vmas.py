@@ -11,7 +11,7 @@ import torch
 from helpers.envs import fake_vmas
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import EnvError, FlattenObservations, VmasEnv, check_env
-from marl_connectors.environments.making.factory import make_env
+from marl_connectors.environments.registry.factory import make_env
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 
 import numpy as np
 import pytest
@@ -12,18 +11,17 @@ from gymnasium import spaces
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.vector.shared_memory import SharedBlock, StepMemory
-from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.rules.step_result import StepResult
+from marl_connectors.environments.vector.shared_memory import StepMemory
 from marl_connectors.trees import unstack
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
 
 def both_sides(agent_spaces, num_envs=3, state_space=None):
-    """The memory as the process that makes it has it, and as another one that gets its file descriptor."""
-    block = SharedBlock()
-    one = StepMemory(block, agent_spaces, num_envs, state_space)
-    return one, StepMemory(SharedBlock(os.dup(block._fd)), agent_spaces, num_envs, state_space)
+    """The memory as the process that makes it has it, and as another one that gets its block."""
+    one = StepMemory(agent_spaces, num_envs, state_space)
+    return one, StepMemory(agent_spaces, num_envs, state_space, one.block)
 
 
 def env_actions(space, number, rng):

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.check.check_env import check_env
 
 SMALL = {"episodes": 2, "conformance": False}
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -1,0 +1,1 @@
+"""``check_env``: a close look at one environment, which no run loads."""

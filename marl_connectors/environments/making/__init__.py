@@ -1,1 +1,0 @@
-"""Makes an environment from what a user passes as one: a name, a class, a function or a spec."""
