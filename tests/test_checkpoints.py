@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from helpers.damaged_checkpoints import tensors_file
 from helpers.examples import examples
-from marl_connectors.checkpoints import STATE_FILE, EncodedState, is_checkpoint, load_state, save_state
+from marl_connectors.checkpoints import STATE_FILE, is_checkpoint, load_state, save_state
 from marl_connectors.errors import CheckpointError
 
 KEYS = st.one_of(
@@ -197,29 +197,6 @@ def test_a_failed_first_save_leaves_nothing(tmp_path):
     with pytest.raises(CheckpointError, match=r"state\[a/0\] is a object"):
         save_state(tmp_path / "c", {"a": [object()]})
     assert os.listdir(tmp_path) == []
-
-
-@examples(40)
-@given(STATES.filter(lambda state: isinstance(state, dict)))
-def test_a_copy_of_a_state_is_written_as_the_state_is(tmp_path_factory, state):
-    folder = tmp_path_factory.mktemp("states")
-    EncodedState.copy_of(state).save_to_path(folder / "copy")
-    save_state(folder / "state", state)
-    files = [{file.name: file.read_bytes() for file in (folder / name).iterdir()} for name in ("copy", "state")]
-    assert files[0] == files[1]
-
-
-def test_a_copy_of_a_state_shares_nothing_that_changes(tmp_path):
-    array, tensor, items = np.arange(3), torch.zeros(2, requires_grad=True), [1]
-    copy = EncodedState.copy_of({"a": [array, {"b": tensor}], "c": (1, "x", items)})
-    array += 1
-    items.append(2)
-    with torch.no_grad():
-        tensor += 1
-    copy.save_to_path(tmp_path / "c")
-    found = load_state(tmp_path / "c")
-    assert found["a"][0].tolist() == [0, 1, 2] and found["a"][1]["b"].tolist() == [0.0, 0.0]
-    assert found["c"] == (1, "x", [1])
 
 
 @pytest.mark.parametrize("bad", [np.array(["x"]), np.array([object()]), np.array([1j]), {1, 2}])

@@ -38,7 +38,7 @@ _DISTRIBUTIONS = (
 """Methods of an RLModule that return its action distributions."""
 
 
-class Masking(State, frozen=True):
+class Masking(State):
     """The action masks of a run. ``str`` is a sentence that says whether they are applied; it is empty without masks.
 
     Attributes:

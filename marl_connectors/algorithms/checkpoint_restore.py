@@ -165,8 +165,8 @@ def check_num_envs(state: AlgorithmState, config: AlgorithmConfig | None) -> Non
     """
     settings, episodes = state.config.settings, len(state.env_runner.sub_environments)
     number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
-    is_whole = all(isinstance(value, int) for value in (number, runners))
-    if config is None and not (is_whole and number * max(1, runners) == episodes):
+    is_right = isinstance(number, int) and isinstance(runners, int) and number * max(1, runners) == episodes
+    if config is None and not is_right:
         raise CheckpointError(
             f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)} and num_env_runners is "
             f"{brief(runners)}, but it has the episodes of {episodes}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -276,15 +277,14 @@ class OfflineData:
 
     def now(self) -> Callable[[], None]:
         """Returns a function that goes back to the present places in the files."""
-        reader, writer, due = self.reader, self.writer, self._due
-        read, written = reader and reader.get_state(), writer and writer.position()
+        due, reader = self._due, self.reader
+        parts = [] if reader is None else [partial(reader.set_state, reader.get_state())]
+        parts += [] if self.writer is None else [partial(self.writer.set_state, self.writer.position())]
 
         def go_back() -> None:
             self._due, self.reader = due, reader
-            if reader is not None:
-                reader.set_state(read)
-            if writer is not None:
-                writer.set_state(written)
+            for part in parts:
+                part()
 
         return go_back
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.checkpoints import BEST, LATEST, find_checkpoint, is_checkpoint
@@ -22,6 +22,9 @@ from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsE
 from marl_connectors.json_data import brief
 from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 
 _WITHOUT_NAME = "not[ _]importable"
 """What a checkpoint has in place of an object without a name, such as a lambda."""
@@ -309,7 +312,7 @@ def naming_a_lost_config(checkpoint: Path, who: str, named: str | None) -> Itera
         ) from error
 
 
-def _without_names(config: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def _without_names(config: Any, state: AlgorithmState) -> dict[str, Any]:
     """Returns those of a config's settings that a checkpoint has not, because they have no names, such as lambdas."""
     kept = state.config.settings
     missing = [name for name in kept if re.search(_WITHOUT_NAME, json.dumps(kept[name]))]

@@ -139,7 +139,7 @@ class EnvRunner(RefusesIgnoredMethods):
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
         self._continues_episodes = False  # whether the next sample continues the episodes of this one
-        self._left: dict[str, Any] | None = None  # the state to which the runner has gone back
+        self._left: EnvRunnerState | None = None  # the state to which the runner has gone back
         self._has_failed = False  # whether the newest sample has ended with an error
         self._finished = FinishedEpisodes(vector_env.num_envs)
         self._env_config = parts.env_config

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -31,6 +31,9 @@ from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.errors import CheckpointError, ConnectorError
 from marl_connectors.metrics import Metric, MetricsLogger, merged_metrics
 from marl_connectors.state import Count, Index, Seed, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class SubEnvironmentState(State):

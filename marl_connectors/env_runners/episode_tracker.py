@@ -812,7 +812,7 @@ class EpisodeTracker:
         restored = [pair for own in groups.values() for pair in own.lanes]
         for lane, own in restored:
             sub_env = self._vector_env.sub_envs[lane.env_index]
-            of_game = () if self._single_agent else (own.agent_id, own.module_id, sub_env.episode_id())
+            of_game: Any = () if self._single_agent else (own.agent_id, own.module_id, sub_env.episode_id())
             lane.view(own.episode_id, *of_game)
             lane.episode.custom_data.update(decode(own.custom_data))
         self.ongoing.clear()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ import numpy as np
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.state import ID, Bools, Count, Floats, Ints, State
 from marl_connectors.typing import AgentID, ModuleID
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Returns(State):
@@ -99,7 +102,7 @@ class EndedAgent(State):
     earlier_steps: Count = 0
 
 
-class EndedTogether(State, frozen=True):
+class EndedTogether(State):
     """The agents of an episode that all ended in the same step, each after one life.
 
     Attributes:

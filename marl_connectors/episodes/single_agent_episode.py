@@ -77,7 +77,7 @@ class SingleAgentEpisodeNotes(EpisodeNotes):
 
     def __post_init__(self) -> None:
         if self.pending is not None:
-            reward = self.pending.get(REWARDS)
+            reward: Any = self.pending.get(REWARDS)
             if type(reward) not in (int, float) or not math.isfinite(reward) or ACTIONS not in self.pending:
                 raise ValueError(f"Expected pending to have an action and a reward, got {brief(self.pending)}")
 
