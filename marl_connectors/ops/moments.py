@@ -7,7 +7,7 @@ import numpy as np
 from marl_connectors.state import State
 
 
-class Moments(State, frozen=True):
+class Moments(State):
     """The count of some numbers, their mean, and the sum of their squared distances from it.
 
     If the numbers have weights, the count is the sum of the weights, and the squared distances are weighted too.
