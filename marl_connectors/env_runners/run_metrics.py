@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -99,7 +99,7 @@ class EndedAgent(State):
     earlier_steps: Count = 0
 
 
-class EndedTogether(State, frozen=True):
+class EndedTogether(State):
     """The agents of an episode that all ended in the same step, each after one life.
 
     Attributes:
@@ -150,7 +150,7 @@ class EpisodeSummary(State):
     any_settled_truncated: bool = False
     advances: dict[ID, float] = {}
 
-    def copy(self) -> Self:
+    def copy(self) -> EpisodeSummary:
         """Returns a summary that does not change with this one."""
         return msgspec.structs.replace(
             self,
