@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -31,9 +31,6 @@ from marl_connectors.environments.rules.env_failures import FailureCounts
 from marl_connectors.errors import CheckpointError, ConnectorError
 from marl_connectors.metrics import Metric, MetricsLogger, merged_metrics
 from marl_connectors.state import Count, Index, Seed, State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class SubEnvironmentState(State):
@@ -100,14 +97,14 @@ class EnvRunnerState(State):
         """Whether the state has the ongoing episodes."""
         return self.sub_environments[0].episode is not None
 
-    def without_episodes(self) -> Self:
+    def without_episodes(self) -> EnvRunnerState:
         """Returns the state of a runner that begins new episodes."""
         sub_environments = [replace(own, episode=None) for own in self.sub_environments]
         return replace(
             self, sub_environments=sub_environments, episodes_too_long=False, shared_data={}, forward_batch=None
         )
 
-    def divided(self, sizes: Sequence[int]) -> list[Self]:
+    def divided(self, sizes: Sequence[int]) -> list[EnvRunnerState]:
         """Divides the state among several runners.
 
         The first one gets all counts and logged values that belong to no sub-environment. ``merged`` returns the same
@@ -144,8 +141,8 @@ class EnvRunnerState(State):
             for begin, end in bounds
         ]
 
-    @classmethod
-    def merged(cls, states: Sequence[Self]) -> Self:
+    @staticmethod
+    def merged(states: Sequence[EnvRunnerState]) -> EnvRunnerState:
         """Puts the states of several runners together. The ongoing episodes are kept if all runners have kept theirs.
 
         Args:

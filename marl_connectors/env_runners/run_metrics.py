@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,9 +16,6 @@ import numpy as np
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.state import ID, Bools, Count, Floats, Ints, State
 from marl_connectors.typing import AgentID, ModuleID
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Returns(State):
@@ -153,7 +150,7 @@ class EpisodeSummary(State):
     any_settled_truncated: bool = False
     advances: dict[ID, float] = {}
 
-    def copy(self) -> Self:
+    def copy(self) -> EpisodeSummary:
         """Returns a summary that does not change with this one."""
         return msgspec.structs.replace(
             self,

@@ -24,13 +24,14 @@ from helpers.runs.random_runs import (
 )
 from marl_connectors import Algorithm, Callbacks
 from marl_connectors.errors import CheckpointError
+from marl_connectors.state import fields_of
 
 
 def go_on(algo, iterations):
     """Everything that comes of some iterations and a sample."""
     results = [without_times(algo.train()) for _ in range(iterations)]
     episodes = rows_of(algo.env_runner.sample())
-    state = without_times(algo.get_state())
+    state = without_times(fields_of(algo.get_state()))
     return plain({"results": results, "episodes": episodes, "state": state})
 
 

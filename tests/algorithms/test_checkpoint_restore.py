@@ -307,7 +307,7 @@ def test_an_untrusted_checkpoint_chooses_no_processes_and_no_cluster(saved, tmp_
 
 def test_an_untrusted_checkpoint_sends_no_results_to_trackers(saved, tmp_path):
     state = algorithm_state(saved)
-    state["config"]["settings"] |= {"track": {"__kind__": "list", "value": ["wandb"]}, "steps": 1000}
+    state.config.settings |= {"track": {"__kind__": "list", "value": ["wandb"]}, "steps": 1000}
     save_state(tmp_path / "changed", state)
     for trusted, track in ((True, ["wandb"]), (False, ())):
         with Algorithm.from_checkpoint(tmp_path / "changed", trusted=trusted) as algo:

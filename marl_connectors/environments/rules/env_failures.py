@@ -121,10 +121,10 @@ class FailureCounts(State):
     num_dropped_episodes: Count = 0
     num_dropped_env_steps: Count = 0
 
-    @classmethod
-    def merged(cls, counts: Iterable[FailureCounts]) -> FailureCounts:
+    @staticmethod
+    def merged(counts: Iterable[FailureCounts]) -> FailureCounts:
         """Returns the sums of several counts."""
-        return cls(*map(sum, zip(*map(astuple, counts), strict=True)))
+        return FailureCounts(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
 PATIENCE_S = 30.0
