@@ -62,7 +62,7 @@ def test_there_is_one_framework_and_no_setting_that_is_gone(call, words):
 
 def test_a_setting_that_is_not_known_is_named():
     state = config_to_state(PPOConfig().environment("CartPole-v1"))
-    state["settings"]["stepps"] = 1
+    state.settings["stepps"] = 1
     with pytest.raises(CheckpointError, match="a setting 'stepps' that this version does not know"):
         config_from_state(state)
 

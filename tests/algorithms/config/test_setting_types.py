@@ -387,6 +387,6 @@ def test_the_command_line_goes_by_the_same_table(text):
 def test_a_checkpoint_with_a_value_that_cannot_be_is_damaged(name, value):
     state = config_to_state(small_config("CartPole-v1"))
     assert config_from_state(state).to_dict() == small_config("CartPole-v1").to_dict()
-    state["settings"][name] = to_state(value, name)
+    state.settings[name] = to_state(value, name)
     with pytest.raises(CheckpointError, match=f"checkpoint: its config is damaged. PPOConfig: {name}: expected"):
         config_from_state(state)

@@ -659,8 +659,8 @@ def test_the_replay_buffer_is_not_read(tmp_path, kind):
     algo.train()
     assert algo.replays[own].buffer.get_num_timesteps() > 0
     saved = algo.save_to_path(tmp_path / "c")
-    assert damage(tmp_path / "c", "off_policy" if kind == "alone" else "replays")
-    with pytest.raises(CheckpointError, match=r"damaged: .*SHA-256 of '(off_policy|replays)/"):
+    assert damage(tmp_path / "c", "replays")
+    with pytest.raises(CheckpointError, match=r"damaged: .*SHA-256 of 'replays/"):
         Algorithm.from_checkpoint(saved)
     policy = load_policy(saved)
     place = f"{saved}/learner_group/learner/rl_module/default_policy"

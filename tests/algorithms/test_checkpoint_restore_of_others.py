@@ -88,7 +88,7 @@ def changed(written, tmp_path):
 SETTINGS = ("config", "settings")
 SPEC = ("specs", "default_policy", "value")
 PLACES = {
-    "config class": (("config", "class"), lambda name: name),
+    "config class": (("config", "class_name"), lambda name: name),
     "callbacks_class": ((*SETTINGS, "callbacks_class"), lambda name: described("import", name)),
     "callbacks in a list": (
         (*SETTINGS, "callbacks_class"),
@@ -351,9 +351,13 @@ EPISODE = ("env_runner", "sub_environments", "0", "episode")
         ((*EPISODE, "groups", "0", "lanes", "0", "place"), -1, r"groups\[0\].lanes\[0\].place`: Expected `int` >= 0"),
         ((*EPISODE, "groups", "0", "lanes"), [], r"groups\[0\]`: Expected the rows of 0 lanes"),
         (("config", "settings", "num_envs_per_env_runner"), 10**9, "num_envs_per_env_runner is 1000000000"),
-        (("agents", "agents", "0", "1"), -1, r"`AlgorithmState.agents.agents\[0\]\[1\]`: Expected `int` >= 0"),
-        (("learner", "num_updates"), {}, "expected learner/num_updates to be a whole number"),
-        (("metrics", "0", "reduce"), "eval", "expected metrics/0/reduce to be one of"),
+        (
+            ("agents", "agents", "0", "__tuple__", "1"),
+            -1,
+            r"`AlgorithmState.agents.agents\[0\]\[1\]`: Expected `int` >= 0",
+        ),
+        (("learner", "num_updates"), {}, r"`PPOLearnerState.num_updates`: Expected `int`"),
+        (("metrics", "0", "reduce"), "eval", r"`AlgorithmState.metrics\[0\].reduce`"),
     ],
 )
 def test_a_value_of_another_kind_is_named_by_its_place(changed, way, value, words):
@@ -524,7 +528,7 @@ def test_a_restore_that_fails_and_cannot_be_undone_says_so(tmp_path, monkeypatch
     other.train()
     state = broken(replace(first.get_state(), iteration=5), "pieces")
     monkeypatch.setattr(other.learner, "set_state", lambda state: (_ for _ in ()).throw(ValueError("no")))
-    with pytest.raises(CheckpointError, match=r"could not be undone.*Do not use this algorithm any more"):
+    with pytest.raises(CheckpointError, match=r"could not go back.*Do not use it any more"):
         other.set_state(state)
 
 
