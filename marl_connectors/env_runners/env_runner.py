@@ -689,7 +689,7 @@ class EnvRunner(RefusesIgnoredMethods):
         shared_data, batch, columns = self._plan.get_state()
         episodes = self._episodes.get_states(columns) if has_episodes else None
         if episodes is None:
-            shared_data, batch = {}, None
+            shared_data, batch = None, None
         return EnvRunnerState(
             seed=self._seed,
             num_env_steps=self.num_env_steps,

@@ -59,7 +59,7 @@ class EnvRunnerState(State):
         noise_step: The number of steps for which noise has been drawn.
         env_to_module: The states of the env-to-module pieces.
         module_to_env: The states of the module-to-env pieces.
-        shared_data: The data that pieces share; empty if it cannot be stored.
+        shared_data: The data that pieces share; None if it or the forward batch cannot be stored, or without episodes.
         forward_batch: The forward batch that the pieces have prepared; None if the next step computes it.
         metrics: The metrics that the pieces of each pipeline have logged.
         callback_metrics: The metrics that callbacks have logged.
@@ -77,7 +77,7 @@ class EnvRunnerState(State):
     noise_step: Count
     env_to_module: dict[str, Any]
     module_to_env: dict[str, Any]
-    shared_data: dict[str, Any]
+    shared_data: dict[str, Any] | None
     forward_batch: ForwardBatchState | None
     metrics: dict[str, list[Metric]]
     callback_metrics: list[Metric]
@@ -101,7 +101,7 @@ class EnvRunnerState(State):
         """Returns the state of a runner that begins new episodes."""
         sub_environments = [replace(own, episode=None) for own in self.sub_environments]
         return replace(
-            self, sub_environments=sub_environments, episodes_too_long=False, shared_data={}, forward_batch=None
+            self, sub_environments=sub_environments, episodes_too_long=False, shared_data=None, forward_batch=None
         )
 
     def divided(self, sizes: Sequence[int]) -> list[EnvRunnerState]:
@@ -153,27 +153,29 @@ class EnvRunnerState(State):
             CheckpointError: If the states are not of runners of one run.
             ConnectorError: If pieces share different data in ``shared_data``.
         """
-        first, seeds = states[0], [state.seed for state in states]
+        seeds = [state.seed for state in states]
         if len(set(seeds)) != 1:
             raise CheckpointError(f"env runners: their states have the seeds {seeds}. Merge the states of one run.")
         keeps = all(state.has_episodes for state in states)
         too_long = not keeps and any(state.has_episodes or state.episodes_too_long for state in states)
         if not keeps:
             states = [state.without_episodes() for state in states]
-        if any(not same_state(first.shared_data, state.shared_data) for state in states if keeps):
+        shared = [state.shared_data for state in states if state.shared_data is not None]
+        if any(not same_state(shared[0], other) for other in shared[1:]):
             raise ConnectorError(
-                f"env runners: their pieces share different data in shared_data ({sorted(first.shared_data)}), "
-                f"which cannot be merged. Keep such data in the state of a piece that overrides merge_states."
+                f"env runners: their pieces share different data in shared_data ({sorted(shared[0])}), which cannot be "
+                f"merged. Keep such data in the state of a piece that overrides merge_states."
             )
         batches = [state.forward_batch for state in states if state.forward_batch is not None]
         metrics = merged_metrics([batch.metrics for batch in batches])
         return replace(
             states[0],
+            shared_data=shared[0] if len(shared) == len(states) else None,
             num_env_steps=sum(state.num_env_steps for state in states),
             num_agent_steps=sum(state.num_agent_steps for state in states),
             noise_step=max(state.noise_step for state in states),
             forward_batch=replace(batches[0], metrics=metrics) if len(batches) == len(states) else None,
-            metrics={name: merged_metrics([state.metrics[name] for state in states]) for name in first.metrics},
+            metrics={name: merged_metrics([state.metrics[name] for state in states]) for name in states[0].metrics},
             callback_metrics=merged_metrics([state.callback_metrics for state in states]),
             sampled_steps=SampledSteps.merged([state.sampled_steps for state in states]),
             num_samples=max(state.num_samples for state in states),

@@ -577,17 +577,17 @@ class SamplingPlan:
 
     # For checkpoints.
 
-    def get_state(self) -> tuple[dict[str, Any], ForwardBatchState | None, dict[LaneGroup, ColumnGroup]]:
+    def get_state(self) -> tuple[dict[str, Any] | None, ForwardBatchState | None, dict[LaneGroup, ColumnGroup]]:
         """Returns what the next ``act`` depends on in addition to the rows: the shared data and the prepared batch.
 
         Returns:
             The shared data as JSON data and arrays; the state of the batch, and its columns for each group of lanes.
-            All are empty if something in them cannot be stored.
+            They are None and empty if something in them cannot be stored.
         """
         prepared = self._prepared
         shared = storable({k: v for k, v in self._shared_data.items() if k not in (ACTION_NOISE, FRAGMENT)})
         if shared is None or (prepared is not None and not can_be_stored(prepared.batch)):
-            return {}, None, {}
+            return None, None, {}
         if prepared is None:
             return shared, None, {}
         batch = prepared.batch
@@ -596,7 +596,7 @@ class SamplingPlan:
 
     def set_state(
         self,
-        shared_data: Mapping[str, Any],
+        shared_data: Mapping[str, Any] | None,
         state: ForwardBatchState | None,
         batches: Mapping[LaneGroup, RestoredLanes],
         device: torch.device,
@@ -604,13 +604,13 @@ class SamplingPlan:
         """Restores the state of ``get_state``, for the rows that ``bind`` was called with.
 
         Args:
-            shared_data: The shared data.
+            shared_data: The shared data; None if it was not stored.
             state: The state of the prepared batch; None if there is none.
             batches: The columns of the batch for each group of lanes. They are dropped if any of them is unknown.
             device: The device for columns that were tensors.
         """
         self.forget()
-        self._shared_data.update(decode(shared_data))
+        self._shared_data.update(decode(shared_data) or {})
         restored = [batches[rows.group] for rows in self._rows]
         if state is None or any(own.batch is None for own in restored):
             return

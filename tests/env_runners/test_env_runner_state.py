@@ -134,6 +134,13 @@ def test_shared_data_that_differ_are_refused(played):
         EnvRunnerState.merged(states)
 
 
+def test_a_batch_that_one_runner_could_not_store_is_made_anew_by_all(played):
+    first, second = played(Doubles).state().divided([2, 3])
+    assert EnvRunnerState.merged([first, second]).forward_batch is not None
+    state = EnvRunnerState.merged([first, replace(second, shared_data=None, forward_batch=None)])
+    assert (state.shared_data, state.forward_batch) == (None, None)
+
+
 def test_episodes_are_lost_if_a_runner_has_lost_its_own(played):
     run = played()
     first, second = run.state().divided([2, 3])

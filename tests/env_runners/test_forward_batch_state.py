@@ -178,7 +178,7 @@ def test_a_batch_that_no_file_can_hold_is_made_anew(tmp_path):
     runner, other = (runner_of(life(), pieces=[TellsObjects], back=[Listens]) for _ in range(2))
     runner.sample(num_timesteps=4)
     state = runner.get_state()
-    assert state.forward_batch is None and state.shared_data == {}
+    assert state.forward_batch is None and state.shared_data is None
     restore(runner, other, tmp_path / "c")
     assert_goes_on_alike(runner, other)
 
