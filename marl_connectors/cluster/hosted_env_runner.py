@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +87,7 @@ class SampleRequest:
         num_timesteps: As for ``EnvRunner.sample``.
         num_episodes: As for ``EnvRunner.sample``.
         restarts_episodes: Whether to drop the ongoing episodes first.
+        after_episodes: As ``after`` of ``EnvRunner.restart_episodes``.
         begins_iteration: Whether the metrics of the former iteration have been reported.
     """
 
@@ -96,6 +97,7 @@ class SampleRequest:
     num_timesteps: int | None = None
     num_episodes: int | None = None
     restarts_episodes: bool = False
+    after_episodes: Sequence[int] = ()
     begins_iteration: bool = False
 
 
@@ -258,7 +260,7 @@ class HostedEnvRunner:
             for logger in loggers.values():
                 logger.reduce()
         if request.restarts_episodes:
-            runner.restart_episodes()
+            runner.restart_episodes(request.after_episodes)
         env_steps = runner.num_env_steps
         episodes = runner.sample(num_timesteps=request.num_timesteps, num_episodes=request.num_episodes)
         payload, uncredited = pickled_in_actor(episodes), [episode.uncredited_reward for episode in episodes]
@@ -285,6 +287,11 @@ class HostedEnvRunner:
         if restarts_episodes:
             self._runner.restart_episodes()
         return _saved(self._runner), None
+
+    def episode_numbers(self) -> tuple[list[int], None]:
+        """Returns the numbers of the newest episodes."""
+        assert self._runner is not None
+        return self._runner.episode_numbers(), None
 
     def apply(self, function: bytes) -> tuple[bytes, None]:
         """Returns what a pickled function of the env runner returns, pickled."""

@@ -65,6 +65,7 @@ class _Progress:
         kept: The last known states of the env runners that have answered a call.
         next_states: The connector states that the env runners do not have yet.
         restarts_episodes: Whether the next sample begins new episodes.
+        after_episodes: Those after which they begin, for each env runner, as in ``EnvRunner.restart_episodes``.
         begins_iteration: Whether the metrics of the former iteration have been reported.
         counts: The counts of the samples since the last ``take_counts``.
         finished: The episodes that ended since the last ``take_finished``.
@@ -74,6 +75,7 @@ class _Progress:
     kept: dict[int, _Kept] = field(default_factory=dict)
     next_states: dict[str, Any] | None = None
     restarts_episodes: bool = False
+    after_episodes: dict[int, Sequence[int]] = field(default_factory=dict)
     begins_iteration: bool = False
     counts: list[dict[str, Any]] = field(default_factory=list)
     finished: list[EpisodeSummary] = field(default_factory=list)
@@ -81,6 +83,7 @@ class _Progress:
     def env_runners_follow(self) -> None:
         """Notes that the env runners have all that they are to get with the next sample."""
         self.next_states, self.restarts_episodes, self.begins_iteration = None, False, False
+        self.after_episodes = {}
 
     def copy(self) -> _Progress:
         """Returns the progress so far, which further samples do not change."""
@@ -270,12 +273,13 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
         def go_back() -> None:
             self._fails_again, self._has_failed = self._has_failed, False
+            if not self._fails_again:  # else they say first where they have failed
+                self.pool.restart_later()
             self._progress = progress.copy()
             self.env_to_module.set_state(pieces["env_to_module"])
             self.module_to_env.set_state(pieces["module_to_env"])
             for logger, state in loggers:
                 logger.set_state(state)
-            self.pool.restart_later()
 
         return go_back
 
@@ -314,11 +318,18 @@ class RemoteEnvRunners(EnvRunnerGroup):
         if self._weights.version < 0:
             self.send_weights()
         if self._fails_again:
-            self._fails_again, self._progress.restarts_episodes = False, True
+            self._skip_failed_episodes()
         if self._has_failed:
             self._refresh()
         with self._undone_on_error():
             return self._sample(self._requests(num_timesteps, times), times)
+
+    def _skip_failed_episodes(self) -> None:
+        """Lets the next sample begin new episodes, after those that env runners played when sampling failed."""
+        replies = self.pool.run({index: [Call("episode_numbers", ())] for index in self.pool.indices})
+        self._progress.after_episodes = {index: own[0].value for index, own in replies.items()}
+        self._progress.restarts_episodes, self._fails_again = True, False
+        self.pool.restart_later()
 
     def _sample(self, requests: Mapping[int, Sequence[SampleRequest]], times: int) -> Sample:
         began = time.perf_counter()
@@ -377,6 +388,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
                 **size,
                 connector_states=states,
                 restarts_episodes=self._progress.restarts_episodes,
+                after_episodes=self._progress.after_episodes.get(index, ()),
                 begins_iteration=self._progress.begins_iteration,
             )
             found[index] = [first, *[SampleRequest(**size)] * (times - 1)]

@@ -140,7 +140,7 @@ class EnvRunner(RefusesIgnoredMethods):
         self._episodes_placed: dict[int, list[int]] = {}
         self._continues_episodes = False  # whether the next sample continues the episodes of this one
         self._left: EnvRunnerState | None = None  # the state to which the runner has gone back
-        self._has_failed = False  # whether the newest sample has ended with an error
+        self._failed_at: list[int] | None = None  # the episode numbers at which the newest sample has failed
         self._finished = FinishedEpisodes(vector_env.num_envs)
         self._env_config = parts.env_config
         self._begin(self.explore)
@@ -240,7 +240,8 @@ class EnvRunner(RefusesIgnoredMethods):
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
             self.restart_episodes()  # the sub-environments and the episodes may have stopped in the middle of a step
-            self._has_failed = isinstance(error, Exception)
+            if isinstance(error, Exception):
+                self._failed_at = self.episode_numbers()
             if isinstance(error, EnvError):
                 self._check_outputs()  # module outputs that are not finite may be the cause of the environment's error
             raise
@@ -622,8 +623,10 @@ class EnvRunner(RefusesIgnoredMethods):
 
     def _return_to_episodes(self) -> None:
         """Continues the episodes that ``now`` has left, which takes a replay, unless sampling them has failed."""
-        left, has_failed, self._left, self._has_failed = self._left, self._has_failed, None, False
-        if left is None or has_failed:
+        left, failed_at, self._left, self._failed_at = self._left, self._failed_at, None, None
+        if failed_at is not None:
+            self.restart_episodes(after=failed_at)
+        if left is None or failed_at is not None:
             return
         try:
             self.set_state(left)
@@ -631,8 +634,18 @@ class EnvRunner(RefusesIgnoredMethods):
             _LOG.warning("New episodes begin, because those before cannot be replayed. %s", error)
             self.set_state(left, new_episodes=True)
 
-    def restart_episodes(self) -> None:
-        """Drops the ongoing episodes. The next sample begins new ones."""
+    def episode_numbers(self) -> list[int]:
+        """Returns the number of the newest episode of each sub-environment; -1 before the first one."""
+        return [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
+
+    def restart_episodes(self, after: Sequence[int] = ()) -> None:
+        """Drops the ongoing episodes. The next sample begins new ones.
+
+        Args:
+            after: For each sub-environment, the number of an episode that does not come again, nor one before it.
+        """
+        for sub_env, number in zip(self.vector_env.sub_envs, after, strict=False):
+            sub_env.episode_number = max(sub_env.episode_number, number)
         self._left = None
         self._continues_episodes = False
         self._plan.forget()

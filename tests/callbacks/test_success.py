@@ -10,7 +10,7 @@ import pytest
 
 from helpers.runs.fake_ray import use_fake_ray
 from marl_connectors import Algorithm, PPOConfig
-from marl_connectors.algorithms.config.state import config_from_state, config_to_state
+from marl_connectors.algorithms.config.state import ConfigState, config_from_state, config_to_state
 from marl_connectors.callbacks import Success
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.names import Names
@@ -144,7 +144,8 @@ def test_remote_env_runners_measure_in_their_processes(monkeypatch):
 
 
 def described(measure):
-    return json.loads(json.dumps(config_to_state(config("CartPole-v1", measure))))
+    state = config_to_state(config("CartPole-v1", measure))
+    return ConfigState(class_name=state.class_name, settings=json.loads(json.dumps(state.settings)))
 
 
 def test_a_checkpoint_names_the_measure():
@@ -155,7 +156,7 @@ def test_a_checkpoint_names_the_measure():
 @pytest.mark.parametrize("name", ["os:getcwd", "marl_connectors.checkpoints:load_state"])
 def test_a_checkpoint_cannot_name_other_functions_of_the_library_or_of_python(name):
     state = described(balanced)
-    success = state["settings"]["callbacks_on_episode_end"]["value"]
+    success = state.settings["callbacks_on_episode_end"]["value"]
     success["measure"]["value"] = name
     with pytest.raises(CheckpointError, match="expected a function of an environment"):
         config_from_state(state)

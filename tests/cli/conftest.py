@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from helpers.fake_algorithm import FakeAlgorithm
 from marl_connectors.algorithms.config.settings import RunSettings
-from marl_connectors.algorithms.fitting import pictures, saver
+from marl_connectors.algorithms.fitting import pictures
 from marl_connectors.algorithms.fitting.run_files import read_config
 from marl_connectors.cli import evaluate, training_run
 from marl_connectors.cli.made_config import new_config
@@ -75,7 +74,6 @@ class CommandLine:
 def command(tmp_path, monkeypatch, capsys):
     line = CommandLine(capsys)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(saver, "_SOON_KEPT_S", math.inf)  # however busy the machine is
     monkeypatch.setattr(training_run, "make_config", new_config)
     monkeypatch.setattr(training_run, "built", lambda config, tree: line.build(config, tree))
     monkeypatch.setattr(training_run, "load_algorithm", line.load)

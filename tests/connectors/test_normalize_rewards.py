@@ -291,7 +291,7 @@ def test_learners_that_gather_their_moments_divide_as_one_that_has_the_whole_bat
         whole.merge_own_state()
         for piece, own in zip(learners, groups, strict=True):
             piece.before_columns(own, None)
-        gathered = [copy.deepcopy(piece._own) for piece in learners]
+        gathered = [copy.deepcopy(piece.get_state().new) for piece in learners]
         found = []
         for piece, own, mine in zip(learners, groups, copy.deepcopy(gathered), strict=True):
 

@@ -148,7 +148,7 @@ def test_episodes_that_are_lost_before_learners_have_them_are_sampled_again(monk
         differences({"results": results, "parameters": parameters}, {k: whole[k] for k in ("results", "parameters")})
         == []
     )
-    assert caplog.text.count("Episodes were lost with a node (ObjectLostError). They are sampled again.") == 2
+    assert caplog.text.count("Episodes were lost with a node (ObjectLostError). The iteration is repeated.") == 2
 
 
 @pytest.mark.few(1)
@@ -161,7 +161,7 @@ def test_finished_episodes_come_in_the_order_of_one_process(number, monkeypatch)
     for own in (divided(config, 4, 0), divided(config, 4, number)):
         algo = own.build_algo()
         group = algo.env_runner_group
-        group.begin_iteration()
+        group.send_weights()
         group.sample()
         summaries.append(plain(group.take_finished()))
         algo.stop()

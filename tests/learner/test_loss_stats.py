@@ -77,10 +77,10 @@ def test_the_step_is_not_taken_and_the_minibatch_is_named(lazily, value):
     algo = build(until, lazily=lazily)
     match = rf"planted_loss of module 'agent_1' is {value} in update 1, epoch 2, minibatch 1. That step was not taken"
     with pytest.raises(LearnerError, match=match):
-        algo.train()
+        algo.learner.update(episodes=algo.env_runner.sample())
     # Two minibatches an epoch, so the third step is the first of the second epoch: what went before stands.
     fine = build(type("Never", (Exploding,), {"at": 99}), num_epochs=1)
-    fine.train()
+    fine.learner.update(episodes=fine.env_runner.sample())
     for found, expected in zip(state(algo), state(fine), strict=True):
         assert torch.equal(found, expected)
     assert moments(algo) == moments(fine)
