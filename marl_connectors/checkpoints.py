@@ -186,8 +186,10 @@ def _read_tensors(
 
 # Components ---------------------------------------------------------------------------------------------------------
 
+PLACE_OF_MODULES: Final = ("learner_group", "learner", "rl_module")
+"""The folders of the modules in RLlib's checkpoints of algorithms."""
 _PLACES: Final = {
-    ("learner_group", "learner", "rl_module"): ("learner", "module"),
+    PLACE_OF_MODULES: ("learner", "module"),
     ("learner_group", "learner"): ("learner",),
     ("env_runner", "rl_module"): ("learner", "module"),
     ("env_runner", "env_to_module_connector"): ("env_runner", "env_to_module"),
@@ -221,7 +223,7 @@ class Checkpointable(RefusesIgnoredMethods):
             CheckpointError: If the path is taken, or something in the state cannot be written.
         """
         path = new_folder() if path is None else path
-        save_state(path, {"component": _components().describe(self), "state": self.get_state()})
+        save_state(path, {"component": components().describe(self), "state": self.get_state()})
         return str(path)
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
@@ -250,7 +252,7 @@ class Checkpointable(RefusesIgnoredMethods):
                 arguments cannot be imported by name. Then make the component yourself, and call its
                 ``restore_from_path``.
         """
-        return _components().component_from_checkpoint(cls, path, trusted=trusted)
+        return components().component_from_checkpoint(cls, path, trusted=trusted)
 
 
 @contextmanager
@@ -275,7 +277,8 @@ def new_folder() -> str:
     return os.path.join(tempfile.mkdtemp(), "checkpoint")
 
 
-def _components() -> Any:
+def components() -> Any:
+    """Returns the module that describes components, and makes them from their descriptions."""
     # Algorithms are built on components, so the part of them that describes components is found by name.
     return import_module("marl_connectors.algorithms.components", who="checkpoint", error=CheckpointError)
 

@@ -37,7 +37,14 @@ from marl_connectors.algorithms.remote_parts import RemoteParts, check_can_be_se
 from marl_connectors.algorithms.rendering import FrameRecorder, RenderedEpisode, rendered, with_recorder
 from marl_connectors.algorithms.results import iteration_results, workers
 from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
-from marl_connectors.checkpoints import new_folder, run_folders_of, save_state, taking_over
+from marl_connectors.checkpoints import (
+    PLACE_OF_MODULES,
+    component_state,
+    new_folder,
+    run_folders_of,
+    save_state,
+    taking_over,
+)
 from marl_connectors.cluster.remote_env_runners import RemoteEnvRunners
 from marl_connectors.cluster.remote_learners import RemoteLearners
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -1426,20 +1433,42 @@ class Algorithm(RefusesIgnoredMethods):
         save_state(path, self.get_state())
         return str(path)
 
-    def restore_from_path(self, path: str | Path, *, new_episodes: bool = False, trusted: bool = True) -> None:
+    def restore_from_path(
+        self, path: str | Path, *, component: str | None = None, new_episodes: bool = False, trusted: bool = True
+    ) -> None:
         """Sets the state of a checkpoint, so that training continues as if it had never stopped.
 
         Args:
             path: The checkpoint folder, or the folder of a run for its latest checkpoint.
+            component: The part to restore, as RLlib names it: ``"learner_group/learner"`` with the optimizers,
+                ``"learner_group/learner/rl_module"`` for all modules, or
+                ``"learner_group/learner/rl_module/MODULE_ID"``. The rest of the run stays as it is. None for all.
             new_episodes: As in ``from_checkpoint``.
             trusted: As in ``from_checkpoint``, for settings that changed during that run.
 
         Raises:
-            CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
+            CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged, or has no such part.
         """
+        if component is not None:
+            part = self._component(component)
+            with self._transaction(), taking_over(component):
+                part.set_state(component_state(Path(path) / component))
+            return
         self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
         self.run_folders = run_folders_of(path)
         self.callbacks.call("on_checkpoint_loaded", algorithm=self)
+
+    def _component(self, place: str) -> Any:
+        """Returns the part at a place that ``restore_from_path`` documents."""
+        modules = "/".join(PLACE_OF_MODULES)
+        known = {"learner_group/learner": self.learner, modules: self.rl_module}
+        known |= {f"{modules}/{module_id}": module for module_id, module in self.rl_module.items()}
+        if place not in known:
+            raise CheckpointError(
+                f"{type(self).__name__}.restore_from_path: there is no component {place!r}. "
+                f"{did_you_mean(place, list(known))}"
+            )
+        return known[place]
 
     @classmethod
     def from_checkpoint(

@@ -20,7 +20,7 @@ from marl_connectors.algorithms.config.state import (
     to_state,
 )
 from marl_connectors.algorithms.inference.load_policy import load_policy
-from marl_connectors.checkpoints import component_state, load_with_place, taking_over
+from marl_connectors.checkpoints import PLACE_OF_MODULES, component_state, load_with_place, taking_over
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.errors import CheckpointError
@@ -172,6 +172,28 @@ def _piece(how: Mapping[str, Any], names: Names) -> ConnectorV2:
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint: the piece {name} cannot be made. {error} {_YOURSELF}") from error
     return cls(**arguments)
+
+
+def spec_from_checkpoint(path: str | PathLike[str], *, trusted: bool) -> RLModuleSpec:
+    """Returns the spec of a checkpoint's module, as ``RLModuleSpec.from_checkpoint`` describes it."""
+    data, place = load_with_place(path)
+    if not place and "specs" in data:
+        if len(data["specs"]) != 1:
+            places = [f"{path}/{'/'.join(PLACE_OF_MODULES)}/{module_id}" for module_id in data["specs"]]
+            raise CheckpointError(
+                f"RLModuleSpec.from_checkpoint: {path} has several modules. Name one: {', '.join(places)}."
+            )
+        (module_id,) = data["specs"]
+        path, place = f"{path}/{'/'.join(PLACE_OF_MODULES)}/{module_id}", (*PLACE_OF_MODULES, module_id)
+    with taking_over("module"):
+        match data:
+            case {"component": {"kind": "module", "spec": described}}:
+                pass
+            case {"specs": dict(specs)} if "/".join(place[len(PLACE_OF_MODULES) :]) in specs:
+                described = specs["/".join(place[len(PLACE_OF_MODULES) :])]
+            case _:
+                raise CheckpointError(f"RLModuleSpec.from_checkpoint: {path} is not a module. Check the path.")
+        return dataclasses.replace(_spec(described, Names(trusted)), load_state_path=path)
 
 
 def _of_algorithm(

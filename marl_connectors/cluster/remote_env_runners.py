@@ -29,7 +29,8 @@ from marl_connectors.cluster.hosted_env_runner import (
 )
 from marl_connectors.cluster.pickling import pickled, pickled_function, received_result, unpickled
 from marl_connectors.cluster.ray_cluster import RayCluster, Resources
-from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2, pieces_of
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.env_runners.done_episodes import DoneEpisode, first_rounds, merged_order, shares
 from marl_connectors.env_runners.env_runner_group import EnvRunnerGroup
 from marl_connectors.env_runners.env_runner_state import EnvRunnerState
@@ -313,7 +314,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             times: The number of samples of this size that follow one another. They are sent ahead if none depends on
                 what the env runners have learned in the one before.
         """
-        if times > 1 and self._merges_states and known_states(self.get_connector_states()) is not None:
+        if times > 1 and self._merges_states and self._can_learn():
             return joined([self.sample(num_timesteps=num_timesteps) for _ in range(times)])
         if self._weights.version < 0:
             self.send_weights()
@@ -323,6 +324,11 @@ class RemoteEnvRunners(EnvRunnerGroup):
             self._refresh()
         with self._undone_on_error():
             return self._sample(self._requests(num_timesteps, times), times)
+
+    def _can_learn(self) -> bool:
+        """Whether pieces may have states to merge after a sample, even if they have none yet."""
+        pieces = [*pieces_of(self.env_to_module), *pieces_of(self.module_to_env)]
+        return any(type(piece).get_state is not ConnectorV2.get_state for piece in pieces)
 
     def _skip_failed_episodes(self) -> None:
         """Lets the next sample begin new episodes, after those that env runners played when sampling failed."""

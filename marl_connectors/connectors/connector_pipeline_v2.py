@@ -571,3 +571,9 @@ def _checked(piece: Any) -> ConnectorV2:
             + (". Pass an instance, not the class." if isinstance(piece, type) else ".")
         )
     return piece
+
+
+def pieces_of(pipeline: ConnectorPipelineV2) -> list[Any]:
+    """Returns all pieces, also those of nested pipelines."""
+    nested = [pieces_of(piece) if isinstance(piece, ConnectorPipelineV2) else [piece] for piece in pipeline]
+    return [piece for own in nested for piece in own]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2, pieces_of
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import RANKS, ColumnBatch, ColumnGroup
 from marl_connectors.episodes.bootstrap_view import original
@@ -216,12 +216,6 @@ def check_can_be_divided(config: Any, pipeline: ConnectorPipelineV2) -> None:
         )
     for piece in pieces_of(pipeline):
         piece.check_can_be_divided()
-
-
-def pieces_of(pipeline: ConnectorPipelineV2) -> list[Any]:
-    """Returns all pieces, also those of nested pipelines."""
-    nested = [pieces_of(piece) if isinstance(piece, ConnectorPipelineV2) else [piece] for piece in pipeline]
-    return [piece for own in nested for piece in own]
 
 
 def _check_agreement(facts: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from gymnasium import Space
 from torch import nn
 
 import marl_connectors
-from marl_connectors.checkpoints import Checkpointable, component_state
+from marl_connectors.checkpoints import Checkpointable, component_state, components
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
@@ -341,6 +341,20 @@ class RLModuleSpec(ChecksFields):
             module.model_config,
             module.catalog_class,
         )
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *, trusted: bool = True) -> RLModuleSpec:
+        """Returns the spec of a module in a checkpoint, whose ``build()`` begins with the parameters there.
+
+        Args:
+            path: As ``load_state_path``; or the checkpoint or the run's folder of an algorithm with a single module.
+            trusted: As for ``RLModule.from_checkpoint``.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, has no such module, or one whose class or settings cannot be
+                imported by name.
+        """
+        return components().spec_from_checkpoint(path, trusted=trusted)
 
     def as_multi_rl_module_spec(self) -> marl_connectors.MultiRLModuleSpec:
         """Returns a MultiRLModuleSpec with this spec as its only one, under ``DEFAULT_MODULE_ID``."""

@@ -64,6 +64,16 @@ def check_groups(seed: int, fake: FakeRay, numbers: list[int], loss: float) -> N
         assert not differences(whole, found), f"seed {seed}, {number} and {in_evaluations}: {described(config)}"
 
 
+def test_pieces_that_have_nothing_to_merge_yet_are_merged_after_the_first_sample(monkeypatch):
+    use_fake_ray(monkeypatch)
+    config = small_config(LifeEnv).env_runners(
+        env_to_module_connector=lambda: MeanStdFilter(), rollout_fragment_length=2
+    )
+    config.training(train_batch_size_per_learner=40)
+    ahead = divided(config, 4, 2).env_runners(max_requests_in_flight_per_env_runner=3)
+    assert not differences(trained(divided(config, 4, 0)), trained(ahead))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_any_number_of_env_runners_gives_the_same_results(seed, monkeypatch):

@@ -9,6 +9,7 @@ from pettingzoo import ParallelEnv
 
 from marl_connectors import PPOConfig
 from marl_connectors.env_runners.lane_group import LaneGroup, _sums
+from marl_connectors.episodes.batch import ColumnGroup
 
 
 def test_short_chunks_keep_as_much_lookback_as_long_ones():
@@ -142,3 +143,24 @@ def test_a_sum_of_rewards_does_not_depend_on_the_other_lanes(rows, lanes):
     for row in rewards.tolist():
         expected = [total + reward for total, reward in zip(expected, row, strict=True)]
     assert _sums(rewards).tolist() == _sums(np.asfortranarray(rewards)).tolist() == expected
+
+
+def test_outputs_that_not_all_modules_have_are_marked_in_the_rows_that_have_them():
+    """The modules of each step output other columns than those of the step before."""
+    group = LaneGroup(0, spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(3), lookback=1)
+    group.open([(0, "a", "m"), (1, "a", "m")])
+    group.sort(np.array([0]))
+    group.select(["m"], 1)
+    outputs = [("x",), ("x", "more"), ("x", "more"), ("more",), ("x",)]
+    for t, names in enumerate(outputs):
+        group.rollout.observe(group.positions, np.zeros((2, 1), np.float32), t)
+        columns = ColumnGroup(group.rows)
+        columns.update({"actions": np.ones(2, np.int64), **{name: np.full(2, 1.0 + t) for name in names}})
+        columns.record_in(group.rollout, group.positions)
+        group.advance()
+    rollout = group.rollout
+    for name in ("x", "more"):
+        expected = [name in names for names in outputs]
+        assert rollout.given[name].reshape(-1, 2)[1:6].tolist() == [[own] * 2 for own in expected]
+        values = rollout.columns[name].reshape(-1, 2)[1:6, 0]
+        assert values.tolist() == [1.0 + t if has else 0.0 for t, has in enumerate(expected)]
