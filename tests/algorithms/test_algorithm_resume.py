@@ -57,8 +57,7 @@ def check_resume(seed, folder):
     assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(seed, tmp_path):
     check_resume(seed, tmp_path)
 
@@ -69,9 +68,9 @@ FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy %
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_many_resumed_runs_go_on_as_if_they_had_never_stopped(part, tmp_path):
-    first = FIRST_SEED + 8 * part
+    first = FIRST_SEED + 30 * part
     print(f"FIRST_SEED={FIRST_SEED}")
-    for seed in range(first, first + 8):
+    for seed in range(first, first + 30):
         check_resume(seed, tmp_path)
 
 
