@@ -305,7 +305,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     values = algo.get_module().forward_target({Columns.OBS: group[Columns.NEXT_OBS]})["qf_preds"]
     for i, mask in enumerate(group["new_action_mask"].bool()):
         assert mask.any()
-        assert torch.isclose(values[i][mask], following[i]).any()
+        assert torch.isclose(values[i][mask], following[i], atol=1e-6).any()
     algo.stop()
 
 
