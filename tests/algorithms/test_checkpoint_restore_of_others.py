@@ -501,7 +501,7 @@ def broken(state, where):
         state.env_runner.sub_environments[1].episode.actions.items[0][:] = 0
     elif where == "moments":
         optimizer = state.learner["optimizers"]["agent_1"]
-        optimizer["adam"] = optimizer["adam"][:-1]
+        optimizer.adam = optimizer.adam[:-1]
     return state
 
 

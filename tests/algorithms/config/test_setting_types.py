@@ -160,8 +160,8 @@ def build(config, train):
 def actors_here(monkeypatch):
     """Env runners are actors of a Ray in this process. Learners are not started, as they would wait for each other."""
     use_fake_ray(monkeypatch)
-    learners = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(RemoteParts, "learners", lambda parts, blueprint: learners)
+    learners = SimpleNamespace(close=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(RemoteParts, "learners", lambda parts, learner, blueprint: learners)
 
 
 def accepted(cls, name, env):

@@ -29,6 +29,7 @@ from marl_connectors.algorithms.qmix.learner import QMIXLearner
 from marl_connectors.algorithms.qmix.mixers import QMixer
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import MIXER_STATE
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
+from marl_connectors.policy_mapping import SharedPolicy
 from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.row_ring import ACTED
 from marl_connectors.replay_buffers.team_ring import ALIVE
@@ -94,7 +95,7 @@ def random_qmix(seed, **training):
 
 def with_unlike_agents(config, rng):
     """Lets one of the agents see and do something else than the others, where it has a module of its own."""
-    if config.policies == "shared" or rng.random() < 0.5:
+    if isinstance(config.policy_mapping_fn, SharedPolicy) or rng.random() < 0.5:
         return
     other = Box(-1.0, 1.0, (3,), [np.float32, np.float64][int(rng.integers(2))])
     spaces_of = dict.fromkeys("bc", (Box(-1.0, 1.0, (2,)), Discrete(3))) | {"a": (other, Discrete(2))}
