@@ -116,8 +116,9 @@ def test_the_table_of_seeds_has_both_ways(tmp_path, monkeypatch, capsys):
     assert main(["train", f"{__name__}:Door", *RUN, "--seeds", "0-1", "--out", "runs"]) == 0
     data = json.loads(Path("runs/seeds.json").read_text())
     for result in data["results"]:
-        assert 4.0 < result["returns"]["default_policy"] < 6.0
-        assert result["most_likely_actions"] == {"default_policy": 0.0} and result["drawn_actions"] == {}
+        measured = result["measured"]
+        assert 4.0 < measured["after_training"]["return/default_policy"] < 6.0
+        assert measured["most_likely_actions"] == {"return/default_policy": 0.0} and "drawn_actions" not in measured
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if line.startswith("  most likely actions")] == [
         ["most", "likely", "actions", "0"]
