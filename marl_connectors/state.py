@@ -110,6 +110,8 @@ def as_state(kind: type[_S], data: Any) -> _S:
         what, place = (what, place) if what else (place, "`$`")
         name = getattr(kind, "__qualname__", str(kind))
         raise ValueError(f"{place.replace('$', name)}: {what}") from error
+    except RecursionError as error:
+        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected fewer levels") from error
     except AttributeError as error:  # msgspec takes an array for a mapping
         raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected an object where an array is") from error
 

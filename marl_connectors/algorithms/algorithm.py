@@ -1383,8 +1383,8 @@ class Algorithm(RefusesIgnoredMethods):
 
         Raises:
             CheckpointError: If it is not such a state, or belongs to another environment or other modules; or if an
-                ongoing episode cannot be replayed. If the change cannot be undone (the environment must be repeatable
-                for that), the message says that the algorithm must not be used any more.
+                ongoing episode cannot be replayed. If the change cannot be undone, the message says that the algorithm
+                must not be used any more.
         """
         self._set_state(read_state(AlgorithmState, state), Names())
 
