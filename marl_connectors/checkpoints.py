@@ -320,7 +320,7 @@ def load_with_place(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], tuple
     source = Path(path)
     for folder in (source, *source.parents):
         is_run = (folder / RUN_CHECKPOINTS).is_dir() and (folder / RUN_CHECKPOINTS / LATEST).exists()
-        if is_run or is_checkpoint(folder):
+        if is_run or is_checkpoint(folder) or _names_checkpoint(folder):
             place = source.relative_to(folder).parts
             return load_state(find_checkpoint(folder), without=REPLAY_BUFFERS if place else ()), place
         if folder.exists():
@@ -338,7 +338,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """
     folder = Path(path)
     latest = folder / RUN_CHECKPOINTS / LATEST
-    if folder.name in (BEST, LATEST) and folder.parent.name == RUN_CHECKPOINTS and folder.is_file():
+    if _names_checkpoint(folder):
         latest = folder
     elif is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
         if (folder / _RUN_METRICS).is_file():
@@ -366,6 +366,11 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
             f"checkpoint, pass its path instead of that of the run. {hint}"
         )
     return checkpoint
+
+
+def _names_checkpoint(path: Path) -> bool:
+    """Whether a path is one of the files that name the best and the latest checkpoint of a run."""
+    return path.name in (BEST, LATEST) and path.parent.name == RUN_CHECKPOINTS and path.is_file()
 
 
 def run_folders_of(path: str | os.PathLike[str]) -> set[Path]:

@@ -8,6 +8,7 @@ arrays of a type and a number of axes, other states. ``read_state`` checks what 
 from __future__ import annotations
 
 import base64
+import copy
 import math
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_origin
@@ -109,6 +110,8 @@ def as_state(kind: type[_S], data: Any) -> _S:
         what, place = (what, place) if what else (place, "`$`")
         name = getattr(kind, "__qualname__", str(kind))
         raise ValueError(f"{place.replace('$', name)}: {what}") from error
+    except RecursionError as error:
+        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected fewer levels") from error
     except AttributeError as error:  # msgspec takes an array for a mapping
         raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected an object where an array is") from error
 
@@ -123,12 +126,14 @@ def copied(value: Any) -> Any:
     if isinstance(value, State):
         return type(value)(**{name: copied(part) for name, part in fields_of(value).items()})
     if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
+        found = copy.copy(value)  # of the same type, such as Counter
+        found.update((key, copied(part)) for key, part in value.items())
+        return found
+    if type(value) in (list, tuple):
         return type(value)(map(copied, value))
     if isinstance(value, np.ndarray):
         return value.copy()
-    return value.clone() if _as_array(value) is not None and hasattr(value, "clone") else value
+    return value.detach().clone() if _is_tensor(value) else value
 
 
 def _read_value(kind: Any, value: Any) -> Any:
@@ -231,12 +236,16 @@ def _as_array(value: Any) -> np.ndarray | None:
     """Converts an array, scalar or torch tensor to a C-ordered array in native byte order; None for other values."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
-    elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+    elif _is_tensor(value):
         tensor = value.detach().cpu()
         array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     else:
         return None
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def decode_state(data: Any, tensors: dict[str, np.ndarray]) -> Any:

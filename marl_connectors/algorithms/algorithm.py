@@ -132,6 +132,7 @@ class Algorithm(RefusesIgnoredMethods):
         metrics: The metrics that callbacks have logged.
         iteration: The number of completed calls of ``train()``.
         time_total_s: The seconds that these calls took.
+        is_broken: Whether something has failed and going back from there, too, so that it is in no defined state.
         run_folders: The folders that have checkpoints of this run: those of ``fit``, and that of the checkpoint from
             which the algorithm was restored.
         ends_evaluations: The ``is_enough`` of evaluations that have none of their own; None for no such function. An
@@ -142,6 +143,8 @@ class Algorithm(RefusesIgnoredMethods):
     _has_warned_of_episodes = False
     _is_start_reported = False
     """Whether ``on_evaluate_start`` was called for an evaluation that was abandoned, and will be begun anew."""
+    _is_evaluating = False
+    """Whether an evaluation has begun and not ended."""
     _describe_activity: Callable[[], str] = str
 
     @torch.inference_mode(False)
@@ -199,6 +202,7 @@ class Algorithm(RefusesIgnoredMethods):
         self._go_back: Callable[[], None] | None = None
         self.iteration = 0
         self.time_total_s = 0.0
+        self.is_broken = False
         self.run_folders: set[Path] = set()
         self.ends_evaluations: Callable[[], bool] | None = None
         self._num_evaluations = 0
@@ -624,14 +628,23 @@ class Algorithm(RefusesIgnoredMethods):
         except BaseException as error:
             try:
                 self._go_back()
-            except Exception as second:
+            except BaseException as second:
+                self.is_broken = True
+                if not isinstance(second, Exception):
+                    raise
                 raise CheckpointError(
                     f"{error} The algorithm could not go back to where it was before ({second}). Do not use it any "
                     f"more; build it anew."
                 ) from error
             raise
         finally:
-            self._go_back = None if outer is None else self._now()
+            self._go_back = outer
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Lets the transaction that is going on, if there is one, begin here."""
+        if self._go_back is not None:
+            self._go_back = self._now()
 
     def _now(self) -> Callable[[], None]:
         """Returns a function that brings the algorithm back to where it is now.
@@ -645,8 +658,8 @@ class Algorithm(RefusesIgnoredMethods):
         parts = [self.env_runner_group.now(), self.offline_data.now()]
 
         def go_back() -> None:
-            if self._num_evaluations != counts["_num_evaluations"]:
-                self._is_start_reported = True
+            if self._is_evaluating:
+                self._is_evaluating, self._is_start_reported = False, True
                 if self.eval_env_runner_group is not None:
                     self.eval_env_runner_group.abandon_playing()
             vars(self).update(counts)
@@ -654,8 +667,12 @@ class Algorithm(RefusesIgnoredMethods):
                 self.config.change(**settings)
                 self._changed_settings = set(changed)
                 self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
-            for module_id in [m for m in self.rl_module if m not in modules]:
-                self.learner.remove_module(module_id)
+            if self.rl_module.keys() != modules.keys():
+                for module_id in self.rl_module.keys() - modules.keys():
+                    self.learner.remove_module(module_id)
+                for module_id in [m for m in modules if m not in self.rl_module]:
+                    self.learner.add_module(module_id, modules[module_id])
+                self._modules_changed()
             self._recent.clear()
             self._recent.extend(recent)
             self.metrics.set_state(metrics)
@@ -783,7 +800,7 @@ class Algorithm(RefusesIgnoredMethods):
         """
         if not self._is_start_reported:
             self.callbacks.call("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
-        self._is_start_reported = False
+        self._is_evaluating, self._is_start_reported = True, False
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
             config.multi_agent(policy_mapping_fn=policy_mapping_fn)
@@ -797,6 +814,7 @@ class Algorithm(RefusesIgnoredMethods):
 
     def _end_evaluation(self, begun: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         results = begun()
+        self._is_evaluating = False
         self.callbacks.call("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
@@ -1181,6 +1199,7 @@ class Algorithm(RefusesIgnoredMethods):
             self._set(policies=added)
         self._modules_changed()
         self._remap(mapping, new_should_module_be_updated)
+        self._begin_anew()
         return module
 
     def _check_can_change_modules(self, who: str) -> None:
@@ -1266,6 +1285,7 @@ class Algorithm(RefusesIgnoredMethods):
         self._remap(mapping, new_should_module_be_updated)
         self._modules_changed()
         self.env_runner_group.restart_episodes()
+        self._begin_anew()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
         """Sets the mapping of all episodes that begin from now on, also in evaluations. Checkpoints include it.
@@ -1363,8 +1383,8 @@ class Algorithm(RefusesIgnoredMethods):
 
         Raises:
             CheckpointError: If it is not such a state, or belongs to another environment or other modules; or if an
-                ongoing episode cannot be replayed. If the change cannot be undone (the environment must be repeatable
-                for that), the message says that the algorithm must not be used any more.
+                ongoing episode cannot be replayed. If the change cannot be undone, the message says that the algorithm
+                must not be used any more.
         """
         self._set_state(read_state(AlgorithmState, state), Names())
 

@@ -449,6 +449,7 @@ def add_state_pieces_to(
             "add_module: a stateful module needs the state before a cut, but episode_lookback_horizon is 0. Set "
             ".env_runners(episode_lookback_horizon=1)."
         )
+    env_runners.return_to_episodes()
     if config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:

@@ -40,6 +40,7 @@ from marl_connectors.errors import ConfigError, EpisodeError, counted
 from marl_connectors.metrics import MetricsLogger, by_pipeline, merged_metrics, reduced, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.state import copied
 from marl_connectors.trees import tree_map
 
 _LOG = logging.getLogger(__name__)
@@ -252,6 +253,9 @@ class RemoteEnvRunners(EnvRunnerGroup):
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         self._put_blueprint()  # it has the config's function
 
+    def return_to_episodes(self) -> None:
+        """Does nothing: new actors continue the episodes with the pieces that they had."""
+
     def send_weights(self) -> None:
         """Puts the parameters as they are now into Ray's store, once for all env runners."""
         parameters = _arrays(self.rl_module.get_state())
@@ -269,7 +273,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
     def now(self) -> Callable[[], None]:
         """Returns a function that restores what samples change, as it is now, and lets new actors continue from it."""
-        progress, pieces = self._progress.copy(), self.get_connector_states()
+        progress, pieces = self._progress.copy(), copied(self.get_connector_states())
         loggers = [(logger, logger.get_state()) for logger in self._loggers().values()]
 
         def go_back() -> None:
@@ -618,7 +622,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             logger.set_state(state.metrics[name])
         self.callback_metrics.set_state(state.callback_metrics)
         self._progress.env_runners_follow()
-        self._has_failed = False
+        self._has_failed = self._fails_again = False
         self.take_counts()
         self.take_finished()
         self.take_times()

@@ -56,7 +56,7 @@ from marl_connectors.names import import_attribute
 from marl_connectors.never_called import RefusesIgnoredMethods
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.state import fields_of, read_state
+from marl_connectors.state import copied, fields_of, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 _LOG = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ class EnvRunner(RefusesIgnoredMethods):
         force_reset: bool,
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
-        self._return_to_episodes()
+        self.return_to_episodes()
         self._begin(explore)
         self._fragment = self._shared_data[FRAGMENT] = Fragment()
         self.places = []
@@ -614,14 +614,16 @@ class EnvRunner(RefusesIgnoredMethods):
             state = self.get_state()
         except EpisodeError:  # custom data of an ongoing episode cannot be saved
             state = self.get_state(with_episodes=False)
+        failed_before = self._failed_at
 
         def go_back() -> None:
+            failed_at = failed_before if self._failed_at is None else self._failed_at
             self.set_state(state, new_episodes=True)
-            self._left = state
+            self._left, self._failed_at = state, failed_at
 
         return go_back
 
-    def _return_to_episodes(self) -> None:
+    def return_to_episodes(self) -> None:
         """Continues the episodes that ``now`` has left, which takes a replay, unless sampling them has failed."""
         left, failed_at, self._left, self._failed_at = self._left, self._failed_at, None, None
         if failed_at is not None:
@@ -708,8 +710,8 @@ class EnvRunner(RefusesIgnoredMethods):
             num_env_steps=self.num_env_steps,
             num_agent_steps=self.num_agent_steps,
             noise_step=self._noise.step,
-            env_to_module=self.env_to_module.get_state(),
-            module_to_env=self.module_to_env.get_state(),
+            env_to_module=copied(self.env_to_module.get_state()),
+            module_to_env=copied(self.module_to_env.get_state()),
             shared_data=shared_data,
             forward_batch=batch,
             metrics={name: logger.get_state() for name, logger in self.metrics.items()},
@@ -779,6 +781,7 @@ class EnvRunner(RefusesIgnoredMethods):
         self.callback_metrics.set_state(state.callback_metrics)
         self._episodes.lost = copy.copy(state.failures)
         self.restart_episodes()
+        self._failed_at = None
         if new_episodes:
             return
         episodes = [own.episode for own in state.sub_environments if own.episode is not None]

@@ -94,6 +94,10 @@ class EnvRunnerGroup:
         """
         return self._runner.now()
 
+    def return_to_episodes(self) -> None:
+        """Continues the ongoing episodes to which it has gone back, before the pipelines get other pieces."""
+        self._runner.return_to_episodes()
+
     def sample(self, *, num_timesteps: int | None = None, times: int = 1) -> Sample:
         """Samples.
 

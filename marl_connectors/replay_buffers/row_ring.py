@@ -75,7 +75,7 @@ class OpenEpisode(State):
 
     episode_id: str
     lane: Index
-    number: Count
+    number: Index
     num_steps: Count
     added_at: Count
 
@@ -123,13 +123,13 @@ class RowRingState(State):
     num_episodes_added: Count
     action_units: ActionUnits
     open: dict[str, OpenEpisode]
-    ended: dict[str, dict[str, tuple[Index, Count]]]
+    ended: dict[str, dict[str, tuple[Index, Index]]]
     spaces: dict[ModuleID, tuple[dict[str, Any], dict[str, Any]]]
     priorities: Priorities | None = None
 
     def __post_init__(self) -> None:
         num_lanes = len(self.written)
-        if (self.written < 0).any():
+        if (self.written < 0).any() or (self.written >= 2**62).any():
             raise ValueError(f"Expected written to be numbers from 0, got {brief(self.written)}")
         size = min(self.num_rows, int(self.written.max(initial=0))) * num_lanes
         rows: dict[str, Any] = {"flags": self.flags, "numbers": self.numbers, **self.columns}
@@ -665,6 +665,9 @@ class RowRing:
         """
         self.written = state.written.astype(np.int64)
         self.num_lanes, self.num_rows = len(self.written), state.num_rows
+        if self.num_lanes:  # rows that no lane has had yet need no room, unless this ring has room for them
+            longest = max(int(self.written.max()), self._rows_per_lane(self.num_lanes))
+            self.num_rows = min(self.num_rows, longest)
         self.columns = {name: tree_map(self.with_room, column) for name, column in state.columns.items()}
         self.flags = self.with_room(state.flags.astype(np.uint8))
         self.numbers = self.with_room(state.numbers.astype(np.int32))

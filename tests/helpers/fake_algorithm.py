@@ -65,6 +65,7 @@ class FakeAlgorithm:
         self.signal = number
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = self.seed = 0
+        self.is_broken = False
         self.callbacks, self.run_folders = CallbackCalls(), set()
         self.frames = [np.full((60, 192, 3), shade, np.uint8) for shade in (0, 80, 160)]
         self.stopped = False

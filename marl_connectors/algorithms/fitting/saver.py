@@ -65,7 +65,8 @@ class Saver:
     def save_last(self) -> None:
         """Saves the algorithm if the run fails: it has gone back to its newest complete iteration.
 
-        It does nothing if the metrics of this iteration are not on disk, or if a checkpoint could not be written.
+        It does nothing if it could not go back, if the metrics of this iteration are not on disk, or if a checkpoint
+        could not be written.
         """
-        if not self._has_failed and 0 < self._algo.iteration == self._folder.logged_iteration:
+        if not (self._has_failed or self._algo.is_broken) and 0 < self._algo.iteration == self._folder.logged_iteration:
             self.save(self._algo.iteration)
