@@ -617,14 +617,16 @@ class Algorithm(RefusesIgnoredMethods):
     def _transaction(self) -> Iterator[None]:
         """Brings the algorithm back to where it is now if anything in its block fails.
 
-        Within another such block, that one begins anew after it.
+        Within another such block, that one begins anew after it, unless it fails.
 
         Raises:
             CheckpointError: If it cannot go back.
         """
         outer, self._go_back = self._go_back, self._now()
+        is_done = False
         try:
             yield
+            is_done = True
         except BaseException as error:
             try:
                 self._go_back()
@@ -639,12 +641,18 @@ class Algorithm(RefusesIgnoredMethods):
             raise
         finally:
             self._go_back = outer
-            self._begin_anew()
+            if outer is None:
+                self._end_transaction()
+            elif is_done:
+                self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Lets the transaction that is going on, if there is one, begin here."""
         if self._go_back is not None:
             self._go_back = self._now()
+
+    def _end_transaction(self) -> None:
+        """Forgets what was kept to go back; there is nothing unless overridden."""
 
     def _now(self) -> Callable[[], None]:
         """Returns a function that brings the algorithm back to where it is now.

@@ -242,9 +242,9 @@ class EpisodeReplayBuffer:
         return ring.draw(number, generator), None
 
     def now(self) -> Callable[[], None]:
-        """Returns a function that brings the buffer back to where it is now. No rows are copied for it.
+        """Returns a function that brings the buffer back to where it is now.
 
-        Only the function of the newest call may be used.
+        No rows are copied for it. From here on, rows are kept that are overwritten, until ``forget_overwritten``.
         """
         attributes, parts = {**vars(self), "_rings": dict(self._rings)}, [ring.now() for ring in self._rings.values()]
 
@@ -254,6 +254,11 @@ class EpisodeReplayBuffer:
                 part()
 
         return go_back
+
+    def forget_overwritten(self) -> None:
+        """Forgets the rows that were kept to go back."""
+        for ring in self._rings.values():
+            ring.forget_overwritten()
 
     def get_state(self) -> ReplayBufferState:
         """Returns everything that later samples depend on."""

@@ -233,17 +233,17 @@ class RowRing:
     # Going back.
 
     def now(self) -> Callable[[], None]:
-        """Returns a function that brings the ring back to where it is now. From here on, overwritten rows are kept.
+        """Returns a function that brings the ring back to where it is now; see ``EpisodeReplayBuffer.now``.
 
-        Only the function of the newest call may be used, and once.
+        A function of an earlier call may be used after it, and then that of this call no more.
         """
-        self._overwritten = overwritten = []
         attributes = {
-            name: copy.copy(value) if isinstance(value, (dict, list)) else value for name, value in vars(self).items()
+            name: copy.copy(value) if isinstance(value, (dict, list)) and name != "_overwritten" else value
+            for name, value in vars(self).items()
         }
         attributes["columns"] = {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()}
         attributes["_ended"] = {episode_id: dict(own) for episode_id, own in self._ended.items()}
-        attributes["_overwritten"] = None
+        self._overwritten = overwritten = []
 
         def go_back() -> None:
             for restore, positions, values in reversed(overwritten):
@@ -251,6 +251,10 @@ class RowRing:
             vars(self).update(attributes)
 
         return go_back
+
+    def forget_overwritten(self) -> None:
+        """Forgets the rows that were kept to go back."""
+        self._overwritten = None
 
     def _overwrites(self, positions: np.ndarray) -> None:
         """Keeps rows that are about to change."""

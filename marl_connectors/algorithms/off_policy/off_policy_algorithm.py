@@ -108,6 +108,10 @@ class ReplayingAlgorithm(Algorithm):
 
         return go_back
 
+    def _end_transaction(self) -> None:
+        for replay in self.replays.values():
+            replay.buffer.forget_overwritten()
+
     def get_state(self) -> AlgorithmState:
         """Returns everything that the next iteration depends on, with the replay buffers."""
         state = super().get_state()
