@@ -649,7 +649,7 @@ class Rollout:
             of_lanes = [p.reshape(num_rows, count, *p.shape[1:]) for p, count in zip(parts, counts, strict=True)]
             full = np.zeros((self.num_rows, self.num_lanes, *parts[0].shape[1:]), parts[0].dtype)
             full[:num_rows] = np.concatenate(of_lanes, axis=1)[:, order]
-            return full.reshape(-1, *parts[0].shape[1:])
+            return full.reshape(self.num_rows * self.num_lanes, *parts[0].shape[1:])
 
         acted = [state.acted for state in states]
         for name in dict.fromkeys(name for state in states for name in state.layers):

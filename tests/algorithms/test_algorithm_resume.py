@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.spaces import Discrete
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
@@ -22,7 +23,7 @@ from helpers.runs.random_runs import (
     rows_of,
     without_times,
 )
-from marl_connectors import Algorithm, Callbacks
+from marl_connectors import Algorithm, Callbacks, FlattenObservations
 from marl_connectors.errors import CheckpointError
 from marl_connectors.state import fields_of
 
@@ -60,6 +61,19 @@ def check_resume(seed, folder):
 @pytest.mark.parametrize("seed", range(30))
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(seed, tmp_path):
     check_resume(seed, tmp_path)
+
+
+def test_observations_with_a_part_of_no_numbers_are_restored(tmp_path):
+    seen = spaces.Dict({"none": spaces.Box(-1.0, 1.0, (0,)), "some": spaces.Box(-1.0, 1.0, (2,))})
+    settings = {"observation_space": seen, "action_space": Discrete(2), "length": 9}
+    config = small_config("helpers.runs.random_runs:make", env_config={"kind": "spaces", "settings": settings})
+    config.env_runners(env_to_module_connector=lambda: FlattenObservations(), rollout_fragment_length=4)
+    algo = config.build_algo()
+    algo.train()
+    resumed = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"), config=config)
+    assert not differences(go_on(algo, 1), go_on(resumed, 1))
+    algo.stop()
+    resumed.stop()
 
 
 FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy % 2**30))

@@ -77,7 +77,7 @@ def same_actions(found, expected, inputs, wanted_inputs):
     """Compares inputs up to rounding, and actions. Where two actions are as good up to rounding, these may differ."""
     is_usual = np.abs(wanted_inputs) < 1e30
     np.testing.assert_array_equal(inputs[~is_usual], wanted_inputs[~is_usual])
-    scale = np.abs(wanted_inputs[is_usual]).max()
+    scale = np.abs(wanted_inputs[is_usual]).max(initial=0.0)
     np.testing.assert_allclose(inputs[is_usual], wanted_inputs[is_usual], rtol=1e-5, atol=1e-5 * scale)
     num_apart = 0
     for one, other in zip(leaves(found), leaves(expected), strict=True):
