@@ -19,17 +19,20 @@ from zoo_results import SeedRun, TaskRuns, command, save_runs
 
 from marl_connectors.algorithms.fitting import run_files
 from marl_connectors.algorithms.fitting.run_files import read_metrics
-from marl_connectors.cli.seed_summary import FINISHED, SeedResult, read_result, read_seeds, seed_folder
+from marl_connectors.cli.parser import parse
+from marl_connectors.cli.seed_summary import AFTER_TRAINING, FINISHED, SeedResult, read_result, read_seeds, seed_folder
+from marl_connectors.cli.training_run import new_tree
+from marl_connectors.cli.tree import ALGO, ENV, PRESET
 from marl_connectors.zoo import ZooTask, find_task, tasks
 
 POINTS = 60
 """The number of points of a curve that are kept."""
 FOLDER = Path("runs", "zoo")
 """The folder of the runs."""
-_OWN_OPTIONS = {"env", "preset", "steps", "env_config", "policies", "eval_opponent", "eval_episodes", "algo"}
-_OWN_OPTIONS |= {"baseline_seconds", "video", "eval_explore"}
-_WITH_DEFAULTS = {"wrappers"}
-"""A further option of runs with the defaults, which presets set."""
+_RETURN = "return/"
+"""The beginning of the names of returns in ``SeedResult.measured``."""
+_MAY_DIFFER = {"run.steps", "run.eval_episodes", "run.baseline_seconds", "run.video", "run.seeds", "run.threads"}
+"""The settings of which runs may have other values than those of the command."""
 
 
 def condensed(folder: Path, task: ZooTask) -> TaskRuns:
@@ -43,13 +46,14 @@ def condensed(folder: Path, task: ZooTask) -> TaskRuns:
     late = [result.seed for result in results if result.status != FINISHED]
     if late:
         raise SystemExit(f"{folder}: the seeds {late} are not finished. Go on with: train --resume {folder}")
-    defaults = not options.get("preset", True)
-    others = set(options) - _OWN_OPTIONS - (_WITH_DEFAULTS if defaults else set())
+    defaults = not options.get(PRESET)
+    words = command(task, "0", defaults=defaults)
+    expected = new_tree(vars(parse(words)))
+    others = {place for place in {*options, *expected} - _MAY_DIFFER if options.get(place) != expected.get(place)}
     if others:
-        raise SystemExit(f"{folder}: these runs have other settings, because of the options {sorted(others)}")
-    draws = bool(task.settings.get("eval_explore"))
-    if options.get("eval_explore") != draws:
-        raise SystemExit(f"{folder}: these runs were not measured with --{'' if draws else 'no-'}eval-explore")
+        raise SystemExit(
+            f"{folder}: these runs are not those of {shlex.join(words)!r}, as they differ in {sorted(others)}"
+        )
     config = run_files.read_config(folder / seed_folder(seeds[0]))
     words = command(task, _spelled(seeds), defaults=defaults)
     return TaskRuns(
@@ -68,21 +72,25 @@ def _spelled(seeds: list[int]) -> str:
 
 def _seed_run(folder: Path, result: SeedResult) -> SeedRun:
     rows, _ = read_metrics(folder / result.folder / run_files.METRICS)
-    baselines = run_files.read_baselines(folder / result.folder)
     return SeedRun(
         seed=result.seed,
         agent_steps=result.agent_steps,
         seconds=round(rows[-1]["time_total_s"], 1),
-        returns=_rounded(result.returns),
-        random_play=_rounded(result.random_play),
-        success=None if result.success is None else round(result.success, 4),
-        random_success=baselines["random_play"].get("success"),
+        returns=_returns(result, AFTER_TRAINING),
+        random_play=_returns(result, "random_play"),
+        success=_success(result, AFTER_TRAINING),
+        random_success=_success(result, "random_play"),
         curves={module_id: _thinned(points) for module_id, points in result.curve.items()},
     )
 
 
-def _rounded(returns: Any) -> dict[str, float]:
-    return {module_id: round(mean, 3) for module_id, mean in returns.items()}
+def _returns(result: SeedResult, what: str) -> dict[str, float]:
+    names = [name for name in result.measured[what] if name.startswith(_RETURN)]
+    return {name.removeprefix(_RETURN): round(result.number(name, what), 3) for name in names}
+
+
+def _success(result: SeedResult, what: str) -> float | None:
+    return round(result.number("success", what), 4) if "success" in result.measured[what] else None
 
 
 def _thinned(points: Any) -> list[tuple[int, float]]:
@@ -114,10 +122,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder is not None:
         options, _ = read_seeds(args.folder)
-        task = find_task(options["env"], options.get("algo"))
+        task = find_task(options[ENV], options[ALGO])
         if task is None:
-            parser.error(f"{args.folder} has runs of {options['env']!r}, which is no task of the zoo")
-        print(save_runs(condensed(args.folder, task), defaults=not options.get("preset", True)))
+            parser.error(f"{args.folder} has runs of {options[ENV]!r}, which is no task of the zoo")
+        print(save_runs(condensed(args.folder, task), defaults=not options.get(PRESET)))
         return
     unknown = set(args.tasks) - {task.name for task in tasks()}
     if unknown:

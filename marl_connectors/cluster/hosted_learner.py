@@ -15,6 +15,7 @@ import torch.distributed as dist
 from marl_connectors.cluster.actor_pool import PeerGone
 from marl_connectors.cluster.host import Stored, fetched
 from marl_connectors.cluster.pickling import pickled_result
+from marl_connectors.connectors.connector_pipeline_v2 import cause_of
 from marl_connectors.episodes.references import EpisodeShare
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.ranks import LostRankError, Ranks
@@ -132,7 +133,9 @@ class HostedLearner:
         self._state_version = -1  # until the update is done
         try:
             results = ranks.update(learner, episodes=episodes, timesteps=timesteps, positions=positions)
-        except LostRankError as error:
+        except Exception as error:
+            if not isinstance(cause_of(error), LostRankError):
+                raise
             return PeerGone(str(error)), None
         self._state_version = before.state.version + 1
         self._stage = "after the end"
