@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.closed_form import ClosedForward, Outputs
+from marl_connectors.rl_module.closed_form import ClosedForward
 from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
@@ -69,11 +69,7 @@ class ClosedLoss(Protocol):
 
 
 class ClosedUpdate:
-    """The gradients of some members of a bucket, for one update.
-
-    Attributes:
-        loss: Their loss.
-    """
+    """The gradients of some members of a bucket, for one update."""
 
     def __init__(self, stack: MemberStack, forward: ClosedForward, loss: ClosedLoss):
         """Binds the members.
@@ -81,12 +77,13 @@ class ClosedUpdate:
         Args:
             stack: The members.
             forward: What ``stack.closed_forward`` returned.
-            loss: As above.
+            loss: Their loss.
         """
         self._stack = stack
         self._forward = forward
-        self.loss: Any = loss
+        self._loss = loss
 
+    @torch.no_grad()
     def compute_gradients(self, columns: Mapping[str, Any], weights: Sequence[float] | None = None) -> Tensor | None:
         """Computes the losses of a minibatch, and writes their gradients into the bucket.
 
@@ -97,27 +94,16 @@ class ClosedUpdate:
         Returns:
             A scalar or ``[M]`` losses; None, without a change, if autograd must compute them.
         """
-        with torch.no_grad():
-            outputs = self.forward(columns)
-            found = None if outputs is None else self.loss(outputs.inputs, outputs.values, columns)
-            if found is None:
-                return None
-            if weights is not None:
-                found = found.weighted(weights)
-            self.backward(found.by_inputs, found.by_values)
-            return found.losses
-
-    @torch.no_grad()
-    def forward(self, columns: Mapping[str, Any]) -> Outputs | None:
-        """Returns what the loss of a minibatch is computed from; None if autograd must compute it."""
         self._stack.load()
-        return self._forward(columns)
-
-    @torch.no_grad()
-    def backward(self, by_inputs: Tensor, by_values: Tensor | None) -> None:
-        """Writes the gradients of the parameters into the bucket, given those of what ``forward`` returned."""
-        self._forward.backward(by_inputs, by_values)
+        outputs = self._forward(columns)
+        found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
+        if found is None:
+            return None
+        if weights is not None:
+            found = found.weighted(weights)
+        self._forward.backward(found.by_inputs, found.by_values)
         self._stack.store()
+        return found.losses
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -479,17 +479,15 @@ class Learner(Checkpointable, ABC):
         if step.is_joint or not step.minibatches:  # only other ranks have rows
             return None
         (minibatch,) = step.minibatches
-        closed = self._closed_update(minibatch.module_ids)
+        ids = minibatch.module_ids
+        if ids not in self._closed_updates:
+            self._closed_updates[ids] = self._bind_closed_update(ids)
+        closed = self._closed_updates[ids]
         losses = None if closed is None else closed.compute_gradients(minibatch.columns, minibatch.weights)
         return losses if losses is None or not losses.dim() else losses.sum()
 
-    def _closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
-        """Returns what computes the gradients of modules in closed form; None if a user's code takes part."""
-        if module_ids not in self._closed_updates:
-            self._closed_updates[module_ids] = self._bind_closed_update(module_ids)
-        return self._closed_updates[module_ids]
-
     def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
+        """Returns what computes the gradients of modules in closed form; None if a user's code takes part."""
         stack = self.optimizers.stack_of(module_ids)
         if (
             stack is None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +18,12 @@ from marl_connectors.rl_module.stacking import MemberRow, MemberStack
 from marl_connectors.state import Array, State
 from marl_connectors.typing import SHARED, ModuleID
 
-_MEANS = ("exp_avg", "exp_avg_sq")
-Moments = dict[str, Tensor]
-"""``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of the values."""
+RowOf = Callable[[ModuleID], MemberRow | None]
+"""Returns a module's row in its bucket; None if it is in no bucket."""
 
 Rates = Mapping[str, Schedule]
 """Learning rates by the names of parameters or layers. ``OTHERS`` has the rate of all parameters that none names."""
 OTHERS = ""
-
-RowOf = Callable[[ModuleID], MemberRow | None]
-"""Returns a module's row in its bucket; None if it is in no bucket."""
 
 
 class AdamState(State):
@@ -48,17 +43,6 @@ class AdamState(State):
         if self.exp_avg.shape != self.exp_avg_sq.shape:
             raise ValueError(f"Expected means of one shape, got {(self.exp_avg.shape, self.exp_avg_sq.shape)}")
 
-    @classmethod
-    def of(cls, moments: Moments) -> AdamState:
-        """Returns a copy of moments."""
-        means = {name: moments[name].detach().clone() for name in _MEANS}
-        return cls(step=float(moments["step"]), **means)
-
-    def moments(self) -> Moments:
-        """Returns a copy as tensors."""
-        step = torch.tensor(self.step, dtype=torch.float32)
-        return {"step": step, **{name: torch.as_tensor(getattr(self, name)).clone() for name in _MEANS}}
-
 
 class OptimizerState(State):
     """The state of the optimizers of one module.
@@ -72,176 +56,80 @@ class OptimizerState(State):
     registered: dict[str, dict[str, Any]] = {}
 
 
-class FlatSegment:
+class _Run:
     """Parameters that are stepped as one tensor: a single one, or several that stand side by side in a bucket.
 
     Attributes:
-        parameters: The parameters.
         rate_name: The name of their learning rate.
         values: The parameter, or a flat view of several.
-        moments: The moments of the values; empty before the first step.
+        mean: The moving average of the gradients.
+        square: The moving average of the squared gradients.
+        count: The number of steps.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], rate_name: str, row: MemberRow | None, moments: Mapping[Tensor, Moments]
+        self, parameters: Sequence[Tensor], rate_name: str, row: MemberRow | None, states: Mapping[Tensor, AdamState]
     ):
-        """Makes the segment, with those moments of its parameters that exist."""
-        self.parameters = parameters
+        """Makes the run, with those states of its parameters that exist."""
         self.rate_name = rate_name
-        self._kinds = [(p.shape, p.dtype, p.device) for p in parameters]
         self.values, self._gradients = parameters[0], None
         if row is not None:
             begin, end = row.slices[parameters[0]].begin, row.slices[parameters[-1]].end
             self.values, self._gradients = row.values[begin:end], row.gradients[begin:end]
-        self.moments: Moments = {}
-        own = [moments[p] for p in parameters if p in moments]
-        if own and row is None:
-            self.moments = own[0]
-        elif own:
-            self.moments = {name: torch.cat([one[name].reshape(-1) for one in own]) for name in _MEANS}
-            self.moments["step"] = own[0]["step"]
+        self.mean, self.square = torch.zeros_like(self.values), torch.zeros_like(self.values)
+        self.count = torch.zeros((), dtype=torch.float32, device=self.values.device)
+        self._parts = [(parameters[0], self.mean, self.square)]
+        if row is not None:
+            sizes = [p.numel() for p in parameters]
+            parts = zip(parameters, self.mean.split(sizes), self.square.split(sizes), strict=True)
+            self._parts = [(p, mean.view(p.shape), square.view(p.shape)) for p, mean, square in parts]
+        for p, mean, square in self._parts:
+            if p in states:
+                mean.copy_(torch.as_tensor(states[p].exp_avg))
+                square.copy_(torch.as_tensor(states[p].exp_avg_sq))
+                self.count.fill_(states[p].step)
 
     @property
     def gradients(self) -> Tensor | None:
-        """The gradients of the values; None if there are none."""
+        """The gradients of the values; None for a parameter outside of buckets that no loss depends on."""
         return self.values.grad if self._gradients is None else self._gradients
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether the parameters stand in a bucket."""
-        return self._gradients is not None
-
-    @property
-    def fits(self) -> bool:
-        """Whether a parameter that is stepped by itself still has its first shape, dtype and device."""
-        values = self.values
-        return self.is_flat or (values.shape, values.dtype, values.device) == self._kinds[0]
-
-    def begin(self) -> None:
-        """Makes the moments, if they do not exist yet."""
-        if not self.moments:
-            like = self.values
-            self.moments = {name: torch.zeros_like(like) for name in _MEANS}
-            self.moments["step"] = torch.zeros((), dtype=torch.float32, device=like.device)
-
-    def by_parameter(self) -> Iterator[tuple[Tensor, Moments]]:
-        """Yields views of the moments of each parameter."""
-        sizes = [shape.numel() for shape, _, _ in self._kinds]
-        means = {name: self.moments[name].reshape(-1).split(sizes) for name in self.moments if name != "step"}
-        for i, (parameter, (shape, _, _)) in enumerate(zip(self.parameters, self._kinds, strict=True)):
-            views = {name: parts[i].view(shape) for name, parts in means.items()}
-            yield parameter, {"step": self.moments["step"], **views} if views else {}
+    def states(self) -> dict[Tensor, AdamState]:
+        """Returns copies of the moments of each parameter; none before the first step."""
+        step = float(self.count)
+        parts = self._parts if step else ()
+        return {p: AdamState(step=step, exp_avg=mean.clone(), exp_avg_sq=square.clone()) for p, mean, square in parts}
 
 
-class _Step(NamedTuple):
-    """The tensors of one dtype and device that are stepped together, in lists of equal length.
+@torch.no_grad()
+def _step(runs: Sequence[_Run], rate: float, skip: Tensor | None) -> None:
+    """Steps those runs that have gradients, all of one dtype and device, unless ``skip`` is 1.
 
-    Attributes:
-        rate: The learning rate.
-        values: The values of the parameters.
-        gradients: Their gradients.
-        means: Moving averages of the gradients.
-        squares: Moving averages of the squared gradients.
-        counts: The numbers of steps so far.
+    ``torch.optim.Adam`` would sort the tensors each time.
     """
-
-    rate: float
-    values: list[Tensor]
-    gradients: list[Tensor]
-    means: list[Tensor]
-    squares: list[Tensor]
-    counts: list[Tensor]
-
-    @classmethod
-    def of(cls, rate: float, segments: Sequence[FlatSegment]) -> _Step:
-        """Returns the tensors of those segments that have gradients; neighbours in a bucket become one tensor.
-
-        From now on, neighbours share their step count, until the next call that concerns one of them.
-        """
-        found = cls(rate, [], [], [], [], [])
-        for group in _neighbours([segment for segment in segments if segment.gradients is not None]):
-            count = group[0].moments["step"].clone()
-            for segment in group:
-                segment.moments["step"] = count
-            for name in _MEANS:
-                if len(group) > 1 and not _are_adjacent([segment.moments[name] for segment in group]):
-                    joined = torch.cat([segment.moments[name] for segment in group])
-                    parts = joined.split([segment.values.numel() for segment in group])
-                    for segment, part in zip(group, parts, strict=True):
-                        segment.moments[name] = part
-            found.values.append(_as_one([segment.values for segment in group]))
-            found.gradients.append(_as_one([segment.gradients for segment in group if segment.gradients is not None]))
-            found.means.append(_as_one([segment.moments["exp_avg"] for segment in group]))
-            found.squares.append(_as_one([segment.moments["exp_avg_sq"] for segment in group]))
-            found.counts.append(count)
-        return found
-
-    def take(self, skip: Tensor | None) -> None:
-        """Takes the step, unless ``skip`` is 1. ``torch.optim.adam`` would sort the tensors each time."""
-        if not self.values:
-            return
-        with torch.no_grad():
-            torch._foreach_add_(self.counts, 1)  # type: ignore[attr-defined]
-            torch._fused_adam_(  # type: ignore[attr-defined]
-                self.values,
-                self.gradients,
-                self.means,
-                self.squares,
-                [],
-                self.counts,
-                found_inf=skip,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=self.rate,
-                weight_decay=0.0,
-                eps=1e-8,
-                maximize=False,
-            )
-            if skip is not None:
-                torch._foreach_sub_(self.counts, [skip] * len(self.counts))  # type: ignore[attr-defined]
-
-
-def _neighbours(segments: Sequence[FlatSegment]) -> Iterator[list[FlatSegment]]:
-    """Yields segments that can be stepped as one tensor: next to each other in memory, with equal step counts.
-
-    It does so on the CPU only. On a GPU, comparing counts would wait for the device, and a fused step of many tensors
-    is one kernel anyway.
-    """
-    group: list[FlatSegment] = []
-    for segment in segments:
-        segment.begin()
-        if group and not _may_follow(segment, group[-1]):
-            yield group
-            group = []
-        group.append(segment)
-    if group:
-        yield group
-
-
-def _may_follow(segment: FlatSegment, last: FlatSegment) -> bool:
-    if not (segment.is_flat and last.is_flat and segment.values.is_cpu):
-        return False
-    pairs = [(last.values, segment.values), (last.gradients, segment.gradients)]
-    is_next = all(_are_adjacent(pair) for pair in pairs)  # type: ignore[arg-type]
-    return is_next and float(last.moments["step"]) == float(segment.moments["step"])
-
-
-def _are_adjacent(tensors: Sequence[Tensor]) -> bool:
-    """Whether flat tensors stand one after another in one storage."""
-    storage = tensors[0].untyped_storage().data_ptr()
-    return all(
-        b.untyped_storage().data_ptr() == storage and b.storage_offset() == a.storage_offset() + a.numel()
-        for a, b in pairwise(tensors)
+    rows = [(r.values, r.gradients, r.mean, r.square, r.count) for r in runs if r.gradients is not None]
+    if not rows:
+        return
+    values, gradients, means, squares, counts = map(list, zip(*rows, strict=True))
+    torch._foreach_add_(counts, 1)  # type: ignore[attr-defined]
+    torch._fused_adam_(  # type: ignore[attr-defined]
+        values,
+        gradients,
+        means,
+        squares,
+        [],
+        counts,
+        found_inf=skip,
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        lr=rate,
+        weight_decay=0.0,
+        eps=1e-8,
+        maximize=False,
     )
-
-
-def _as_one(tensors: Sequence[Tensor]) -> Tensor:
-    """A view of adjacent flat tensors; a single tensor as it is."""
-    if len(tensors) == 1:
-        return tensors[0]
-    size = sum(tensor.numel() for tensor in tensors)
-    return tensors[0].as_strided((size,), (1,), tensors[0].storage_offset())
+    if skip is not None:
+        torch._foreach_sub_(counts, [skip] * len(counts))  # type: ignore[attr-defined]
 
 
 class DefaultAdam:
@@ -252,12 +140,11 @@ class DefaultAdam:
     """
 
     def __init__(self) -> None:
-        self._parameters: dict[ModuleID, Sequence[Tensor]] = {}
-        self._segments: dict[ModuleID, list[FlatSegment]] = {}
-        self._resting: dict[Tensor, Moments] = {}
+        self._parameters: dict[ModuleID, list[Tensor]] = {}
+        self._runs: dict[ModuleID, list[_Run]] = {}
+        self._frozen: dict[Tensor, AdamState] = {}
         self._rate_names: Mapping[Tensor, str] = {}
-        self._rates: dict[ModuleID, Mapping[str, float]] = {}
-        self._steps: dict[tuple[ModuleID, ...], list[_Step]] = {}
+        self._rates: Mapping[ModuleID, Mapping[str, float]] = {}
 
     def __contains__(self, module_id: object) -> bool:
         return bool(self._parameters.get(module_id))  # type: ignore[call-overload]
@@ -268,73 +155,70 @@ class DefaultAdam:
         """Replaces the parameters. Parameters that were stepped before keep their moments.
 
         Args:
-            parameters: The parameters of each module that are stepped.
+            parameters: The parameters of each module that are stepped. Frozen ones keep their moments for later.
             row_of: Returns the row of a module in its bucket.
             rate_names: The names of the learning rates of parameters; ``OTHERS`` for those that are not in it.
         """
-        moments = self._moments()
+        states = self._states()
         self._rate_names = rate_names
         self._parameters = {module_id: list(own) for module_id, own in parameters.items()}
-        self._arrange(moments, row_of)
+        self._arrange(states, row_of)
 
-    def _arrange(self, moments: Mapping[Tensor, Moments], row_of: RowOf) -> None:
-        self._segments, self._resting, self._steps = {}, {}, {}
+    def _arrange(self, states: Mapping[Tensor, AdamState], row_of: RowOf) -> None:
+        self._runs, self._frozen = {}, {}
         for module_id, own in self._parameters.items():
+            kept = {p: states[p] for p in own if p in states and states[p].exp_avg.shape == p.shape}
+            self._frozen.update({p: state for p, state in kept.items() if not p.requires_grad})
             row = row_of(module_id)
-            kept = {p: _fitting(p, moments[p]) for p in own if moments.get(p) and _fits(p, moments[p])}
-            names = [self._rate_names.get(p, OTHERS) for p in own]
-            segments = [FlatSegment(run, name, row, kept) for name, run in _runs(own, names, row, kept)]
-            stepped = {p for segment in segments for p in segment.parameters}
-            self._segments[module_id] = segments
-            self._resting.update({p: own_moments for p, own_moments in kept.items() if p not in stepped})
+            self._runs[module_id] = [
+                _Run(run, self._rate_names.get(run[0], OTHERS), row, kept) for run in self._divided(own, row, kept)
+            ]
 
-    @property
-    def fits(self) -> bool:
-        """Whether all parameters that are stepped by themselves still have their first shape, dtype and device."""
-        return all(segment.fits for segments in self._segments.values() for segment in segments)
+    def _divided(
+        self, parameters: Sequence[Tensor], row: MemberRow | None, states: Mapping[Tensor, AdamState]
+    ) -> list[list[Tensor]]:
+        """Returns parameters that are not frozen in runs: side by side, with equal step counts and learning rates."""
+        runs: list[list[Tensor]] = []
+        at: Any = None
+        for p in parameters:
+            if not p.requires_grad:
+                continue
+            kind = self._rate_names.get(p, OTHERS), states[p].step if p in states else 0.0
+            if row is not None and at == (row.slices[p].begin, kind):
+                runs[-1].append(p)
+            else:
+                runs.append([p])
+            at = None if row is None else (row.slices[p].end, kind)
+        return runs
 
     def set_rates(self, rates: Mapping[ModuleID, Mapping[str, float]]) -> None:
         """Sets the learning rates of each module, by name. Parameters whose rate is left out are not stepped."""
-        if rates != self._rates:
-            self._rates, self._steps = dict(rates), {}
+        self._rates = rates
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps only these modules; none if ``check`` says that a step was not finite."""
-        key = tuple(module_ids)
-        steps = self._steps.get(key)
-        if steps is None:
-            self._steps = {}  # modules that share a step count are about to be stepped apart
-            segments = [
-                (self._rates[m][segment.rate_name], segment)
-                for m in key
-                for segment in self._segments.get(m, ())
-                if segment.rate_name in self._rates[m]
-            ]
-            alike: dict[Any, list[FlatSegment]] = {}
-            for rate, segment in segments:
-                alike.setdefault((rate, segment.values.dtype, segment.values.device), []).append(segment)
-            steps = [_Step.of(rate, own) for (rate, *_), own in alike.items()]
-            if all(
-                segment.is_flat for _, segment in segments
-            ):  # the gradients of other segments may be missing in the next step
-                self._steps[key] = steps
-        for one in steps:
-            one.take(check.skip)
+        alike: dict[Any, list[_Run]] = {}
+        for module_id in module_ids:
+            for run in self._runs.get(module_id, ()):
+                rate = self._rates[module_id].get(run.rate_name)
+                if rate is not None:
+                    alike.setdefault((rate, run.values.dtype, run.values.device), []).append(run)
+        for (rate, *_), runs in alike.items():
+            _step(runs, rate, check.skip)
 
     # State.
 
-    def _moments(self) -> dict[Tensor, Moments]:
-        """Returns the moments by parameter; empty ones for a parameter that was never stepped."""
-        segments = [segment for own in self._segments.values() for segment in own]
-        return {**self._resting, **{p: own for segment in segments for p, own in segment.by_parameter()}}
+    def _states(self) -> dict[Tensor, AdamState]:
+        """Returns the moments of all parameters that were stepped."""
+        found = dict(self._frozen)
+        for run in (run for own in self._runs.values() for run in own):
+            found.update(run.states())
+        return found
 
     def get_state(self) -> dict[ModuleID, list[AdamState | None]]:
         """Returns copies of the moments of each module's parameters; None for those that were never stepped."""
-        moments = self._moments()
-        return {
-            module_id: [AdamState.of(moments[p]) if moments.get(p) else None for p in own]
-            for module_id, own in self._parameters.items()
-        }
+        states = self._states()
+        return {module_id: [states.get(p) for p in own] for module_id, own in self._parameters.items()}
 
     def set_state(self, state: Mapping[ModuleID, Sequence[AdamState | None]], row_of: RowOf) -> None:
         """Loads moments that ``get_state`` returned, for the modules that the state names.
@@ -342,7 +226,7 @@ class DefaultAdam:
         Raises:
             LearnerError: If the moments belong to other parameters.
         """
-        moments = self._moments()
+        states = self._states()
         for module_id, saved in state.items():
             own = self._parameters.get(module_id, ())
             shapes = [tuple(p.shape) for p in own]
@@ -353,47 +237,11 @@ class DefaultAdam:
                     f"{module_id!r}, of the shapes {there}, but here it steps {len(own)}, of {shapes}. Build the "
                     f"learner with the same modules and optimizers as the one that was saved."
                 )
-            for parameter, values in zip(own if saved else (), saved, strict=True):
-                moments[parameter] = {} if values is None else values.moments()
-        self._arrange(moments, row_of)
-
-
-def _fits(parameter: Tensor, moments: Moments) -> bool:
-    return moments["exp_avg"].shape == parameter.shape
-
-
-def _fitting(parameter: Tensor, moments: Moments) -> Moments:
-    """Returns a copy of the moments with the parameter's device and dtype."""
-    return {
-        name: value.to(parameter.device, value.dtype if name == "step" else parameter.dtype, copy=True)
-        for name, value in moments.items()
-    }
-
-
-def _runs(
-    parameters: Sequence[Tensor], rate_names: Sequence[str], row: MemberRow | None, moments: Mapping[Tensor, Moments]
-) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yields parameters that can be stepped as one tensor, with the name of their learning rate.
-
-    They stand side by side, have equal step counts and one learning rate, and are not frozen.
-    """
-    if row is None:
-        yield from ((name, [p]) for name, p in zip(rate_names, parameters, strict=True))
-        return
-    run: list[Tensor] = []
-    at = None
-    for name, parameter in zip(rate_names, parameters, strict=True):
-        where = row.slices[parameter]
-        if not where.requires_grad:
-            continue
-        steps = float(moments[parameter]["step"]) if parameter in moments else 0.0
-        if at is not None and at != (where.begin, steps, name):
-            yield at[-1], run
-            run = []
-        run.append(parameter)
-        at = where.end, steps, name
-    if at is not None:
-        yield at[-1], run
+            for parameter, moments in zip(own if saved else (), saved, strict=True):
+                states.pop(parameter, None)
+                if moments is not None:
+                    states[parameter] = moments
+        self._arrange(states, row_of)
 
 
 class Optimizers:
@@ -435,6 +283,8 @@ class Optimizers:
         self._optimizer_of: dict[Tensor, Hashable] = {}  # of parameters with a registered optimizer or a rate by name
         self._default = DefaultAdam()
         self._arranged_for: Any = None
+        self._alone: list[Tensor] = []  # parameters that Adam steps outside of buckets, which watch their own
+        self._kinds: list[Hashable] = []
         self._stacks: dict[tuple[ModuleID, ...], MemberStack | None] = {}  # both of this update
         self._clipping: dict[tuple[ModuleID, ...], list[Any]] = {}
 
@@ -476,7 +326,7 @@ class Optimizers:
         self._module.bind_buckets()
         self._stacks.clear()
         self._clipping.clear()
-        if self._module.buckets is not self._arranged_for or not self._default.fits:
+        if self._module.buckets is not self._arranged_for or self._kinds != _kinds_of(self._alone):
             self._configure(never_updated)
             self._arrange()
         self._set_learning_rates()
@@ -513,6 +363,8 @@ class Optimizers:
         default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
         rate_names = {p: name for m in default for name, p in self._named_rates(m)}
         self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of, rate_names)
+        self._alone = [*rest, *(p for m, own in default.items() if self._module.bucket_of((m,)) is None for p in own)]
+        self._kinds = _kinds_of(self._alone)
         registered = (
             (p, (name,)) for own in self._registered.values() for name, o in own.items() for p in _parameters(o)
         )
@@ -787,6 +639,11 @@ class Optimizers:
         for module_id, own in state.items():
             for name, optimizer_state in own.registered.items():
                 self.get(module_id, name).load_state_dict(_tensors(optimizer_state))
+
+
+def _kinds_of(parameters: Sequence[Tensor]) -> list[Hashable]:
+    """Returns what the moments of parameters depend on."""
+    return [(p.shape, p.dtype, p.device, p.requires_grad) for p in parameters]
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,47 +86,3 @@ def marwil_loss(
     total = policy_loss + vf_coeff * vf_loss
     statistics = (mean(x.detach()) for x in (logp, entropy, factors))
     return MARWILLoss(total, policy_loss, vf_loss, *statistics)
-
-
-class MARWILGradients(NamedTuple):
-    """The derivatives of the loss for each row, ``[B]`` or ``[M, B]``; None for values that there are not."""
-
-    by_logp: np.ndarray
-    by_values: np.ndarray | None
-
-
-def marwil_loss_and_gradients(
-    coefficients: MARWILCoefficients,
-    *,
-    logp: np.ndarray,
-    entropy: np.ndarray,
-    values: np.ndarray | None = None,
-    value_targets: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
-) -> tuple[list[np.ndarray], MARWILGradients]:
-    """Computes ``marwil_loss`` without log standard deviations, and its gradients, in numpy.
-
-    The arguments are those of ``marwil_loss``, as arrays of one shape and dtype.
-
-    Returns:
-        The terms of a ``MARWILLoss``, in order, and the derivatives of the total.
-    """
-    beta, advantage_norm, max_weight, vf_coeff, _ = coefficients
-    weight: Any = logp.dtype.type(1.0 / logp.shape[-1]) if weights is None else weights
-
-    def mean(of_rows: np.ndarray) -> Any:
-        return np.add.reduce(of_rows * weight, -1)
-
-    factors = np.ones_like(logp)
-    vf_loss = np.zeros_like(mean(logp))
-    by_values = None
-    if values is not None and value_targets is not None:
-        advantages = value_targets - values
-        vf_loss = 0.5 * mean(advantages * advantages)
-        by_values = (-advantages * weight * with_row_axis(vf_coeff)).astype(logp.dtype, copy=False)
-        factors = np.exp(advantages * with_row_axis(beta / advantage_norm))
-        factors = np.minimum(factors, with_row_axis(max_weight)).astype(logp.dtype, copy=False)
-    policy_loss = -mean(factors * logp)
-    total = policy_loss + vf_coeff * vf_loss
-    terms = [total, policy_loss, vf_loss, mean(logp), mean(entropy), mean(factors)]
-    return [np.array(term, logp.dtype) for term in terms], MARWILGradients(-factors * weight, by_values)

@@ -312,12 +312,12 @@ def test_an_ordinary_run_makes_its_buckets_once(model_config):
     algo = build(model_config={"fcnet_hiddens": (4,), **model_config})
     buckets = algo.rl_module.buckets
     assert [bucket.module_ids for bucket in buckets] == [("agent_0", "agent_1", "agent_2")]
-    arranged = algo.learner.optimizers._default._segments
+    arranged = algo.learner.optimizers._default._runs
     for _ in range(2):
         algo.train()
         algo.evaluate(num_episodes=1)
         algo.rl_module["agent_1"].set_state(algo.rl_module["agent_0"].get_state())
         algo.learner.get_state()
     assert algo.rl_module.buckets is buckets
-    assert algo.learner.optimizers._default._segments is arranged
-    assert [len(segments) for segments in arranged.values()] == [1, 1, 1]
+    assert algo.learner.optimizers._default._runs is arranged
+    assert [len(runs) for runs in arranged.values()] == [1, 1, 1]

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marl_connectors.algorithms.actor_critic.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.rl_module.calls import call_module, checked_inputs, checked_values, in_full, values_batch
-from marl_connectors.rl_module.closed_form import are_plain
-from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
@@ -51,25 +47,11 @@ class LossRows(Protocol):
     def weights(self) -> Tensor | None: ...
 
 
-class TermsAndGradients(NamedTuple):
-    """The terms of a loss, and the gradients of the total for the outputs of modules.
-
-    Attributes:
-        terms: The terms, the total first: a scalar each, or ``[M]`` for ``M`` modules.
-        by_inputs: The gradient for the ``action_dist_inputs``, of their shape.
-        by_values: The gradient for the values, of their shape; None without a critic.
-    """
-
-    terms: list[np.ndarray]
-    by_inputs: Tensor
-    by_values: Tensor | None
-
-
 class ActorCriticLearner(Learner):
     """A learner whose loss reads the distribution of the actions that were taken and, with a critic, their values.
 
-    A subclass says what its loss is for some rows, by autograd and in closed form. This class calls the modules, for
-    one module or stacked ones, estimates advantages, and logs the terms of the loss.
+    A subclass says what its loss is for some rows. This class calls the modules, for one module or stacked ones,
+    estimates advantages, and logs the terms of the loss.
 
     Attributes:
         TERMS: The names of the terms of the loss, the total first.
@@ -123,10 +105,6 @@ class ActorCriticLearner(Learner):
     def loss_of_rows(self, dist_cls: Any, coefficients: Any, rows: Any) -> Sequence[Tensor]:
         """Returns the terms of the loss, in the order of ``TERMS``."""
 
-    @abstractmethod
-    def loss_and_gradients_of_rows(self, dist_cls: Any, coefficients: Any, rows: Any) -> TermsAndGradients | None:
-        """Returns the same with gradients in closed form; None if there is no closed form."""
-
     def advantage_piece(self, *, standardize: bool = True) -> GeneralAdvantageEstimation | None:
         """Returns the piece that adds advantages and value targets to the train batch; None for none."""
         ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
@@ -154,10 +132,6 @@ class ActorCriticLearner(Learner):
         """Returns ``[M]`` losses in one computation. Each module has its own coefficients and clips."""
         config = self.config.get_config_for_module(module_ids[0])
         return self._loss(module_ids, config, module, batch, fwd_out, self.coefficients(module_ids))
-
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """Returns the same loss in closed form."""
-        return _ClosedLoss(self, module_ids)
 
     def coefficients(self, module_ids: Sequence[ModuleID]) -> Any:
         """Returns the weights and clips of an update: numbers, or ``[M]`` tensors if modules differ."""
@@ -238,58 +212,6 @@ class ActorCriticLearner(Learner):
         """Loads a state that ``get_state`` returned."""
         super().set_state(state)
         self._coefficients_at = (-1, -1)
-
-
-class _ClosedLoss:
-    """The loss of some modules, with its gradients in closed form."""
-
-    def __init__(self, learner: ActorCriticLearner, module_ids: Sequence[ModuleID]):
-        self._learner = learner
-        self._module_ids = tuple(module_ids)
-        self._stacked = len(module_ids) if len(module_ids) > 1 else 0
-        self._config = learner.config.get_config_for_module(module_ids[0])
-        self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
-        self.uses_values = learner.has_critic(self._config)
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        learner = self._learner
-        rows = learner.rows_of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
-        closed = None
-        if rows.inputs is inputs:
-            coefficients = learner.coefficients(self._module_ids)
-            closed = learner.loss_and_gradients_of_rows(self._dist_cls, coefficients, rows)
-        if closed is None:
-            return None
-        terms = [torch.from_numpy(term) for term in closed.terms]
-        learner.log_terms(self._module_ids, dict(zip(learner.TERMS, terms, strict=True)) | value_moments(rows))
-        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
-
-
-def may_be_closed(
-    dist_cls: Any, coefficients: Sequence[Any], rows: Any, lead: torch.Size, before: Tensor | None = None
-) -> bool:
-    """Whether all shapes fit, and all tensors are on the CPU and have one dtype.
-
-    Args:
-        dist_cls: The action distribution.
-        coefficients: Weights and clips.
-        rows: A NamedTuple of the rows.
-        lead: The leading axes of all columns.
-        before: That field of the rows that has the shape of ``inputs``; None if there is none.
-    """
-    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
-        return False
-    inputs, actions = rows.inputs, rows.actions
-    of_rows = [x for x in rows if x is not None and x is not inputs and x is not actions and x is not before]
-    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
-    return (
-        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
-        and len(lead) < 3
-        and lead.numel() > 0
-        and (before is None or before.shape == inputs.shape)
-        and actions.is_cpu
-        and are_plain(numbers)
-    )
 
 
 def value_moments(rows: LossRows) -> dict[str, Tensor]:

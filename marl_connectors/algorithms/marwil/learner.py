@@ -1,4 +1,4 @@
-"""The losses of MARWIL and of behaviour cloning, in closed form if the distribution has one, else by autograd."""
+"""The losses of MARWIL and of behaviour cloning."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner, TermsAndGradients, may_be_closed
+from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
 from marl_connectors.learner.learner import LearnerState
 from marl_connectors.learner.minibatches import CountedRows
-from marl_connectors.ops.marwil_loss import MARWILCoefficients, MARWILLoss, marwil_loss, marwil_loss_and_gradients
+from marl_connectors.ops.marwil_loss import MARWILCoefficients, MARWILLoss, marwil_loss
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
@@ -95,12 +93,6 @@ class MARWILLearner(ActorCriticLearner):
     def loss_of_rows(self, dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
         """Returns the terms of the loss."""
         return loss_of_rows(dist_cls, coefficients, rows)
-
-    def loss_and_gradients_of_rows(
-        self, dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRows
-    ) -> TermsAndGradients | None:
-        """Returns the terms of the loss and its gradients in closed form; None if there is no closed form."""
-        return loss_and_gradients_of_rows(dist_cls, coefficients, rows)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Moves the averages of squared advantages towards those of the update."""
@@ -187,39 +179,8 @@ def loss_of_rows(dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRo
     )
 
 
-def loss_and_gradients_of_rows(
-    dist_cls: Any, coefficients: MARWILCoefficients, rows: MARWILRows
-) -> TermsAndGradients | None:
-    """Computes ``loss_of_rows`` and its gradients in numpy; returns None if there is no closed form."""
-    lead = rows.inputs.shape[:-1]
-    if _has_bonus(coefficients) or not may_be_closed(dist_cls, coefficients, rows, lead):
-        return None
-    numbers = rows.inputs.shape[-1]
-    actions = rows.actions.flatten(0, 1) if len(lead) == 2 else rows.actions
-    with np.errstate(all="ignore"):
-        closed = dist_cls.closed_form(rows.inputs.detach().reshape(-1, numbers), actions, None)
-        if closed is None:
-            return None
-        optional = (rows.values, rows.value_targets, rows.weights)
-        values, targets, weights = (None if x is None else x.detach().numpy() for x in optional)
-        settings = MARWILCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
-        logp = closed.logp.reshape(lead)
-        terms, gradients = marwil_loss_and_gradients(
-            settings,
-            logp=logp,
-            entropy=closed.entropy.reshape(lead),
-            values=values,
-            value_targets=targets,
-            weights=weights,
-        )
-        by_logp = gradients.by_logp.reshape(-1)
-        by_inputs = closed.gradient(by_logp, np.zeros_like(by_logp), None)
-    by_values = None if gradients.by_values is None else torch.from_numpy(gradients.by_values)
-    return TermsAndGradients(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
-
-
 def _has_bonus(coefficients: MARWILCoefficients) -> bool:
-    """Whether the loss has a bonus for log standard deviations, which has no closed form."""
+    """Whether the loss has a bonus for log standard deviations."""
     return isinstance(coefficients.logstd_coeff, Tensor) or coefficients.logstd_coeff > 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,6 @@ from marl_connectors.algorithms.dqn.learner import (
     QFunctions,
     TDErrors,
     best_values,
-    head_gradients,
-    q_values_of,
     taken_actions,
 )
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
@@ -49,12 +47,10 @@ class TeamValues(NamedTuple):
     Attributes:
         taken: ``[n]`` the values of the actions taken.
         best: ``[m]`` the values of the best actions at the env steps that the targets read, by the target networks.
-        backward: Computes the gradients of the modules, given those of ``taken``.
     """
 
     taken: Tensor
     best: Tensor
-    backward: Callable[[Tensor], None]
 
 
 class QMIXLearnerState(OffPolicyLearnerState):
@@ -183,8 +179,9 @@ class QMIXLearner(DQNLearner):
         weights = None if sample.weights is None else moved(sample.weights[sample.counted_items], self.device)
         errors = TDErrors.of(mixed.detach(), targets, weights, loss_fn=config.td_error_loss_fn)
         of_values = mixing.compute_gradients(values, mixed, errors.slopes / len(targets))
-        for own, slopes in zip(found, rows.learned.split(of_values, [own.taken for own in found]), strict=True):
-            own.backward(slopes)
+        slopes = rows.learned.split(of_values, [own.taken for own in found])
+        for minibatch, own, of_taken in zip(step.minibatches, found, slopes, strict=True):
+            self.optimizers.compute_gradients((own.taken * of_taken).sum(), minibatch.module_ids)
         return self._log_team([m for one in step.minibatches for m in one.module_ids], errors)
 
     def _values_of(self, minibatch: MiniBatch, learned: PickedRows, read: PickedRows) -> TeamValues:
@@ -195,32 +192,17 @@ class QMIXLearner(DQNLearner):
             learned: Those whose values are learned.
             read: Those whose best values the targets read.
         """
-        ids = minibatch.module_ids
-        module, closed = self._module_of(ids), self._closed_update(ids)
-        outputs = None if closed is None else closed.forward({Columns.OBS: learned.columns[Columns.OBS]})
-        if closed is None or outputs is None:
-            functions = QFunctions.of_module(module)
-            values = self._forward_train(module, learned.columns)[QF_PREDS]
-        else:
-            functions = closed.loss.functions
-            values = q_values_of(outputs)
-        actions = taken_actions(learned.columns)
-        taken = learned.pick(values.gather(-1, actions)).float()
+        module = self._module_of(minibatch.module_ids)
+        functions = QFunctions.of_module(module)
+        values = self._forward_train(module, learned.columns)[QF_PREDS]
+        taken = learned.pick(values.gather(-1, taken_actions(learned.columns))).float()
         with torch.no_grad():
             judged = by_target = functions.targets(read.columns)
             if self.config.double_q:
                 is_known = read.columns is learned.columns  # all rows, of sequences
                 judged = values.detach() if is_known else functions.values(read.columns)
             best = read.pick(best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))).float()
-
-        def backward(slopes: Tensor) -> None:
-            if closed is None or outputs is None:
-                self.optimizers.compute_gradients((taken * slopes).sum(), ids)
-                return
-            of_rows = learned.spread(slopes, actions[..., 0])
-            closed.backward(*head_gradients(values, actions, of_rows, is_dueling=outputs.values is not None))
-
-        return TeamValues(taken, best, backward)
+        return TeamValues(taken, best)
 
     def _log_team(self, module_ids: Sequence[ModuleID], errors: TDErrors) -> Tensor:
         """Logs the loss statistics of the team for each of its modules, and returns the loss."""

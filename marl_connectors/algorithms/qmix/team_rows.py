@@ -109,12 +109,6 @@ class PickedRows(NamedTuple):
         flat = column.reshape(-1)
         return flat if self.index is None else flat.index_select(0, self.index)
 
-    def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """Returns ``[n]`` values in the shape of the outputs that ``pick`` reads; 0 for all other rows."""
-        if self.index is not None:
-            values = values.new_zeros(like.numel()).index_copy_(0, self.index, values)
-        return values.view(like.shape)
-
 
 class JointRows(NamedTuple):
     """The rows of all minibatches that belong to ``K`` env steps of a team of ``A`` agents.

@@ -1,4 +1,4 @@
-"""The losses of MARWIL and behaviour cloning in closed form, against the same losses by autograd."""
+"""The losses of MARWIL and behaviour cloning, against the same losses row by row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from marl_connectors.algorithms.marwil.learner import MARWILRows, loss_and_gradients_of_rows, loss_of_rows
+from marl_connectors.algorithms.marwil.learner import MARWILRows, loss_of_rows
 from marl_connectors.ops.marwil_loss import MARWILCoefficients, MARWILLoss
 from marl_connectors.rl_module.distributions import (
     TorchCategorical,
@@ -21,7 +21,7 @@ from marl_connectors.rl_module.distributions import (
 PARTS = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,)), "c": spaces.Box(-1, 1, (1,))})
 
 
-def by_autograd(dist_cls, coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
+def by_row(dist_cls, coefficients: MARWILCoefficients, rows: MARWILRows) -> MARWILLoss:
     """Algorithm 1 of Wang et al. (2018), of the distributions' own methods, module by module and row by row."""
     stacked = rows.inputs.dim() == 3
     modules = range(len(rows.inputs)) if stacked else ()
@@ -104,29 +104,19 @@ def assert_near(one: torch.Tensor, other: torch.Tensor, name: str) -> None:
     assert float((one - other).abs().max()) <= digits * max(1.0, float(other.abs().max())), name
 
 
-def check_case(rng: np.random.Generator) -> bool:
-    """Checks a case, and returns whether it has a closed form."""
+def check_case(rng: np.random.Generator) -> None:
     cls, coefficients, rows = random_case(rng)
-    expected, loss = by_autograd(cls, coefficients, rows), loss_of_rows(cls, coefficients, rows)
+    expected, loss = by_row(cls, coefficients, rows), loss_of_rows(cls, coefficients, rows)
     wanted = gradients_of(expected.total, rows)
     for name, plain, other in zip(MARWILLoss._fields, loss, expected, strict=True):
         assert_near(plain, other, name)
     for plain, other in zip(gradients_of(loss.total, rows), wanted, strict=True):
         assert_near(plain, other, "gradient")
-    found = loss_and_gradients_of_rows(cls, coefficients, rows)
-    if found is None:
-        return False
-    for name, one, other in zip(MARWILLoss._fields, found.terms, expected, strict=True):
-        assert_near(torch.from_numpy(one), other, name)
-    gradients = [gradient for gradient in (found.by_inputs, found.by_values) if gradient is not None]
-    for one, other in zip(gradients, wanted, strict=True):
-        assert_near(one, other, "gradient in closed form")
-    return True
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_paper():
-    closed = [check_case(np.random.default_rng(seed)) for seed in range(80)]
-    assert 30 < sum(closed) < 70
+    for seed in range(80):
+        check_case(np.random.default_rng(seed))
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from marl_connectors import (
     Columns,
     EpisodeReader,
     MARWILConfig,
-    MARWILLearner,
     PPOConfig,
     RandomRLModule,
     RLModuleSpec,
@@ -140,21 +139,14 @@ def test_the_loss_is_that_of_the_paper(seed, tmp_path):
     algo.stop()
 
 
-class ByAutograd(MARWILLearner):
-    """The same loss, without its closed form."""
-
-    def closed_loss(self, module_ids):
-        return None
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("beta", [0.0, 0.8])
-def test_stacked_modules_learn_what_they_learn_one_by_one_and_by_autograd(beta, tmp_path):
+def test_stacked_modules_learn_what_they_learn_one_by_one(beta, tmp_path):
     data, runs = life_data(tmp_path / "data"), []
-    for stack, learner_class in ((True, MARWILLearner), (False, MARWILLearner), (True, ByAutograd)):
+    for stack in (True, False):
         config = life_config(MARWILConfig, beta=beta, minibatch_size=16, moving_average_sqd_adv_norm_update_rate=0.2)
         config.rl_module(algorithm_config_overrides_per_module={"b": {"beta": beta / 2, "max_adv_weight": 1.2}})
-        config.learners(stack_modules=stack, learner_class=learner_class).offline_data(input_=data)
+        config.learners(stack_modules=stack).offline_data(input_=data)
         with config.build_algo() as algo:
             results = [algo.train()["learners"] for _ in range(4)]
             runs.append((results[-1], algo.rl_module.state_dict()))
