@@ -525,7 +525,8 @@ def test_a_narrow_terminal_shortens_nothing_that_matters(folder, columns):
                 said += data
         os.close(writer)
         errors = process.stderr.read() if process.stderr is not None else ""
-    assert process.returncode == 0 and errors == ""
+    waits = [line for line in errors.splitlines() if "so far)" in line]  # said if the machine is busy
+    assert process.returncode == 0 and errors.splitlines() == waits
     assert b"marl-connectors evaluate new --episodes 100" in said and b"Traceback" not in said
 
 
