@@ -19,7 +19,7 @@ from gymnasium import Space
 
 from marl_connectors.algorithms import build, checkpoint_restore
 from marl_connectors.algorithms.action_mask_setting import AUTO, Masking, warn_of_late_masks
-from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
+from marl_connectors.algorithms.algorithm_state import AlgorithmState, algorithm_state
 from marl_connectors.algorithms.checkpoint_settings import check_seed, check_settings, naming_changes
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, evaluation_settings
 from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
@@ -1482,7 +1482,7 @@ class Algorithm(RefusesIgnoredMethods):
             with self._transaction(), taking_over(component):
                 part.set_state(component_state(Path(path) / component))
             return
-        self._set_state(checkpoint_restore.algorithm_state(path), Names(trusted), new_episodes)
+        self._set_state(algorithm_state(path), Names(trusted), new_episodes)
         self.run_folders = run_folders_of(path)
         self.callbacks.call("on_checkpoint_loaded", algorithm=self)
 
@@ -1532,7 +1532,7 @@ class Algorithm(RefusesIgnoredMethods):
             CheckpointError: If it is missing, damaged, refused, or needs one of these arguments; or if ``config`` is of
                 another algorithm, or changes a setting that cannot change (docs/checkpoints.md).
         """
-        state = checkpoint_restore.algorithm_state(path, with_replay_buffers=with_replay_buffers)
+        state = algorithm_state(path, with_replay_buffers=with_replay_buffers)
         names = Names(trusted)
         given = checkpoint_restore.given_settings(
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from marl_connectors.algorithms.algorithm_state import AlgorithmState
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.sections import fixed_settings
 from marl_connectors.algorithms.config.state import ConfigState, config_class_of, to_state
@@ -16,9 +17,6 @@ from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Names, brief, qualified_name
 from marl_connectors.state import read_state
 from marl_connectors.typing import ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
 
 _DECIDES_STRUCTURE: Final = (
     "get_default_rl_module_class",

@@ -24,7 +24,7 @@ from marl_connectors.names import qualified_name
 from marl_connectors.programs import PROGRAM, command
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
+    from marl_connectors.algorithms.algorithm_state import AlgorithmState
 
 _WITHOUT_NAME = "not[ _]importable"
 """What a checkpoint has in place of an object without a name, such as a lambda."""
@@ -106,7 +106,8 @@ def load_algorithm(
         source: The Python file or module with the run's config, if the user names one.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, algorithm_state, restored_config
+    from marl_connectors.algorithms.algorithm_state import algorithm_state
+    from marl_connectors.algorithms.checkpoint_restore import ELSEWHERE, restored_config
     from marl_connectors.names import Names
 
     check_of_run(checkpoint)
@@ -143,7 +144,7 @@ def check_of_run(checkpoint: Path) -> None:
     Raises:
         CheckpointError: If it is from another run.
     """
-    from marl_connectors.algorithms.checkpoint_restore import algorithm_state
+    from marl_connectors.algorithms.algorithm_state import algorithm_state
 
     run, tree = _tree_around(checkpoint)
     if not tree:
@@ -268,7 +269,8 @@ def config_to_resume(
     path: Path, data: Mapping[str, Any], checkpoint: Path | None, source: str | None, trusted: bool
 ) -> Any:
     """Returns a config of the class of a run's config, with which options are read."""
-    from marl_connectors.algorithms.checkpoint_restore import algorithm_state, restored_config
+    from marl_connectors.algorithms.algorithm_state import algorithm_state
+    from marl_connectors.algorithms.checkpoint_restore import restored_config
     from marl_connectors.names import Names
 
     tree = tree_of_run(path, data, source)

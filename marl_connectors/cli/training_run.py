@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.fitting import run_files
+from marl_connectors.algorithms.fitting.caller import Caller
 from marl_connectors.algorithms.fitting.figures import success_measure
 from marl_connectors.algorithms.fitting.fit import fit
-from marl_connectors.algorithms.fitting.parts import Caller
 from marl_connectors.algorithms.fitting.progress import announced
 from marl_connectors.algorithms.fitting.run_folder import made_folder, numbered_checkpoints
 from marl_connectors.algorithms.fitting.stop_signals import exit_status

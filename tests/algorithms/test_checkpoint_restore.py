@@ -15,7 +15,8 @@ from helpers.damaged_checkpoints import tensors_file
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import DQNConfig, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.checkpoint_restore import algorithm_state, check_num_envs, check_stays_here
+from marl_connectors.algorithms.algorithm_state import algorithm_state
+from marl_connectors.algorithms.checkpoint_restore import check_num_envs, check_stays_here
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state

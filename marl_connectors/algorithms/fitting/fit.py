@@ -13,11 +13,12 @@ from typing import Any
 from marl_connectors.algorithms.config.algorithm_config import check_run
 from marl_connectors.algorithms.config.sections import NotProvided
 from marl_connectors.algorithms.fitting.baselines import Baselines
+from marl_connectors.algorithms.fitting.caller import Caller
 from marl_connectors.algorithms.fitting.closing_evaluation import ClosingEvaluation
 from marl_connectors.algorithms.fitting.figures import megabytes, number, time_shares
 from marl_connectors.algorithms.fitting.fit_results import FitResults
 from marl_connectors.algorithms.fitting.metric_names import check_metric
-from marl_connectors.algorithms.fitting.parts import Caller, Part, Run
+from marl_connectors.algorithms.fitting.parts import Part, Run
 from marl_connectors.algorithms.fitting.progress import COUNTS, Goal, Progress, Watched, open_progress
 from marl_connectors.algorithms.fitting.run_files import (
     CHECKPOINTS,

@@ -34,9 +34,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_connectors.algorithms.fitting.caller import Caller
 from marl_connectors.algorithms.fitting.figures import agent_steps, module_returns
 from marl_connectors.algorithms.fitting.metric_names import AUTO, LOWEST, closest_metric, metrics_of
-from marl_connectors.algorithms.fitting.parts import Caller
 from marl_connectors.algorithms.fitting.pictures import draw_curves
 from marl_connectors.algorithms.fitting.run_files import (
     BASELINES,

@@ -13,11 +13,9 @@ from gymnasium import Space, spaces
 
 from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import Masking
+from marl_connectors.algorithms.algorithm_state import AgentsState, AlgorithmState, algorithm_state
 from marl_connectors.algorithms.checkpoint_restore import (
-    AgentsState,
-    AlgorithmState,
     agents_from_state,
-    algorithm_state,
     given_settings,
     restored_config,
     restored_masking,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.algorithms.checkpoint_restore import AlgorithmState
+from marl_connectors.algorithms.algorithm_state import AlgorithmState
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
