@@ -267,10 +267,21 @@ def _unreadable(where: str, why: str) -> OfflineDataError:
     )
 
 
+def _check_table(storage: Any, index: int) -> None:
+    """Checks the table of an episode, as pyarrow ends the process when values of a damaged one are read."""
+    if getattr(storage, "FORMAT", None) == "arrow":
+        from pyarrow.dataset import dataset
+
+        folder = Path(storage.data_path) / str(index)
+        files = [str(file) for file in folder.iterdir() if file.suffix == ".arrow"]
+        dataset(files, format="arrow").to_table().validate(full=True)
+
+
 def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[str, Any], SingleAgentEpisode]]:
     both = dataset.observation_space, dataset.action_space
     for number, index in enumerate(map(int, dataset.episode_indices)):
         try:
+            _check_table(dataset.storage, index)
             (data,), (metadata,) = dataset.iterate_episodes([index]), dataset.storage.get_episode_metadata([index])
             known = json.loads(metadata[_KEY]) if _KEY in metadata else {}
             is_lacking = not known and index < dataset.storage.metadata.get(_KEY, 0)
