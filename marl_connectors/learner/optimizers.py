@@ -94,9 +94,12 @@ class _Run:
         """The gradients of the values; None for a parameter outside of buckets that no loss depends on."""
         return self.values.grad if self._gradients is None else self._gradients
 
-    def states(self) -> dict[Tensor, AdamState]:
-        """Returns copies of the moments of each parameter; none before the first step."""
-        step = float(self.count)
+    def states(self, step: float) -> dict[Tensor, AdamState]:
+        """Returns copies of the moments of each parameter; none before the first step.
+
+        Args:
+            step: The ``count`` as a number.
+        """
         parts = self._parts if step else ()
         return {p: AdamState(step=step, exp_avg=mean.clone(), exp_avg_sq=square.clone()) for p, mean, square in parts}
 
@@ -210,9 +213,10 @@ class DefaultAdam:
 
     def _states(self) -> dict[Tensor, AdamState]:
         """Returns the moments of all parameters that were stepped."""
-        found = dict(self._frozen)
-        for run in (run for own in self._runs.values() for run in own):
-            found.update(run.states())
+        found, runs = dict(self._frozen), [run for own in self._runs.values() for run in own]
+        counts = torch.stack([run.count for run in runs]).cpu().tolist() if runs else []  # one copy for all
+        for run, step in zip(runs, counts, strict=True):
+            found.update(run.states(step))
         return found
 
     def get_state(self) -> dict[ModuleID, list[AdamState | None]]:
