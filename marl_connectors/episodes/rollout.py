@@ -160,6 +160,9 @@ class RolloutState(State):
                 raise ValueError(f"Expected the layer of each row of {name!r} if there are several, got {len(layers)}")
             if level is not None and not (level.min(initial=0) >= 0 and level.max(initial=0) < len(layers)):
                 raise ValueError(f"Expected the layers of {name!r} to be below {len(layers)}, got others")
+        for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP, Columns.VF_PREDS):
+            if any(leaf.dtype.kind != "f" for layer in self.layers.get(name, ()) for leaf in leaves(layer)):
+                raise ValueError(f"Expected floats in {name!r}, got others")
 
 
 class Rollout:
