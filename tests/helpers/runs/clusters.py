@@ -56,8 +56,12 @@ def trained(config: PPOConfig, iterations: int) -> dict[str, np.ndarray]:
         algo.stop()
 
 
-def actor_processes(kind: str = "") -> list[int]:
-    """The processes of this process's actors whose name, such as ``EnvRunner0``, contains ``kind``."""
+def actor_processes(kind: str = "", *, with_beginning: bool = True) -> list[int]:
+    """The processes of this process's actors whose name, such as ``EnvRunner0``, contains ``kind``.
+
+    Without ``with_beginning``, those are left out that are being made. If one of them is stopped, a run waits for as
+    long as making an environment may take.
+    """
     found = []
     parents = parents_of_processes()
     for folder in Path("/proc").iterdir():
@@ -66,7 +70,12 @@ def actor_processes(kind: str = "") -> list[int]:
                 title = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it has ended
-            is_actor = title.startswith("ray::") and ("EnvRunner" in title or "Learner" in title) and kind in title
+            is_actor = (
+                title.startswith("ray::")
+                and (with_beginning or "__init__" not in title)
+                and ("EnvRunner" in title or "Learner" in title)
+                and kind in title
+            )
             if is_actor and os.getpid() in ancestors(int(folder.name), parents):  # other tests have their own actors
                 found.append(int(folder.name))
     return found
@@ -109,7 +118,7 @@ class Harm(threading.Thread):
 
     def run(self) -> None:
         while self.number < self._most and not self._is_over.wait(self._rng.random() * self._most_s):
-            processes = actor_processes(self._kind)
+            processes = actor_processes(self._kind, with_beginning=self._how != signal.SIGSTOP)
             if processes:
                 try:
                     os.kill(self._rng.choice(processes), self._how)
