@@ -45,7 +45,7 @@ def sample(algo) -> tuple[float, float, int]:
     """The seconds of a sample with all its episodes in this process, the driver's CPU seconds, and the agent steps."""
     began, cpu = time.perf_counter(), time.process_time()
     group = algo.env_runner_group
-    group.begin_iteration()
+    group.send_weights()
     found = group.sample()
     found.episodes()
     return time.perf_counter() - began, time.process_time() - cpu, found.agent_steps
