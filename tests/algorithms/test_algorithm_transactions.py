@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,7 @@ def replay_config(seed):
     capacity = int(rng.choice([30, 80, 5000]))
     buffer = {"capacity": capacity}
     settings = {"num_steps_sampled_before_learning_starts": 5, "train_batch_size_per_learner": 4}
+    settings["training_intensity"] = [None, 1.7][rng.integers(2)]  # updates per step; a fraction of one stays due
     if kind == "mixed":
         first = DQNConfig().training(replay_buffer_config=buffer, **settings)
         config = MixedConfig().algorithms({"a": first, "*": PPOConfig().training(train_batch_size_per_learner=20)})
@@ -166,6 +169,98 @@ def test_after_an_error_of_the_environment_new_episodes_begin_and_nothing_else_h
     algo.stop()
 
 
+class FailsInAnEpisode(LifeEnv):
+    """Fails in each step after the second one of the episode with the third seed that it sees."""
+
+    seeds: list = []
+
+    def reset(self, seed=None, options=None):
+        self.seed = seed
+        if seed not in self.seeds:
+            self.seeds.append(seed)
+        return super().reset(seed)
+
+    def step(self, actions):
+        if self.t > 2 and self.seeds.index(self.seed) == 2:
+            raise ZeroDivisionError("a fault of the test")
+        return super().step(actions)
+
+
+def test_an_episode_that_fails_does_not_come_again(monkeypatch):
+    monkeypatch.setattr(FailsInAnEpisode, "seeds", [])
+    algo = small_config(FailsInAnEpisode, disable_env_checking=True).build_algo()
+    with pytest.raises(Exception, match="a fault of the test"):
+        for _ in range(4):
+            algo.train()
+    reached = algo.iteration
+    algo.train()
+    assert algo.iteration == reached + 1
+    algo.stop()
+
+
+class CountsEvaluations(Callbacks):
+    started = ended = 0
+
+    def on_evaluate_start(self, **kwargs):
+        CountsEvaluations.started += 1
+
+    def on_evaluate_end(self, **kwargs):
+        CountsEvaluations.ended += 1
+
+
+def test_the_start_of_an_evaluation_that_is_repeated_is_reported_once(monkeypatch):
+    monkeypatch.setattr(CountsEvaluations, "started", 0)
+    monkeypatch.setattr(CountsEvaluations, "ended", 0)
+    config = small_config(LifeEnv).callbacks(CountsEvaluations).evaluation(evaluation_interval=1, evaluation_duration=2)
+    algo = config.build_algo()
+    Fault(algo, "_begin_play", 1, KeyboardInterrupt(), False)
+    with pytest.raises(KeyboardInterrupt):
+        algo.train()
+    assert (CountsEvaluations.started, CountsEvaluations.ended) == (1, 0)
+    algo.train()
+    assert (CountsEvaluations.started, CountsEvaluations.ended) == (1, 1)
+    algo.stop()
+
+
+def test_what_a_replay_buffer_keeps_to_go_back_is_gone_after_an_iteration():
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=0).rl_module(model_config={"fcnet_hiddens": (4,)})
+    config.training(replay_buffer_config={"capacity": 50}, train_batch_size_per_learner=4)
+    config.env_runners(num_env_workers=0).reporting(min_sample_timesteps_per_iteration=60)
+    algo = config.build_algo()
+    (replay,) = algo.replays.values()
+    prepare, sizes = replay.buffer.prepare_added, []
+    for _ in range(3):
+        replay.buffer.prepare_added = prepare
+        algo.train()
+        replay.buffer.prepare_added = None  # a method of the run, which cannot be pickled
+        sizes.append(len(pickle.dumps(replay.buffer)))
+    assert max(sizes) < 1.2 * sizes[0]
+    algo.stop()
+
+
+class RestoresThenFails(Callbacks):
+    """Takes the parameters of a checkpoint over after the second iteration, and fails then."""
+
+    folder = None
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        if algorithm.iteration == 2:
+            algorithm.restore_from_path(self.folder, component="learner_group/learner/rl_module")
+            raise ZeroDivisionError("a fault of the test")
+
+
+def test_what_was_restored_within_an_iteration_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(RestoresThenFails, "folder", tmp_path / "saved")
+    algo = small_config(LifeEnv).callbacks(RestoresThenFails).build_algo()
+    algo.save_to_path(tmp_path / "saved")
+    wanted = plain(algo.rl_module.get_state())
+    algo.train()
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert not differences(wanted, plain(algo.rl_module.get_state()))
+    algo.stop()
+
+
 def test_a_module_that_cannot_be_added_leaves_nothing_behind():
     algo = small_config(LifeEnv).build_algo()
     algo.train()
@@ -203,8 +298,10 @@ def test_an_algorithm_that_cannot_go_back_says_so(monkeypatch):
     algo.train()
     Fault(algo.learner, "update", 1, ZeroDivisionError("first"), True)
     Fault(algo.learner, "set_state", 1, ZeroDivisionError("second"), False)
+    assert not algo.is_broken
     with pytest.raises(CheckpointError, match=r"first.*second"):
         algo.train()
+    assert algo.is_broken
     algo.stop()
 
 

@@ -6,6 +6,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import CheckpointError, EpisodeError
+from marl_connectors.state import fields_of, read_state
 
 OBS, ACT = spaces.Box(-99.0, 99.0, (1,), np.float32), spaces.Discrete(9)
 
@@ -319,3 +320,15 @@ def test_whole_numbers_that_come_before_and_after_fractions_are_read_together_wi
     for row, values in enumerate(([[1], [2]], [[0.5], [1.5]], [[3], [4]])):
         rollout.write("obs", slice(2 * row, 2 * row + 2), np.array(values))
     assert rollout.read("obs", slice(0, 6))[:, 0].tolist() == [1.0, 2.0, 0.5, 1.5, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("column", ["action_dist_inputs", "action_logp", "vf_preds"])
+def test_what_modules_have_put_out_is_floats_in_a_state(column):
+    rollout = filled()
+    rollout.write(column, np.arange(6), np.ones(6, np.float32))
+    (state,) = rollout.get_states(np.arange(2), [2])
+    fields = fields_of(state)
+    whole = {**fields["layers"], column: [np.ones(len(state.acted), np.int64)]}
+    assert read_state(type(state), fields).layers[column][0].dtype == np.float32
+    with pytest.raises(CheckpointError, match=column):
+        read_state(type(state), {**fields, "layers": whole})
