@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from marl_connectors.errors import CheckpointError
-from marl_connectors.state import Array, Bools, Column, Count, Floats, ID, Ints, State, copied, fields_of, read_state
+from marl_connectors.state import ID, Array, Bools, Column, Count, Floats, Ints, State, copied, fields_of, read_state
 
 
 class Inner(State):

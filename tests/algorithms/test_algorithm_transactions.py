@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -21,7 +22,7 @@ from marl_connectors import (
     RLModuleSpec,
     SACConfig,
 )
-from marl_connectors.errors import CheckpointError
+from marl_connectors.errors import CheckpointError, EnvError
 
 FAULTS = ("interrupt", "error in an update", "interrupt of an update", "error in a result")
 
@@ -189,10 +190,12 @@ class FailsInAnEpisode(LifeEnv):
 def test_an_episode_that_fails_does_not_come_again(monkeypatch):
     monkeypatch.setattr(FailsInAnEpisode, "seeds", [])
     algo = small_config(FailsInAnEpisode, disable_env_checking=True).build_algo()
-    with pytest.raises(Exception, match="a fault of the test"):
-        for _ in range(4):
+    reached = -1
+    while reached < algo.iteration:
+        reached = algo.iteration
+        with contextlib.suppress(EnvError):
             algo.train()
-    reached = algo.iteration
+    assert len(FailsInAnEpisode.seeds) == 3
     algo.train()
     assert algo.iteration == reached + 1
     algo.stop()
