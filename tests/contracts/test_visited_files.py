@@ -1,23 +1,36 @@
-"""How many of the library's files and functions one vector step, and one update, go through: it must not creep up.
+"""How much one vector step, and one update, goes through: files and functions of the library, calls of numpy and torch.
 
-A step is what happens between two calls of the first sub-environment's ``step``, in the middle of a sample in which
-nothing ends. So nothing here knows how the library is built.
+None of it may creep up, as a little more at a time is lost in the noise of every timing. A step is what happens between
+two calls of the first sub-environment's ``step``, in the middle of a sample in which nothing ends. So nothing here
+knows how the library is built.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from pettingzoo import AECEnv
+from torch.profiler import ProfilerActivity, profile
 
 import marl_connectors
-from marl_connectors import Algorithm, ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors import (
+    Algorithm,
+    BCConfig,
+    ColumnConnector,
+    Columns,
+    ConnectorV2,
+    DQNConfig,
+    PPOConfig,
+    QMIXConfig,
+)
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.train import run as new_run
 from marl_connectors.errors import ConfigError
@@ -31,32 +44,39 @@ class Limit(NamedTuple):
         files: Files of which a function runs.
         calls: Calls of functions and properties, and resumptions of generators; comprehensions are not counted. None
             where the number does not matter.
+        numpy_and_torch: Calls of functions and methods of numpy and torch by the library; operators and numpy's ufuncs
+            are not counted.
+        torch_operations: The operations of torch that run, also those of autograd and optimizers.
         files_aimed_at: What ``files`` is to come down to. Not enforced.
-        calls_aimed_at: Likewise.
     """
 
     files: int
     calls: int | None = None
+    numpy_and_torch: int | None = None
+    torch_operations: int | None = None
     files_aimed_at: int | None = None
-    calls_aimed_at: int | None = None
 
 
 LIMITS = {
-    "plain step": Limit(15, 30, calls_aimed_at=40),
-    "step with Box actions": Limit(17, 36),
-    "step with a column piece": Limit(19, 57, files_aimed_at=25),
-    "step with an item piece": Limit(24, 847),
-    "step with a callback": Limit(17, 59),
-    "step of turns": Limit(22, 117, files_aimed_at=30),
-    "step with an LSTM": Limit(20, 79),
-    "step with an LSTM that policy and values share": Limit(20, 64),
-    "words become an algorithm": Limit(32, files_aimed_at=12),
-    "update": Limit(42),
-    "update of independent modules": Limit(42),
+    "plain step": Limit(13, 25, 10),
+    "step with Box actions": Limit(15, 31, 13),
+    "step with a column piece": Limit(15, 35, 12),
+    "step with an item piece": Limit(20, 757, 331),
+    "step with a callback": Limit(15, 53, 10),
+    "step of turns": Limit(17, 112, 18),
+    "step with an LSTM": Limit(20, 79, 24),
+    "step with an LSTM that policy and values share": Limit(20, 64, 20),
+    "words become an algorithm": Limit(31, files_aimed_at=12),
+    "update": Limit(42, 3500, 3600, 7800, files_aimed_at=30),
+    "update of independent modules": Limit(42, 1600, 1100, 1600, files_aimed_at=30),
+    "replayed update of DQN": Limit(38, 430, 260, 400, files_aimed_at=35),
+    "replayed update of QMIX": Limit(46, 470, 400, 800, files_aimed_at=35),
+    "training on recorded episodes": Limit(67, 2800, 2050, 6100, files_aimed_at=35),
 }
 """Lower these as the numbers fall, which ``pytest -rP`` prints; raise one only with a reason."""
 
 PACKAGE = str(Path(marl_connectors.__file__).parent) + "/"
+LIBRARIES = tuple(str(Path(library.__file__).parent) + "/" for library in (np, torch))
 STEP = 6
 """Which step of a sample is looked at."""
 
@@ -66,15 +86,21 @@ class Visits:
 
     Attributes:
         calls: ``(file, function)`` to how often it was called.
+        library_calls: ``(file, function)`` to how often a file called a function of numpy or torch.
+        operations: Torch's operation to how often it ran, in updates.
     """
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.library_calls: Counter[tuple[str, str]] = Counter()
+        self.operations: Counter[str] = Counter()
         self.begin()
 
     def begin(self) -> None:
         """A sample begins: what rang before it does not matter."""
         self.calls.clear()
+        self.library_calls.clear()
+        self.operations.clear()
         self._watched: Any = None
         self._num_rings = 0
 
@@ -96,19 +122,45 @@ class Visits:
         sys.setprofile(None)
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
-        code = frame.f_code
-        comprehension = code.co_name.startswith("<") and code.co_name != "<lambda>"  # no calls from Python 3.12 on
-        if event == "call" and code.co_filename.startswith(PACKAGE) and not comprehension:
+        code, caller = frame.f_code, frame.f_back
+        if event == "c_call" and code.co_filename.startswith(PACKAGE) and _library_of(argument):
+            self.library_calls[code.co_filename.removeprefix(PACKAGE), argument.__name__] += 1
+        if event != "call" or (code.co_name.startswith("<") and code.co_name != "<lambda>"):
+            return  # comprehensions are no calls from Python 3.12 on
+        if code.co_filename.startswith(PACKAGE):
             self.calls[code.co_filename.removeprefix(PACKAGE), code.co_name] += 1
+        elif caller and caller.f_code.co_filename.startswith(PACKAGE) and code.co_filename.startswith(LIBRARIES):
+            self.library_calls[caller.f_code.co_filename.removeprefix(PACKAGE), code.co_name] += 1
+
+    def count_update(self, update: Callable[[], Any]) -> None:
+        """Counts all of an update, which has been made once before."""
+        self.start()
+        update()
+        self.stop()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            update()
+        self.operations.update({event.key: event.count for event in profiler.key_averages()})
 
     def check(self, limit: Limit) -> None:
         """Fails if more was visited; prints all of it."""
-        files, calls = {file for file, _ in self.calls}, sum(self.calls.values())
-        listed = "\n".join(f"{count:5} {file}: {name}" for (file, name), count in sorted(self.calls.items()))
-        print(f"{len(files)} files, {calls} calls\n{listed}")
+        files = {file for file, _ in self.calls}
         assert files, "nothing was counted"
-        assert len(files) <= limit.files, f"{len(files)} files are visited, {limit.files} at most:\n{listed}"
-        assert limit.calls is None or calls <= limit.calls, f"{calls} calls, {limit.calls} at most:\n{listed}"
+        for found, most, what, counts in (
+            (len(files), limit.files, "files are visited", self.calls),
+            (sum(self.calls.values()), limit.calls, "calls", self.calls),
+            (sum(self.library_calls.values()), limit.numpy_and_torch, "calls of numpy and torch", self.library_calls),
+            (sum(self.operations.values()), limit.torch_operations, "operations", self.operations),
+        ):
+            listed = "\n".join(f"{count:5} {name}" for name, count in sorted(counts.items(), key=str))
+            print(f"{found} {what}\n{listed}")
+            assert most is None or found <= most, f"{found} {what}, {most} at most:\n{listed}"
+
+
+def _library_of(function: Any) -> bool:
+    """Whether a function of C is one of numpy or torch, or a method of an array or tensor."""
+    owner = getattr(function, "__self__", None)
+    module = function.__module__ if owner is None or function.__module__ else type(owner).__module__
+    return str(module or "").partition(".")[0] in ("numpy", "torch")
 
 
 class Null(NullEnv):
@@ -241,11 +293,40 @@ def test_an_update_visits_no_more_than_it_did(name, policies):
     algo = config_of(NullEnv, policies).build_algo()
     algo.train()
     episodes = algo.env_runner.sample()
-    visits.start()
-    algo.learner.update(episodes=episodes)
-    visits.stop()
+    visits.count_update(lambda: algo.learner.update(episodes=episodes))
     algo.stop()
     visits.check(LIMITS[name])
+
+
+REPLAYED = {"replayed update of DQN": (DQNConfig, "CartPole-v1"), "replayed update of QMIX": (QMIXConfig, NullEnv)}
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replayed_update_visits_no_more_than_it_did(name):
+    visits = Visits()
+    config, env = REPLAYED[name]
+    config = config().environment(env).env_runners(num_env_workers=0).debugging(seed=0)
+    config.training(num_steps_sampled_before_learning_starts=0).reporting(min_sample_timesteps_per_iteration=40)
+    algo = config.rl_module(model_config={"fcnet_hiddens": [8, 8]}).build_algo()
+    algo.train()
+    (replay,) = algo.replays.values()
+    module_ids = list(algo.rl_module)
+    visits.count_update(lambda: algo.learner.update(episodes=replay.draw(module_ids)))
+    algo.stop()
+    visits.check(LIMITS[name])
+
+
+def test_recorded_episodes_reach_a_loss_in_no_more_files_than_they_did(tmp_path):
+    visits = Visits()
+    recorder = config_of(NullEnv).build_algo()
+    recorder.record(tmp_path, num_episodes=2)
+    recorder.stop()
+    config = BCConfig().environment(NullEnv).offline_data(input_=str(tmp_path)).debugging(seed=0)
+    algo = config.training(train_batch_size_per_learner=100, minibatch_size=50).build_algo()
+    algo.train()
+    visits.count_update(algo.train)
+    algo.stop()
+    visits.check(LIMITS["training on recorded episodes"])
 
 
 def test_words_become_an_algorithm_in_no_more_files_than_they_did(tmp_path, monkeypatch):
