@@ -117,7 +117,7 @@ class EnvSpec:
         with Watched(lambda: f"{self.name}: making it"):
             self.sample_env = self.factory() if sample_env is None else sample_env
         self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
-        self.agent_ids = agent_ids(self.sample_env, self.name)
+        self.agent_ids = agent_ids(self.sample_env, self.name, options)
         self._check_given()
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
         if len(self._spaces) < len(self.agent_ids):
