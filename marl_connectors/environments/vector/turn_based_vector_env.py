@@ -10,7 +10,7 @@ from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS
 from marl_connectors.environments.rules.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import CALLED_ENV, SubEnvironment, copied_infos, finite_reward
-from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed, current_state
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.trees import copied
 from marl_connectors.typing import AgentID
@@ -76,8 +76,8 @@ class TurnBasedVectorEnv(VectorEnv):
         self._check_idle(sub_env, is_idle=not (sub_env.agents or is_over))
         if self._data_check is not None:
             self._data_check.check(sub_env, observations, observations, {})
-        if self._states is not None:
-            self._states.note(sub_env)
+        if self._state_space is not None:
+            sub_env.state = current_state(sub_env, self._state_space)
         result.rewarded += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
         result.rewards += finite_rewards
         known = self._known[sub_env.index]

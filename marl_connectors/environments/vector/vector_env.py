@@ -112,7 +112,6 @@ class VectorEnv:
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that exceeded the tolerance
         self._state_space = state_space
-        self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends: list[EpisodeEnds] = []  # of the step that is being made
         self._make_env = make_env
@@ -154,7 +153,7 @@ class VectorEnv:
 
     def states(self) -> Tree | None:
         """Returns the states after the newest resets and steps, ``[num_envs, ...]``; None if states are not used."""
-        return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
+        return joined_states([sub_env.state for sub_env in self.sub_envs])
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
         """Returns the seed of the sub-environment's current episode."""
@@ -181,8 +180,8 @@ class VectorEnv:
         self._take_agents(sub_env, observations)
         if self._data_check is not None:
             self._data_check.check(sub_env, sub_env.agents, observations, {})
-        if self._states is not None:
-            self._states.note(sub_env)
+        if self._state_space is not None:
+            sub_env.state = current_state(sub_env, self._state_space)
         return observations, copied_infos(sub_env, sub_env.agents, infos)
 
     def _take_agents(self, sub_env: SubEnvironment, observations: dict[AgentID, Any]) -> None:
@@ -280,7 +279,7 @@ class VectorEnv:
         rewards: list[Any] = []
         observations: list[Any] = []
         result, self._ends = StepResult(rewards, observations), []
-        end, current_call, data_check, states = 0, self.current_call, self._data_check, self._states
+        end, current_call, data_check, state_space = 0, self.current_call, self._data_check, self._state_space
         look_every = self.look_every
         for sub_env in sub_envs:
             agents, t = sub_env.agents, sub_env.t
@@ -293,8 +292,8 @@ class VectorEnv:
                 given = sub_env.step(dict(zip(agents, chosen)))  # noqa: B905
                 sub_env.t = t + 1
                 obs, reward, terminations, truncations, infos = given
-                if states is not None:
-                    states.note(sub_env)
+                if state_space is not None:
+                    sub_env.state = current_state(sub_env, state_space)
                 if (
                     any(terminations.values())
                     or any(truncations.values())
@@ -466,40 +465,29 @@ def add_observed(
         result.infos.append((sub_env.index, own))
 
 
-class EnvStates:
-    """Reads the ``state()`` of sub-environments after each reset and step.
+def current_state(sub_env: SubEnvironment, space: Space) -> Tree:
+    """Returns the ``state()`` of a sub-environment, copied to arrays with a leading axis of 1.
 
-    A state is kept as a tree of arrays with a leading axis of 1. It is a copy of the environment's data.
+    Args:
+        sub_env: The sub-environment.
+        space: The environment's ``state_space``. Its bounds are not checked.
+
+    Raises:
+        EnvError: If ``state()`` raises, or if the state does not have the shapes of the space or is not finite.
     """
-
-    def __init__(self, space: Space):
-        """Creates the reader of states in ``space``, the environment's ``state_space``."""
-        self.space = space
-        self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
-
-    def note(self, sub_env: SubEnvironment) -> None:
-        """Stores the sub-environment's current state in ``sub_env.state``.
-
-        Raises:
-            EnvError: If ``state()`` raises, or if the state does not have the shapes of the space or is not finite.
-                The bounds of the space are not checked.
-        """
-        try:
-            given = sub_env.env.state()
-        except Exception as error:
-            raise EnvError(
-                f"{sub_env}: state() raised {describe_error(error)}. A critic needs the state after every reset and "
-                f"step, also after the last one."
-            ) from error
-        try:
-            state = spaces.stack([given], self.space)
-            fine = [leaf.shape for leaf in leaves(state)] == self._shapes and all(map(_is_finite, leaves(state)))
-        except (TypeError, ValueError):
-            fine = False
-        if not fine:
-            why = checks.state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
-            raise EnvError(f"{sub_env}: {why}")
-        sub_env.state = state
+    try:
+        given = sub_env.env.state()
+    except Exception as error:
+        raise EnvError(
+            f"{sub_env}: state() raised {describe_error(error)}. A critic needs the state after every reset and "
+            f"step, also after the last one."
+        ) from error
+    with contextlib.suppress(TypeError, ValueError):
+        state = spaces.stack([given], space)
+        if all(map(_is_finite, leaves(state))):
+            return state
+    why = checks.state_violation(space, given) or f"the state is not like state_space: {given!r}"
+    raise EnvError(f"{sub_env}: {why}")
 
 
 def _is_finite(values: np.ndarray) -> bool:
