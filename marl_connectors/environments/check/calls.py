@@ -125,9 +125,9 @@ def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:
         seconds: Seconds after which the process is killed.
 
     Returns:
-        ``""`` if the function returned, took too long, or if this system cannot fork; else a description of the error.
+        ``""`` if the function returned, took too long, or if this process cannot fork; else a description of the error.
     """
-    if "fork" not in multiprocessing.get_all_start_methods():
+    if "fork" not in multiprocessing.get_all_start_methods() or multiprocessing.current_process().daemon:
         return ""
     context: Any = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
