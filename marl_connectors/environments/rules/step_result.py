@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +108,10 @@ class StepResult:
         if self.ends is not None:
             ended |= zip(self.ends.indices, self.ends.t, strict=True)
         return dict(sorted(ended.items()))
+
+
+STEP_PARTS = attrgetter("rewards", "observations", "infos", "ends", "events", "rewarded")
+"""Returns what adapters write to a StepResult, as the arguments that make an equal one."""
 
 
 def joined_states(states: Sequence[Tree | None]) -> Tree | None:

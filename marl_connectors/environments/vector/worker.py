@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
-from marl_connectors.environments.rules.step_result import StepResult
+from marl_connectors.environments.rules.step_result import STEP_PARTS, StepResult
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, Memory, SharedColumns
@@ -80,7 +80,8 @@ class Reply(NamedTuple):
     """A worker's reply to a message.
 
     Attributes:
-        result: The result of the command. For a step, the observations are None if they are in shared memory.
+        result: The result of the command. For a step, its ``STEP_PARTS``, in which observations are None if they are in
+            shared memory.
         states: The states of sub-environments in which agents or episodes changed.
         failures: The failures of sub-environments that continued with another episode.
         env_states: The ``states()`` of the worker's VectorEnv.
@@ -242,7 +243,7 @@ class EnvServer:
         known = {"step": self._step, "reset": self._reset, "replay": self._replay}
         result, changed = known[command](*arguments)
         states, failures = list(map(SubEnvironmentState.of, changed)), self.vector_env.take_failures()
-        return self._packed(Reply(result, states, failures, self.vector_env.states()))
+        return self._packed(result, states, failures, self.vector_env.states())
 
     def _step(self, actions: Any) -> tuple[StepResult, Iterable[SubEnvironment]]:
         vector_env, sub_envs = self.vector_env, self.vector_env.sub_envs
@@ -270,12 +271,13 @@ class EnvServer:
         sub_env.newest_actions.clear()
         return found, [sub_env]
 
-    def _packed(self, reply: Reply) -> bytes:
+    def _packed(self, result: Any, *others: Any) -> bytes:
         try:
-            return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+            sent = STEP_PARTS(result) if isinstance(result, StepResult) else result
+            return pickle.dumps((sent, *others), pickle.HIGHEST_PROTOCOL)  # tuples take less time than Reply
         except Exception as error:
             given: list[tuple[int, Any]] = []
-            if isinstance(result := reply.result, StepResult):
+            if isinstance(result, StepResult):
                 given = [(event.index, event) for event in result.events] + result.infos
                 if result.ends is not None and result.ends.infos:
                     given += zip(result.ends.indices, result.ends.infos, strict=True)

@@ -178,8 +178,9 @@ class WorkerProcess:
         """Tells the worker to step its sub-environments, with one action for each agent that acts."""
         self.send("step", _compact(actions))
 
-    def read_step(self, result: StepResult) -> StepResult:
-        """Completes a step's result from shared memory. ``sub_env.agents`` must be those that act next."""
+    def read_step(self, reply: Reply) -> StepResult:
+        """Returns a step's result. ``sub_env.agents`` must be those that act next."""
+        result = StepResult(*reply.result)
         if result.observations is None:
             result.observations = self.columns.read(acting_in(self.sub_envs))
         return result
@@ -199,7 +200,7 @@ class WorkerProcess:
             WorkerLost: If the process ended or took too long.
             MarlConnectorsError: The error that the worker ended with.
         """
-        reply = self._receive(self._timeout_s)
+        reply = Reply(*self._receive(self._timeout_s))
         self.env_states = reply.env_states
         return reply
 

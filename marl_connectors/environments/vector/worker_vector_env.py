@@ -180,7 +180,7 @@ class WorkerVectorEnv(VectorEnv):
                     continue
                 for sub_env in worker.sub_envs:
                     sub_env.t += 1
-                results.append(worker.read_step(self._take(reply).result))
+                results.append(worker.read_step(self._take(reply)))
             return joined(results)
 
     def states(self) -> Tree | None:
