@@ -14,7 +14,6 @@ from marl_connectors.cli.layers import tree_of_options
 from marl_connectors.cli.parser import words_of
 from marl_connectors.cli.tree import ENV_CONFIG
 from marl_connectors.environments.check.check_env import check_env
-from marl_connectors.environments.registry.factory import WrappedMaker
 from marl_connectors.json_data import jsonable
 
 EXIT_ERRORS = 1
@@ -24,21 +23,21 @@ _OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "con
 def run(args: argparse.Namespace) -> int:
     """Checks an environment as the parsed options say. Returns the exit status."""
     given, tree = vars(args), tree_of_options(words_of(args), AlgorithmConfig())
-    wrappers = tree.get("environment.wrappers")
-    env = args.env if wrappers is None else WrappedMaker(args.env, wrappers)
     env_config = {
         place.removeprefix(f"{ENV_CONFIG}."): own for place, own in tree.items() if place.startswith(ENV_CONFIG)
     }
     options = {key: given[key] for key in _OPTIONS if key in given}
     if "environment.action_mask_key" in tree:
         options["action_mask_key"] = tree["environment.action_mask_key"]
+    if wrappers := tree.get("environment.wrappers"):
+        options["wrappers"] = wrappers
     # What an environment prints is not part of the report.
     with (
         contextlib.redirect_stdout(sys.stderr),
         _crash_traces(),
         announced(f"checking the environment, at most {given.get('max_seconds', 60):g} s"),
     ):
-        report = check_env(env, env_config=env_config, **options)
+        report = check_env(args.env, env_config=env_config, **options)
     print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
     return 0 if report.ok else EXIT_ERRORS
 

@@ -211,7 +211,7 @@ class EpisodeTracker:
 
     # Beginnings of episodes.
 
-    @without_collections
+    @without_collections()
     def reset(self) -> None:
         """Resets all sub-environments and begins an episode in each. Ongoing episodes are dropped."""
         sub_envs = self._vector_env.sub_envs
@@ -411,7 +411,7 @@ class EpisodeTracker:
 
     # Ends of episodes.
 
-    @without_collections
+    @without_collections()
     def _follow(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
         """Ends and begins episodes.
 
@@ -679,7 +679,7 @@ class EpisodeTracker:
 
     # Cuts.
 
-    @without_collections
+    @without_collections()
     def cut(self, num_rows: int) -> list[tuple[int, Episode]]:
         """Ends the fragment. All groups continue in fresh rollouts.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,7 +15,7 @@ from marl_connectors import spaces
 from marl_connectors.environments.rules.checks import ended_alone, raise_first
 from marl_connectors.environments.rules.env_failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.trees import tree_map, unstack
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -172,7 +172,9 @@ class BatchedCalls:
         Raises:
             EnvError: If the environment raises, or returns arrays of other shapes.
         """
-        return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
+        with errors_named(f"{self._name}: reset()"):
+            given = self.env.reset(seeds, mask)
+        return self._observations("reset()", given)
 
     def step(self, actions: Any) -> BatchedStep:
         """Steps all sub-environments.
@@ -184,7 +186,8 @@ class BatchedCalls:
             EnvError: If the environment raises, or returns arrays of other shapes or dtypes.
         """
         packed = self._packed(actions)
-        given: Any = self._called("step()", lambda: self.env.step(packed))
+        with errors_named(f"{self._name}: step()"):
+            given: Any = self.env.step(packed)
         if not isinstance(given, tuple) or len(given) != 5:
             came = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
             raise EnvError(
@@ -214,27 +217,13 @@ class BatchedCalls:
         """
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-        by_agent = [_items(observations[agent]) for agent in self.agents]
+        by_agent = [unstack(observations[agent]) for agent in self.agents]
         return [item for items in zip(*by_agent, strict=True) for item in items]
-
-    def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
-        """Returns one agent's observations in all sub-environments, ``[num_envs, ...]``."""
-        if not self.alike:
-            return observations[agent]
-        i = self.agents.index(agent)
-        return tree_map(lambda leaf: leaf[:, i], observations)
 
     def of_sub_env(self, observations: Tree, index: int) -> dict[AgentID, Any]:
         """Returns one sub-environment's observations by agent."""
-        if not self.alike:
-            return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
-        if type(observations) is np.ndarray:
-            return dict(zip(self.agents, observations[index], strict=True))
-        return {agent: tree_map(lambda leaf, i=i: leaf[index, i], observations) for i, agent in enumerate(self.agents)}
-
-    def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        with errors_named(f"{self._name}: {what}"):
-            return call()
+        own = tree_map(lambda leaf: leaf[index], observations)
+        return dict(zip(self.agents, unstack(own), strict=True)) if self.alike else own
 
     def _observations(self, method: str, given: Any) -> Tree:
         if self.alike:
@@ -318,13 +307,6 @@ class BatchedCalls:
                 f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} "
                 f"sub-environments, {agents}then the shape for one agent."
             )
-
-
-def _items(tree: Tree) -> list[Any]:
-    """Returns the rows of arrays as a list."""
-    if type(tree) is np.ndarray:
-        return list(tree)
-    return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(leaves(tree)[0]))]
 
 
 def _structure(tree: Any) -> str:

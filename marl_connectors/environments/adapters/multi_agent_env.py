@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy as copying
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -211,17 +210,11 @@ class MultiAgentEnvAdapter(EnvAdapter):
         acting: The agents that act next.
     """
 
-    __slots__ = ("_live", "_owed", "_paid", "_reset_options", "_seen", "_turn", "acting")
+    __slots__ = ("_live", "_owed", "_paid", "_seen", "_turn", "acting")
 
-    def __init__(self, env: Any, reset_options: Mapping[str, Any] | None = None):
-        """Wraps an environment, which need not have been reset.
-
-        Args:
-            env: The environment.
-            reset_options: The options that the environment gets with every reset; None for no options.
-        """
+    def __init__(self, env: Any):
+        """Wraps an environment, which need not have been reset."""
         super().__init__(env)
-        self._reset_options = reset_options
         self.acting: list[AgentID] = []
         self._live: dict[AgentID, None] = {}
         self._owed: dict[AgentID, float] = {}
@@ -259,8 +252,6 @@ class MultiAgentEnvAdapter(EnvAdapter):
         self, seed: int | None = None, options: dict | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts an episode. Returns observations and infos of the agents that act first."""
-        if self._reset_options is not None:
-            options = {**copying.deepcopy(self._reset_options), **(options or {})}
         given = self.env.reset(seed=seed, options=options)
         self._turn, self._owed = 0, {}
         checks.raise_first(self.where, [checks.reset_violation(given)])

@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors.errors import EnvError, describe_error, did_you_mean
 from marl_connectors.packages import distribution_of, how_to_install, import_package
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -139,7 +140,8 @@ class VmasEnv:
         if len(which) == self.num_envs or self._observations is None:
             self._observations = observations
         else:  # some observations are noisy: those of the other sub-environments must not change
-            _copy_rows(self._observations, observations, which)
+            for kept, new in zip(leaves(self._observations), leaves(observations), strict=True):
+                kept[which] = new[which]
         return self._observations
 
     def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -161,8 +163,9 @@ class VmasEnv:
     def _gathered(self, observations: Sequence[Any]) -> Any:
         """Converts VMAS's list of observations by agent to the arrays of ``BatchedEnv``."""
         if self._alike:
-            return _stacked(observations)
-        return {agent: _arrays(own) for agent, own in zip(self.possible_agents, observations, strict=True)}
+            return tree_map(lambda *own: torch.stack(own, dim=1).cpu().numpy(), *observations)
+        by_agent = dict(zip(self.possible_agents, observations, strict=True))
+        return tree_map(lambda own: own.cpu().numpy(), by_agent)
 
     def render(self) -> np.ndarray:
         """Renders the first sub-environment to a ``[height, width, 3]`` uint8 array.
@@ -214,27 +217,6 @@ def _space(space: Any) -> Space:
         case "Dict":
             return spaces.Dict({name: _space(own) for name, own in space.spaces.items()})
     raise EnvError(f"VmasEnv: {space!r} has no counterpart in Gymnasium here.")
-
-
-def _stacked(items: Sequence[Any]) -> Any:
-    """Stacks each agent's tensor or dict of tensors to ``[num_envs, num_agents, ...]`` arrays."""
-    if isinstance(items[0], Mapping):
-        return {name: _stacked([item[name] for item in items]) for name in items[0]}
-    return torch.stack(list(items), dim=1).cpu().numpy()
-
-
-def _arrays(item: Any) -> Any:
-    if isinstance(item, Mapping):
-        return {name: _arrays(own) for name, own in item.items()}
-    return item.cpu().numpy()
-
-
-def _copy_rows(to: Any, of: Any, rows: Sequence[int]) -> None:
-    if isinstance(to, Mapping):
-        for name, own in to.items():
-            _copy_rows(own, of[name], rows)
-    else:
-        to[rows] = of[rows]
 
 
 def _shared_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

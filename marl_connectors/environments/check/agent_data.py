@@ -10,18 +10,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.environments.check.rules import violation
-from marl_connectors.environments.rules.checks import (
-    allowed_actions,
-    flag_violation,
-    forbids_all,
-    info_violation,
-    leaf_name,
-    no_observation,
-    observation_violations,
-    reward_violation,
-    short,
-    space_leaves,
-)
+from marl_connectors.environments.rules import checks
 from marl_connectors.environments.rules.violations import Violation
 from marl_connectors.flat_action_masks import wanted_mask
 from marl_connectors.trees import leaves
@@ -43,28 +32,28 @@ def contents(
     acted = list(acted)
     for agent in acted:
         for word, flags in (("termination", terminations), ("truncation", truncations)):
-            if agent in flags and (found := flag_violation(agent, word, flags[agent])):
+            if agent in flags and (found := checks.flag_violation(agent, word, flags[agent])):
                 yield found
     for agent, reward in rewards.items():
-        if found := reward_violation(agent, reward):
+        if found := checks.reward_violation(agent, reward):
             yield found
     for agent in dict.fromkeys([*acted, *to_act]):
         observation = observations.get(agent)
         if observation is None:
-            yield from [no_observation(agent, agent in observations)] if agent in to_act else []
+            yield from [checks.no_observation(agent, agent in observations)] if agent in to_act else []
         elif (space := space_of(agent)) is not None:
-            yield from observation_violations(agent, space, observation)
-        if found := info_violation(agent, (infos or {}).get(agent, {})):
+            yield from checks.observation_violations(agent, space, observation)
+        if found := checks.info_violation(agent, (infos or {}).get(agent, {})):
             yield found
 
 
 def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
     """Yields warnings and notes about values that are in their space, but are converted when they are stored."""
-    for path, part, own in space_leaves(space, item, ()):
+    for path, part, own in checks.space_leaves(space, item, ()):
         if not isinstance(part, spaces.Box) or space_tools.misfit(part, own):
             continue
         values, wanted = np.asarray(own), np.dtype(part.dtype)
-        name = leaf_name(path)
+        name = checks.leaf_name(path)
         if wanted.kind in "iub" and values.dtype.kind == "f":
             what = f"the observation{name} is {values.dtype}, but the space {wanted}"
             yield violation("observation-dtype", what, agent, level="warning", part=path)
@@ -90,7 +79,9 @@ def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_t
         takes_turns: Whether the environment is turn-based, so that a mask that forbids all actions is an error.
     """
     if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
-        if allowed_actions(space, mask) is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
+        if checks.allowed_actions(space, mask) is None or not all(
+            np.isin(part, (0, 1, 2)).all() for part in leaves(mask)
+        ):
             return violation("mask-values", _mask_is(mask), agent, advice=f"It should be {wanted_mask(space)}.")
         return None
     try:
@@ -104,9 +95,9 @@ def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_t
         what = f"the action mask has the shape {flat.shape}, but {space} has {length} choices"
         return violation("mask-length", what, agent)
     if not flat.any():
-        return forbids_all(agent, key, takes_turns=takes_turns)
+        return checks.forbids_all(agent, key, takes_turns=takes_turns)
     return violation("mask-dtype", f"the action mask is {flat.dtype}", agent) if flat.dtype.kind == "f" else None
 
 
 def _mask_is(mask: Any) -> str:
-    return f"the action mask is {short(mask)}"
+    return f"the action mask is {checks.short(mask)}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -125,47 +125,41 @@ def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:
         seconds: Seconds after which the process is killed.
 
     Returns:
-        ``""`` if the function returned, took too long, or if this system cannot fork; else a description of the error.
+        ``""`` if the function returned, took too long, or if this process cannot fork; else a description of the error.
     """
-    if not hasattr(os, "fork"):
+    if "fork" not in multiprocessing.get_all_start_methods() or multiprocessing.current_process().daemon:
         return ""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reader, writer = os.pipe()
+    context: Any = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_run_silently, args=(fn, writer))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if there are threads
-        child = os.fork()
-    if child == 0:
-        _run_and_exit(fn, writer)
-    os.close(writer)
-    end = time.monotonic() + seconds
-    done, status = os.waitpid(child, os.WNOHANG)
-    while not done and time.monotonic() < end:
-        time.sleep(0.002)
-        done, status = os.waitpid(child, os.WNOHANG)
-    if not done:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read().decode(errors="replace") if done else ""
-    if done and os.WIFSIGNALED(status):
-        return f"killed the process with {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"raised {text}" if text else ""
+        process.start()
+    writer.close()
+    process.join(seconds)
+    if (status := process.exitcode) is None:
+        process.kill()
+        process.join()
+    with reader, contextlib.suppress(EOFError):
+        if status is not None and status < 0:
+            return f"killed the process with {signal.Signals(-status).name}"
+        return "" if status is None else reader.recv()
+    return ""
 
 
-def _run_and_exit(fn: Callable[[], Any], writer: int) -> None:
-    """Runs ``fn`` in the forked process, sends an error's description to ``writer``, and exits without any output."""
+def _run_silently(fn: Callable[[], Any], writer: Any) -> None:
+    """Runs ``fn`` in the forked process without any output, and sends an error's description to ``writer``."""
+    import faulthandler
+
+    faulthandler.disable()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     try:
-        import faulthandler
-
-        faulthandler.disable()
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         fn()
     except BaseException as error:
-        os.write(writer, describe_error(error).encode()[:4000])
+        writer.send(f"raised {describe_error(error)}"[:4000])
     finally:
         os._exit(0)
 

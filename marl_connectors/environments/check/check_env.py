@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -40,6 +40,7 @@ from marl_connectors.environments.check.seeds import SeedChecks, is_nondetermini
 from marl_connectors.environments.check.spaces import SpaceBook
 from marl_connectors.environments.check.twins import Twins
 from marl_connectors.environments.registry.factory import env_name, make_env
+from marl_connectors.environments.registry.wrapper_names import EnvWrapper, checked_wrappers
 from marl_connectors.environments.rules.checks import id_violation, state_violation
 from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.smoke_test import NUM_ENVS, SmokeTest
@@ -61,6 +62,7 @@ def check_env(
     call_timeout: float = 30.0,
     conformance: bool = True,
     action_mask_key: str | None = "auto",
+    wrappers: Iterable[EnvWrapper] = (),
 ) -> EnvReport:
     """Plays an environment with random actions, and reports everything that is wrong or surprising about it.
 
@@ -85,6 +87,7 @@ def check_env(
         conformance: Whether to run PettingZoo's and Gymnasium's tests.
         action_mask_key: The key of observations or infos under which action masks are, as in the setting of that name;
             ``"auto"`` for ``"action_mask"``, None to ignore masks.
+        wrappers: The wrappers of the environment, as for ``make_env``.
 
     Returns:
         A report with all findings and some measurements. ``print`` shows it as a table.
@@ -106,7 +109,7 @@ def check_env(
     findings = Findings()
     with collected_warnings(findings), global_random_state(0):
         calls = Calls(findings, call_timeout=call_timeout, max_seconds=max_seconds)
-        check = _Check(env, env_config, findings, calls, action_mask_key)
+        check = _Check(env, env_config, checked_wrappers(wrappers), findings, calls, action_mask_key)
         with contextlib.suppress(OutOfTime):
             check.run(episodes, seed, max_steps, conformance)
         check.close()
@@ -123,22 +126,23 @@ class _Check:
         self,
         env: Any,
         env_config: Mapping[str, Any] | None,
+        wrappers: list[EnvWrapper],
         findings: Findings,
         calls: Calls,
         action_mask_key: str | None,
     ):
         self._given = env
-        self._config = env_config
+        self._settings = {"env_config": env_config, "wrappers": wrappers}
         self.can_make = not (isinstance(env, (ParallelEnv, AECEnv, gym.Env)) or is_multi_agent_env(env))
         if is_batched(env):
             raise ConfigError(
                 "check_env: a natively batched environment is checked with one sub-environment and with several. Pass "
                 "its class, or the function that makes it with num_envs."
             )
-        if not self.can_make and env_config:
+        if not self.can_make and any(self._settings.values()):
             raise ConfigError(
-                "check_env: env_config is for making an environment, but an environment was passed that exists "
-                "already. Pass its class, or the function that makes it."
+                "check_env: env_config and wrappers are for making an environment, but an environment was passed that "
+                "exists already. Pass its class, or the function that makes it."
             )
         self.findings = findings
         self.env = env if isinstance(env, gym.vector.VectorEnv) else self._make()
@@ -163,7 +167,7 @@ class _Check:
         return str(self._given) if not self.single_agent else type(self._given.unwrapped).__name__
 
     def _make(self, render_mode: str | None = None) -> Any:
-        env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
+        env: Any = make_env(self._given, render_mode=render_mode, **self._settings) if self.can_make else self._given
         if is_multi_agent_env(env):
             return MultiAgentEnvAdapter(env)
         return BatchedParallelEnv(env, self._name()) if is_batched(env) else env
@@ -277,7 +281,7 @@ class _Check:
         """Plays several sub-environments of a natively batched environment together."""
         if not isinstance(self.env, BatchedParallelEnv) or self.findings.has_errors:
             return
-        env: Any = make_env(self._given, self._config, num_envs=NUM_ENVS)
+        env: Any = make_env(self._given, num_envs=NUM_ENVS, **self._settings)
         rng = stream(seed, "check", "copies")
         try:
             key = self.session.mask_key
@@ -305,9 +309,10 @@ class _Check:
                 check_rendering(self.env, mode, self.session, seed)
 
     def close(self) -> None:
-        """Closes the environment if it was made here."""
+        """Closes the environment if it was made here. An error of ``close()`` becomes a finding."""
         if self.can_make:
-            check_close(self.env, self.session)
+            with contextlib.suppress(CallFailed):
+                self.session.calls("close()", self.env.close, kind="close-raises")
 
     def report(self) -> EnvReport:
         """Returns a report of everything that was found so far."""
@@ -373,14 +378,6 @@ def check_rendering(env: Any, mode: str, session: Session, seed: int) -> None:
         wrong = "" if fine else f"an array of shape {frame.shape} {frame.dtype}, not [height, width, 3] uint8"
     if wrong:
         session.findings.note("render", f"render() {how} returns {wrong}")
-
-
-def check_close(env: Any, session: Session) -> None:
-    """Closes an environment. An error of ``close()`` becomes a finding."""
-    try:
-        session.calls("close()", env.close, kind="close-raises")
-    except CallFailed:
-        return
 
 
 def check_ends(episodes: Sequence[Played], max_steps: int, session: Session) -> None:

@@ -7,11 +7,12 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from pettingzoo import AECEnv
+from pettingzoo.utils.wrappers import BaseParallelWrapper
 
 from marl_connectors.environments.check.calls import CallFailed, warning_text
 from marl_connectors.environments.check.checked_episodes import Session
@@ -57,12 +58,11 @@ def _run_pettingzoos(env: Any, make: Callable[[], Any], session: Session, *, can
         session.findings.note("conformance-not-run", text)
         return
     seed_spaces(env, seed)
-    with _kept_max_cycles(env):
-        if turns:
-            _run("pettingzoo's api_test", lambda: api_test(env, num_cycles=cycles), session)
-        else:
-            test = parallel_api_test
-            _run("pettingzoo's parallel_api_test", lambda: test(cast(Any, env), num_cycles=cycles), session)
+    if turns:
+        _run("pettingzoo's api_test", lambda: api_test(env, num_cycles=cycles), session)
+    else:
+        wrapped: Any = BaseParallelWrapper(env)  # the test sets max_cycles, which must not change the environment
+        _run("pettingzoo's parallel_api_test", lambda: parallel_api_test(wrapped, num_cycles=cycles), session)
     if not can_make or session.findings.has("seed"):
         return
     cycles = min(cycles, 50)
@@ -110,17 +110,3 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _kept_max_cycles(env: Any) -> Iterator[None]:
-    """Restores the environment's ``max_cycles`` after the block, because ``parallel_api_test`` sets it."""
-    missing = object()
-    before = vars(env).get("max_cycles", missing) if hasattr(env, "__dict__") else missing
-    try:
-        yield
-    finally:
-        if before is not missing:
-            env.max_cycles = before
-        elif hasattr(env, "__dict__"):
-            vars(env).pop("max_cycles", None)

@@ -126,20 +126,12 @@ class EnvReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON data. Agents that are neither strings nor ints become their ``repr``."""
-        findings = [dataclasses.asdict(finding) | {"agent": _plain(finding.agent)} for finding in self.findings]
-        measurements = None
+        data = dataclasses.asdict(self) | {"ok": self.ok, "masks_in": list(self.masks_in)}
+        data["agents"] = list(map(_plain, self.agents))
+        data["findings"] = [own | {"agent": _plain(own["agent"])} for own in data["findings"]]
         if self.measurements is not None:
-            measurements = dataclasses.asdict(self.measurements)
-            measurements["episode_lengths"] = list(self.measurements.episode_lengths)
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "agents": [_plain(agent) for agent in self.agents],
-            "ok": self.ok,
-            "findings": findings,
-            "measurements": measurements,
-            "masks_in": list(self.masks_in),
-        }
+            data["measurements"]["episode_lengths"] = list(self.measurements.episode_lengths)
+        return data
 
     def __str__(self) -> str:
         counts = ", ".join(counted(len(self._of(level)), level) for level in LEVELS)

@@ -36,7 +36,7 @@ from marl_connectors.environments.registry.registry import (
 )
 from marl_connectors.environments.registry.unread_observations import without_unread_observations
 from marl_connectors.environments.registry.wrapper_names import EnvWrapper
-from marl_connectors.environments.registry.wrappers import with_reset_options, wrap_env
+from marl_connectors.environments.registry.wrappers import wrap_env
 from marl_connectors.environments.rules.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
@@ -224,9 +224,12 @@ class EnvFactory:
         if isinstance(env, VectorEnv):
             return GymnasiumBatch(env, name, self.reset_options)
         if is_multi_agent_env(env):
-            return MultiAgentEnvAdapter(env, self.reset_options)
-        if self.reset_options is not None:
-            env = with_reset_options(env, self.reset_options, name)
+            return MultiAgentEnvAdapter(env)
+        if self.reset_options is not None and is_batched(env):
+            raise ConfigError(
+                f"reset_options: {name!r} is a natively batched environment, whose reset(seeds, mask) takes no "
+                f"options. Put them into env_config, and let its maker pass them on."
+            )
         if isinstance(env, gymnasium.Env):
             return SingleAgentEnv(env)
         return TurnBasedEnv(env, action_mask_key=self.action_mask_key) if isinstance(env, AECEnv) else env
@@ -261,32 +264,13 @@ class EnvFactory:
         vars(self).update(state["own"])
 
 
-class WrappedMaker:
-    """A function that makes a wrapped environment, for APIs that expect a class or function.
-
-    >>> env = WrappedMaker("CartPole-v1", ["frame_stack_v1:2"])(max_episode_steps=10)
-    >>> env.observation_space.shape
-    (8,)
-    """
-
-    def __init__(self, env: Any, wrappers: Iterable[EnvWrapper]):
-        """Creates the function.
-
-        Args:
-            env: The environment, as for ``make_env``.
-            wrappers: The wrappers, as for ``make_env``.
-        """
-        self.__name__ = env_name(env)
-        self._env = env
-        self._wrappers = list(wrappers)
-
-    def __call__(self, *, render_mode: str | None = None, **env_config: Any) -> EnvLike:
-        """Makes a wrapped environment with ``env_config`` as its settings."""
-        return make_env(self._env, env_config, render_mode=render_mode, wrappers=self._wrappers)
-
-
-def agent_ids(env: Any, name: str = "") -> list[AgentID]:
+def agent_ids(env: Any, name: str = "", reset_options: Mapping[str, Any] | None = None) -> list[AgentID]:
     """Returns the possible agents of an environment, or its agents after a reset if it does not name them.
+
+    Args:
+        env: The environment.
+        name: Its name in messages; ``""`` to use the name of its class.
+        reset_options: The ``options`` of the reset; None for none.
 
     Raises:
         EnvError: If the environment's own code raises.
@@ -298,7 +282,7 @@ def agent_ids(env: Any, name: str = "") -> list[AgentID]:
         possible = getattr(env, "possible_agents", None)
         if not possible:
             with Watched(lambda: f"{name}: reset(seed=0)"):
-                env.reset(seed=0)
+                env.reset(seed=0, **({} if reset_options is None else {"options": dict(reset_options)}))
             possible = env.agents
         return list(possible)
 

@@ -117,7 +117,7 @@ class EnvSpec:
         with Watched(lambda: f"{self.name}: making it"):
             self.sample_env = self.factory() if sample_env is None else sample_env
         self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
-        self.agent_ids = agent_ids(self.sample_env, self.name)
+        self.agent_ids = agent_ids(self.sample_env, self.name, options)
         self._check_given()
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
         if len(self._spaces) < len(self.agent_ids):
@@ -163,7 +163,16 @@ class EnvSpec:
                 f"{self.name}: the environment's state() is to be used, which PettingZoo environments have, but this "
                 f"one {what}. {_WITHOUT_STATE}"
             )
-        return state_space_of(self.sample_env, self.name)
+        env = self.sample_env
+        with errors_named(f"{self.name}: state_space"):
+            space = getattr(env, "state_space", None)
+        if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
+            found = "no state_space" if space is None else f"state_space={space!r}"
+            raise ConfigError(
+                f"{self.name}: the environment's state() is to be used, but it has {found}. Let the environment have "
+                f"state() and state_space, as PettingZoo's ParallelEnv and AECEnv describe them. {_WITHOUT_STATE}"
+            )
+        return space
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """Returns an agent's observation and action space.
@@ -279,20 +288,3 @@ class EnvSpec:
 def _number_of_parts(space: Any) -> int:
     parts = space.spaces if isinstance(space, gym.spaces.Tuple) else space
     return len(parts) if isinstance(parts, (list, tuple)) else 0
-
-
-def state_space_of(env: Any, name: str) -> Space:
-    """Returns the space of a PettingZoo environment's ``state()``.
-
-    Raises:
-        ConfigError: If the environment has none.
-    """
-    with errors_named(f"{name}: state_space"):
-        space = getattr(env, "state_space", None)
-    if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
-        found = "no state_space" if space is None else f"state_space={space!r}"
-        raise ConfigError(
-            f"{name}: the environment's state() is to be used, but it has {found}. Let the environment have state() "
-            f"and state_space, as PettingZoo's ParallelEnv and AECEnv describe them. {_WITHOUT_STATE}"
-        )
-    return space

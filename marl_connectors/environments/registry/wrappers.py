@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import copy as copying
 import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -45,28 +43,6 @@ from marl_connectors.packages import distribution_of, how_to_install, import_pac
 from marl_connectors.spaces import describe
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A wrapper that is ready to be called.
-
-    Attributes:
-        name: The name of the wrapper in messages.
-        fn: The wrapper. It gets the environment after ``before`` and before the other arguments.
-        args: Positional arguments after the environment.
-        kwargs: Keyword arguments.
-        before: Positional arguments before the environment, which only a ``functools.partial`` has.
-    """
-
-    name: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
-    before: tuple[Any, ...] = ()
-
-    def all_args(self, env: Any) -> tuple[Any, ...]:
-        return (*self.before, env, *self.args)
-
-
 def wrap_env(env: Any, wrappers: Iterable[EnvWrapper], *, name: str) -> Any:
     """Wraps an environment.
 
@@ -84,20 +60,19 @@ def wrap_env(env: Any, wrappers: Iterable[EnvWrapper], *, name: str) -> Any:
         EnvError: If a wrapper fails, does not fit this environment, or does not return an environment.
     """
     for wrapper in checked_wrappers(wrappers):
-        env = _wrapped(env, _call(wrapper), name)
+        env = _wrapped(env, wrapper, name)
     return env
 
 
-def _call(wrapper: EnvWrapper) -> _Call:
+def _call(wrapper: EnvWrapper, env: Any) -> tuple[str, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+    """Returns a wrapper's name in messages, the wrapper itself, and the arguments with which it wraps ``env``."""
     if isinstance(wrapper, str):
         name, args, kwargs = parse_wrapper(wrapper)
-        fn = _import(name, wrapper)
-        return _Call(name, fn, args, kwargs)
-    fn, before, kwargs = wrapper, (), {}
+        return name, _import(name, wrapper), (env, *args), kwargs
+    fn, args, kwargs = wrapper, (env,), {}
     if isinstance(wrapper, functools.partial):
-        fn, before, kwargs = wrapper.func, wrapper.args, wrapper.keywords
-    name = supersuit_name(fn) or getattr(fn, "__qualname__", type(fn).__qualname__)
-    return _Call(name, fn, (), kwargs, before)
+        fn, args, kwargs = wrapper.func, (*wrapper.args, env), wrapper.keywords
+    return supersuit_name(fn) or getattr(fn, "__qualname__", type(fn).__qualname__), fn, args, kwargs
 
 
 def _import(name: str, text: str) -> Callable[..., Any]:
@@ -140,8 +115,9 @@ def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
     )
 
 
-def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
-    _check_arguments(call, env)
+def _wrapped(env: Any, wrapper: EnvWrapper, env_name: str) -> Any:
+    name, fn, args, kwargs = _call(wrapper, env)
+    _check_arguments(name, parameters_from(fn, env), args, kwargs)
     # They are read first because the wrapper may change the environment that it wraps.
     with errors_named(f"environment {env_name!r}: possible_agents"):
         before = _possible_agents(env)
@@ -149,34 +125,34 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
         with warnings.catch_warnings():
             # PettingZoo's conversions, which SuperSuit uses, want an attribute that its API does not ask for.
             warnings.filterwarnings("ignore", ".*does not have a `render_mode` defined", UserWarning)
-            made = call.fn(*call.all_args(env), **(call.kwargs or {}))
+            made = fn(*args, **kwargs)
     except MarlConnectorsError:
         raise
     except Exception as cause:
         raise EnvError(
-            f"environment {env_name!r}: wrapper {call.name} failed: {describe_error(cause)}. Look at its "
+            f"environment {env_name!r}: wrapper {name} failed: {describe_error(cause)}. Look at its "
             f"arguments, and at the spaces that it is made for; here they are {_spaces_in_words(env)}."
         ) from cause
-    _check(made, env, before, f"environment {env_name!r}: wrapper {call.name}")
+    _check(made, env, before, f"environment {env_name!r}: wrapper {name}")
     return made
 
 
-def _check_arguments(call: _Call, env: Any) -> None:
+def _check_arguments(name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises a ConfigError if a wrapper does not accept its arguments."""
     try:
-        signature = inspect.signature(parameters_from(call.fn, env))
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some builtins have no signature: errors only show when they are called
         return
     try:
-        signature.bind(*call.all_args(env), **(call.kwargs or {}))
+        signature.bind(*args, **kwargs)
     except TypeError as cause:
         own = [parameter.name for parameter in list(signature.parameters.values())[1:]]
-        unknown = next((key for key in call.kwargs or {} if key not in own), None)
+        unknown = next((key for key in kwargs if key not in own), None)
         hint = f"Its arguments are: {', '.join(own)}." if own else "It takes no arguments."
         what = str(cause)
         if unknown is not None and own:
             what, hint = f"there is no argument {unknown!r}", did_you_mean(unknown, own)
-        raise ConfigError(f"wrappers: {call.name}: {what}. {hint}") from cause
+        raise ConfigError(f"wrappers: {name}: {what}. {hint}") from cause
 
 
 def _spaces_in_words(env: Any) -> str:
@@ -254,18 +230,17 @@ def _to_json(wrapper: EnvWrapper) -> dict[str, Any]:
         fn, kwargs = wrapper.func, wrapper.keywords
     own = supersuit_name(fn)
     name = qualified_name(fn) if own is None else f"supersuit:{own}"
-    if name is None or getattr(wrapper, "args", ()) or not all(map(_is_plain, kwargs.values())):
+    if name is None or getattr(wrapper, "args", ()) or not _is_literal(kwargs):
         return {"type": "not_importable", "name": getattr(fn, "__qualname__", type(fn).__qualname__)}
-    return {"type": "object", "name": name, "kwargs": [[key, repr(value)] for key, value in kwargs.items()]}
+    return {"type": "object", "name": name, "kwargs": repr(kwargs)}
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether evaluating the value's ``repr`` returns an equal value."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, float):
-        return value - value == 0
-    return value is None or type(value) in (bool, int, str)
+def _is_literal(value: Any) -> bool:
+    """Whether Python reads an equal value in the ``repr``."""
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError):
+        return False
 
 
 _WRAPPER = Expected(
@@ -300,10 +275,9 @@ def _from_json(data: Any, names: Names) -> EnvWrapper:
             if module_name not in ("", "supersuit"):
                 names.resolve(f"{module_name}:{attribute}", _WRAPPER, who=who)
             return text
-        case {"type": "object", "name": name, "kwargs": list(kwargs)}:
-            fn = names.resolve(name, _WRAPPER, who=who)
-            given = dict(map(_keyword, kwargs))
-            return functools.partial(fn, **given) if given else fn
+        case {"type": "object", "name": name, "kwargs": str(text)}:
+            fn, kwargs = names.resolve(name, _WRAPPER, who=who), _keywords(text)
+            return functools.partial(fn, **kwargs) if kwargs else fn
         case {"type": "not_importable", "name": name}:
             raise CheckpointError(
                 f"wrappers: the checkpoint was made with {name!r}, which cannot be imported by name. Build the "
@@ -323,13 +297,12 @@ def _parsed(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         raise CheckpointError(f"wrappers of the checkpoint: {brief(text)} is not the name of a wrapper.") from error
 
 
-def _keyword(pair: Any) -> tuple[str, Any]:
+def _keywords(text: str) -> dict[str, Any]:
     try:
-        key, text = pair
-        return str(key), ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        return {str(key): value for key, value in ast.literal_eval(text).items()}
+    except (ValueError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError) as error:
         raise CheckpointError(
-            f"wrappers of the checkpoint: expected an argument and its value, but got {brief(pair)}."
+            f"wrappers of the checkpoint: expected arguments and their values, but got {brief(text)}."
         ) from error
 
 
@@ -349,45 +322,3 @@ def parameters_from(fn: Any, env: Any) -> Callable[..., Any]:
         if isinstance(env, kind):
             return next((found for found in classes if found is not None), fn)
     return fn
-
-
-def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
-    """Wraps an environment so that each reset gets the options.
-
-    Args:
-        env: A ``gymnasium.Env``, or a PettingZoo ``ParallelEnv`` or ``AECEnv``.
-        options: The options. Each reset gets a copy of them.
-        name: The name of the environment in messages.
-
-    Raises:
-        ConfigError: If the environment is of another kind, whose resets do not accept options.
-    """
-    for kind, wrapper in _WITH_OPTIONS.items():
-        if isinstance(env, kind):
-            return wrapper(env, options)
-    raise ConfigError(
-        f"reset_options: {name!r} is a natively batched environment, whose reset(seeds, mask) takes no options. Put "
-        f"them into env_config, and let its maker pass them on."
-    )
-
-
-def _with_options(base: Any) -> Any:
-    """Returns a wrapper class, derived from ``base``, that passes options to each reset."""
-
-    class WithResetOptions(base):
-        def __init__(self, env: Any, options: Mapping[str, Any]):
-            super().__init__(env)
-            self._reset_options = options
-            self.step = env.step  # saves one Python call in each env step
-
-        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
-
-    return WithResetOptions
-
-
-_WITH_OPTIONS = {
-    gymnasium.Env: _with_options(gymnasium.Wrapper),
-    ParallelEnv: _with_options(BaseParallelWrapper),
-    AECEnv: _with_options(BaseWrapper),
-}

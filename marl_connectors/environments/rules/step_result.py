@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,11 +102,6 @@ class StepResult:
     late: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether nothing unusual happened: no episode ended and there are no events."""
-        return self.ends is None and not self.events
-
-    @property
     def over(self) -> dict[int, int]:
         """The length of each episode that ended or was dropped, in env steps, by ascending sub-environment index."""
         ended = {event.index: event.t for event in self.events if event.is_over}
@@ -114,59 +110,13 @@ class StepResult:
         return dict(sorted(ended.items()))
 
 
-class EndsBuilder:
-    """Collects ends of whole episodes, one sub-environment after another."""
-
-    __slots__ = ("_infos", "_observations", "_states", "_terminated", "_truncated", "indices", "t")
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Removes everything that was collected."""
-        self.indices: list[int] = []
-        self.t: list[int] = []
-        self._observations: list[Any] = []
-        self._terminated: list[bool] = []
-        self._truncated: list[bool] = []
-        self._infos: list[dict[AgentID, Any]] = []
-        self._states: list[Tree | None] = []
-
-    def add(
-        self,
-        index: int,
-        t: int,
-        observations: Iterable[Any],
-        terminated: Iterable[Any],
-        truncated: Iterable[Any],
-        infos: dict[AgentID, Any],
-        state: Tree | None,
-    ) -> None:
-        """Adds an episode; the iterables are in the order of its agents."""
-        self.indices.append(index)
-        self.t.append(t)
-        self._observations += observations
-        self._terminated += terminated
-        self._truncated += truncated
-        self._infos.append(infos)
-        self._states.append(state)
-
-    def take(self) -> EpisodeEnds | None:
-        """Returns what was collected since the last call, and clears it; None if there is nothing."""
-        if not self.indices:
-            return None
-        terminated = np.array(self._terminated, bool)
-        truncated = np.array(self._truncated, bool) & ~terminated
-        infos = self._infos if any(self._infos) else []
-        states = joined_states(self._states)
-        ends = EpisodeEnds(self.indices, self.t, self._observations, terminated, truncated, infos, states)
-        self.clear()
-        return ends
+STEP_PARTS = attrgetter("rewards", "observations", "infos", "ends", "events", "rewarded")
+"""Returns what adapters write to a StepResult, as the arguments that make an equal one."""
 
 
 def joined_states(states: Sequence[Tree | None]) -> Tree | None:
-    """Joins the states of ``N`` sub-environments to ``[N, ...]`` arrays; None if states are not used."""
-    if not states or states[0] is None:
+    """Joins the states of ``N`` sub-environments to ``[N, ...]`` arrays; None if one is missing."""
+    if any(state is None for state in states):
         return None
     return tree_map(lambda *parts: np.concatenate(parts), *states)
 
@@ -180,23 +130,26 @@ def joined(results: list[StepResult]) -> StepResult:
         return [item for result in results for item in getattr(result, name)]
 
     rewarded = None if results[0].rewarded is None else all_of("rewarded")
-    ends = _joined_ends([result.ends for result in results if result.ends is not None])
+    ends = joined_ends([result.ends for result in results if result.ends is not None])
     observed = [result.observations for result in results]
     are_arrays = all(type(own) is np.ndarray for own in observed)
     observations = np.concatenate(observed) if are_arrays else all_of("observations")
     return StepResult(all_of("rewards"), observations, all_of("infos"), ends, all_of("events"), rewarded)
 
 
-def _joined_ends(parts: list[EpisodeEnds]) -> EpisodeEnds | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    has_infos = any(part.infos for part in parts)
+def joined_ends(parts: Sequence[EpisodeEnds]) -> EpisodeEnds | None:
+    """Joins ends of episodes, whose flags may also be lists; None if there are none."""
+    if not parts:
+        return None
+    terminated = np.array([flag for part in parts for flag in part.terminated], bool)
+    truncated = np.array([flag for part in parts for flag in part.truncated], bool)
+    has_infos = any(any(part.infos) for part in parts)
     return EpisodeEnds(
         [index for part in parts for index in part.indices],
         [t for part in parts for t in part.t],
         [item for part in parts for item in part.observations],
-        np.concatenate([part.terminated for part in parts]),
-        np.concatenate([part.truncated for part in parts]),
+        terminated,
+        truncated & ~terminated,
         [own for part in parts for own in part.infos or [{}] * len(part.indices)] if has_infos else [],
         joined_states([part.states for part in parts]),
     )

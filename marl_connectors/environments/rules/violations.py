@@ -52,12 +52,10 @@ _ERRORS = {
         "arguments: the sub-environments of a run are stepped in turn."
     ),
 }
-_WARNINGS = {
-    "state-outside-space": "state() must return finite numbers of the space's shape, whichever agents are left.",
-}
-RULES = {kind: Rule("error", advice) for kind, advice in _ERRORS.items()} | {
-    kind: Rule("warning", advice) for kind, advice in _WARNINGS.items()
-}
+RULES = {kind: Rule("error", advice) for kind, advice in _ERRORS.items()}
+RULES["state-outside-space"] = Rule(
+    "warning", "state() must return finite numbers of the space's shape, whichever agents are left."
+)
 """The rules that a run needs, by kind. The names of the kinds do not change between versions."""
 
 _SUBJECT = re.compile(r"the (agent|action mask|\w+)")

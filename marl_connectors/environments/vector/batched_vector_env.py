@@ -153,7 +153,7 @@ class BatchedVectorEnv(VectorEnv):
         over[[index for index, _ in result.late]] = True
         self._reset_over(result, over)
 
-    @without_collections
+    @without_collections()
     def _reset_over(self, result: StepResult, over: np.ndarray) -> None:
         sub_envs = [self.sub_envs[index] for index in np.flatnonzero(over).tolist()]
         result.observations = self._calls.flat(self._reset_sub_envs(sub_envs, over))

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+from collections.abc import Iterator
 
 
-def without_collections(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Pauses automatic garbage collection while a function runs that makes thousands of objects for later use.
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Pauses automatic garbage collection in a block that makes thousands of objects for later use.
 
     Every few hundred new objects start a collection, and each hundredth collection visits all objects of the process,
     which takes longer than making the new ones. Reference counting frees the objects when they are not needed any more.
     """
-
-    @functools.wraps(function)
-    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        if not gc.isenabled():
-            return function(*args, **kwargs)
-        gc.disable()
-        try:
-            return function(*args, **kwargs)
-        finally:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
             gc.enable()
-
-    return wrapper

@@ -10,14 +10,7 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.rules.checks import (
-    LARGEST_REWARD,
-    infos_violation,
-    invalid_data,
-    no_observation,
-    raise_first,
-    reward_violation,
-)
+from marl_connectors.environments.rules import checks
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS
 from marl_connectors.environments.rules.violations import violation
 from marl_connectors.environments.vector.action_history import ActionHistory
@@ -63,25 +56,6 @@ class SubEnvironment:
             for other environments.
         state: The environment's ``state()`` after the newest reset or step, ``[1, ...]``; None if states are not used.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "agents",
-        "env",
-        "episode_number",
-        "expected",
-        "history",
-        "index",
-        "is_reset_step",
-        "newest_actions",
-        "num_failures",
-        "number",
-        "settable",
-        "state",
-        "step",
-        "t",
-        "task",
-    )
 
     def __init__(self, env: Any, index: int, number: int | None = None):
         """Creates the record of one sub-environment.
@@ -149,7 +123,7 @@ def copied_infos(sub_env: SubEnvironment, agents: Iterable[AgentID], infos: Any)
     Raises:
         EnvError: If an info is not a dict.
     """
-    if found := infos_violation(agents, infos):
+    if found := checks.infos_violation(agents, infos):
         raise EnvError(f"{sub_env}: {found}")
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
 
@@ -176,8 +150,8 @@ def finite_reward(sub_env: SubEnvironment, agent: AgentID, reward: Any) -> float
         number = float(reward)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not abs(number) <= LARGEST_REWARD:  # not a number is not, either
-        raise_first(sub_env, [reward_violation(agent, reward)])
+    if not abs(number) <= checks.LARGEST_REWARD:  # not a number is not, either
+        checks.raise_first(sub_env, [checks.reward_violation(agent, reward)])
     return number
 
 
@@ -218,11 +192,11 @@ class InvalidDataCheck:
             if space is None:
                 space = self._learn(sub_env, agent)
             if observations[agent] is None and agent in sub_env.agents:
-                raise_first(sub_env, [no_observation(agent, True)])
-            raise_first(sub_env, invalid_data(agent, space, observations[agent]))
+                checks.raise_first(sub_env, [checks.no_observation(agent, True)])
+            checks.raise_first(sub_env, checks.invalid_data(agent, space, observations[agent]))
         for agent, reward in rewards.items():
-            if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
-                raise_first(sub_env, [reward_violation(agent, reward)])
+            if type(reward) is not float or not abs(reward) <= checks.LARGEST_REWARD:
+                checks.raise_first(sub_env, [checks.reward_violation(agent, reward)])
 
     def _learn(self, sub_env: SubEnvironment, agent: AgentID) -> Space:
         try:

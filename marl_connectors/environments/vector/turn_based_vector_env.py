@@ -10,7 +10,7 @@ from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.rules.env_failures import ENV_ERRORS
 from marl_connectors.environments.rules.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import CALLED_ENV, SubEnvironment, copied_infos, finite_reward
-from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed
+from marl_connectors.environments.vector.vector_env import VectorEnv, add_observed, current_state
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.trees import copied
 from marl_connectors.typing import AgentID
@@ -31,23 +31,19 @@ class TurnBasedVectorEnv(VectorEnv):
         self._idle_steps: dict[int, int] = {}
         self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 
-    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the sub-environment's next episode; returns observation and info of the agent that acts first."""
+    def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         try:
-            observations, infos = self._reset(sub_env)
+            return super()._reset(sub_env)
         except EnvError as error:
             if str(error).startswith(str(sub_env)):
                 raise
             raise self._named(sub_env, error) from error
+
+    def _take_agents(self, sub_env: SubEnvironment, observations: dict[AgentID, Any]) -> None:
         sub_env.agents = list(observations)
         self._known[sub_env.index], self._idle_steps[sub_env.index] = set(observations), 0
         given = sub_env.env.take_reset_rewards().items()
         self._reset_rewards[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in given}
-        if self._data_check is not None:
-            self._data_check.check(sub_env, observations, observations, {})
-        if self._states is not None:
-            self._states.note(sub_env)
-        return observations, copied_infos(sub_env, sub_env.agents, infos)
 
     def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
         result, end = StepResult([], [], rewarded=[]), 0
@@ -80,8 +76,8 @@ class TurnBasedVectorEnv(VectorEnv):
         self._check_idle(sub_env, is_idle=not (sub_env.agents or is_over))
         if self._data_check is not None:
             self._data_check.check(sub_env, observations, observations, {})
-        if self._states is not None:
-            self._states.note(sub_env)
+        if self._state_space is not None:
+            sub_env.state = current_state(sub_env, self._state_space)
         result.rewarded += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
         result.rewards += finite_rewards
         known = self._known[sub_env.index]

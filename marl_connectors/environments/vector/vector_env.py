@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.environments.adapters.env_adapter import user_env
-from marl_connectors.environments.rules.checks import (
-    left_without_flag,
-    no_live_agents,
-    not_observed,
-    raise_first,
-    reset_violation,
-    result_violation,
-    state_violation,
-    step_violation,
-)
+from marl_connectors.environments.rules import checks
 from marl_connectors.environments.rules.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
@@ -34,7 +26,7 @@ from marl_connectors.environments.rules.env_failures import (
     close_env,
     sentence,
 )
-from marl_connectors.environments.rules.step_result import EndsBuilder, Event, StepResult, joined_states
+from marl_connectors.environments.rules.step_result import EpisodeEnds, Event, StepResult, joined_ends, joined_states
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.envs_in_use import claim, release
 from marl_connectors.environments.vector.sub_environment import (
@@ -107,6 +99,7 @@ class VectorEnv:
             restarts: How to continue after failures; None to raise an error.
             state_space: The space of the environments' ``state()`` if states are used; else None.
             make_env: What made the environments, for messages and for others in their place; None if it is not known.
+                Its ``reset_options``, if it has any, are the ``options`` of every reset.
 
         Raises:
             EnvError: If two sub-environments of this process have the same environment.
@@ -119,10 +112,10 @@ class VectorEnv:
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that exceeded the tolerance
         self._state_space = state_space
-        self._states = None if state_space is None else EnvStates(state_space)
         self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
-        self._ends = EndsBuilder()
+        self._ends: list[EpisodeEnds] = []  # of the step that is being made
         self._make_env = make_env
+        self._reset_options: Mapping[str, Any] | None = getattr(make_env, "reset_options", None)
         claim(self._uses(), self._maker)
 
     @property
@@ -160,7 +153,7 @@ class VectorEnv:
 
     def states(self) -> Tree | None:
         """Returns the states after the newest resets and steps, ``[num_envs, ...]``; None if states are not used."""
-        return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
+        return joined_states([sub_env.state for sub_env in self.sub_envs])
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
         """Returns the seed of the sub-environment's current episode."""
@@ -168,7 +161,6 @@ class VectorEnv:
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every sub-environment, and returns the observations and infos of each."""
-        self._ends.clear()
         return [self.reset(sub_env) for sub_env in self.sub_envs]
 
     def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -185,13 +177,17 @@ class VectorEnv:
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         observations, infos = self._reset(sub_env)
-        sub_env.agents = list(sub_env.env.agents)
-        self._check_all_observed(sub_env, observations)
+        self._take_agents(sub_env, observations)
         if self._data_check is not None:
             self._data_check.check(sub_env, sub_env.agents, observations, {})
-        if self._states is not None:
-            self._states.note(sub_env)
+        if self._state_space is not None:
+            sub_env.state = current_state(sub_env, self._state_space)
         return observations, copied_infos(sub_env, sub_env.agents, infos)
+
+    def _take_agents(self, sub_env: SubEnvironment, observations: dict[AgentID, Any]) -> None:
+        """Records the agents that act first, after a reset."""
+        sub_env.agents = list(sub_env.env.agents)
+        self._check_all_observed(sub_env, observations)
 
     def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         sub_env.episode_number += 1
@@ -199,9 +195,10 @@ class VectorEnv:
         self.current_call[:] = sub_env.index, sub_env.index, sub_env.episode_number, EnvCall.RESET
         sub_env.t = 0
         sub_env.newest_actions, sub_env.history = [], ActionHistory()
+        options = {} if self._reset_options is None else {"options": copy.deepcopy(self._reset_options)}
         try:
             with Watched(lambda: f"{sub_env}: reset(seed={self.reset_seed(sub_env)})"):
-                given = sub_env.env.reset(seed=self.reset_seed(sub_env))
+                given = sub_env.env.reset(seed=self.reset_seed(sub_env), **options)
         except MarlConnectorsError:
             raise
         except ENV_ERRORS as error:
@@ -209,9 +206,9 @@ class VectorEnv:
                 f"{sub_env}: reset(seed={self.reset_seed(sub_env)}) raised {describe_error(error)}"
             ) from error
         self.current_call[CALL] = EnvCall.STEP
-        raise_first(sub_env, [reset_violation(given)])
+        checks.raise_first(sub_env, [checks.reset_violation(given)])
         if not sub_env.env.agents:
-            raise_first(sub_env, [no_live_agents()])
+            checks.raise_first(sub_env, [checks.no_live_agents()])
         return given[0], given[1] or {}
 
     # Failures.
@@ -281,8 +278,8 @@ class VectorEnv:
         # only a few calls, nearly all of functions written in C; everything else is in ``_unusual``.
         rewards: list[Any] = []
         observations: list[Any] = []
-        result = StepResult(rewards, observations)
-        end, current_call, data_check, states = 0, self.current_call, self._data_check, self._states
+        result, self._ends = StepResult(rewards, observations), []
+        end, current_call, data_check, state_space = 0, self.current_call, self._data_check, self._state_space
         look_every = self.look_every
         for sub_env in sub_envs:
             agents, t = sub_env.agents, sub_env.t
@@ -295,8 +292,8 @@ class VectorEnv:
                 given = sub_env.step(dict(zip(agents, chosen)))  # noqa: B905
                 sub_env.t = t + 1
                 obs, reward, terminations, truncations, infos = given
-                if states is not None:
-                    states.note(sub_env)
+                if state_space is not None:
+                    sub_env.state = current_state(sub_env, state_space)
                 if (
                     any(terminations.values())
                     or any(truncations.values())
@@ -316,7 +313,8 @@ class VectorEnv:
                 del rewards[begin:]
                 rewards.extend([0.0] * len(agents))
                 self._replace(sub_env, t, self._explained(sub_env, agents, chosen, given, error), result)
-        result.ends = self._ends.take()
+        if self._ends:
+            result.ends = joined_ends(self._ends)
         return result
 
     def _explained(
@@ -327,7 +325,7 @@ class VectorEnv:
             return error
         if given is _NOTHING:
             return self._step_failed(sub_env, chosen, error)
-        why = result_violation(given) or step_violation(agents, *given[2:])
+        why = checks.result_violation(given) or checks.step_violation(agents, *given[2:])
         return EnvError(f"{sub_env}: {why}") if why else error
 
     def _replace(self, sub_env: SubEnvironment, t: int, error: BaseException, result: StepResult) -> None:
@@ -348,12 +346,12 @@ class VectorEnv:
     ) -> None:
         """Adds a step to the result in which agents ended or joined, or a dict is not in the order of the agents."""
         before, now = sub_env.agents, sub_env.env.agents
-        form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
-        raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
+        form = None if type(obs) is dict is type(reward) else checks.result_violation((obs, reward, {}, {}, {}))
+        checks.raise_first(sub_env, [form or checks.step_violation(before, terminations, truncations, infos)])
         result.rewards.extend([copied(reward.get(agent, 0.0)) for agent in before])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         alive = [agent for agent in before if agent not in ended]
-        raise_first(sub_env, [left_without_flag(alive, now)])
+        checks.raise_first(sub_env, [checks.left_without_flag(alive, now)])
         sub_env.agents = alive + [agent for agent in now if agent not in before and agent not in ended]
         uncredited = {} if list(reward) == before else uncredited_rewards(sub_env, reward, set(before))
         infos = copied_infos(sub_env, [*before, *sub_env.agents], infos) if infos and any(infos.values()) else {}
@@ -367,8 +365,10 @@ class VectorEnv:
         if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the same arrays that this step returned.
             last = [copied(obs[agent]) for agent in before]
-            flags = map(terminations.get, before), map(truncations.get, before)
-            self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
+            terminated: Any = [terminations.get(agent) for agent in before]
+            truncated: Any = [truncations.get(agent) for agent in before]
+            ends = EpisodeEnds([sub_env.index], [sub_env.t], last, terminated, truncated, [infos], sub_env.state)
+            self._ends.append(ends)
         elif is_over or sub_env.agents != before or uncredited:
             last = {agent: copied(obs[agent]) for agent in before if agent in ended and agent in obs}
             own = {agent: info for agent, info in infos.items() if agent in ended}
@@ -400,7 +400,7 @@ class VectorEnv:
         result.observations += given[begin:]
 
     def _check_all_observed(self, sub_env: SubEnvironment, observations: dict) -> None:
-        raise_first(sub_env, [not_observed(sub_env.agents, observations)])
+        checks.raise_first(sub_env, [checks.not_observed(sub_env.agents, observations)])
 
     def _step_failed(self, sub_env: SubEnvironment, chosen: list[Any], error: BaseException) -> EnvError:
         acted = dict(zip(sub_env.agents, chosen, strict=False))
@@ -465,40 +465,29 @@ def add_observed(
         result.infos.append((sub_env.index, own))
 
 
-class EnvStates:
-    """Reads the ``state()`` of sub-environments after each reset and step.
+def current_state(sub_env: SubEnvironment, space: Space) -> Tree:
+    """Returns the ``state()`` of a sub-environment, copied to arrays with a leading axis of 1.
 
-    A state is kept as a tree of arrays with a leading axis of 1. It is a copy of the environment's data.
+    Args:
+        sub_env: The sub-environment.
+        space: The environment's ``state_space``. Its bounds are not checked.
+
+    Raises:
+        EnvError: If ``state()`` raises, or if the state does not have the shapes of the space or is not finite.
     """
-
-    def __init__(self, space: Space):
-        """Creates the reader of states in ``space``, the environment's ``state_space``."""
-        self.space = space
-        self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
-
-    def note(self, sub_env: SubEnvironment) -> None:
-        """Stores the sub-environment's current state in ``sub_env.state``.
-
-        Raises:
-            EnvError: If ``state()`` raises, or if the state does not have the shapes of the space or is not finite.
-                The bounds of the space are not checked.
-        """
-        try:
-            given = sub_env.env.state()
-        except Exception as error:
-            raise EnvError(
-                f"{sub_env}: state() raised {describe_error(error)}. A critic needs the state after every reset and "
-                f"step, also after the last one."
-            ) from error
-        try:
-            state = spaces.stack([given], self.space)
-            fine = [leaf.shape for leaf in leaves(state)] == self._shapes and all(map(_is_finite, leaves(state)))
-        except (TypeError, ValueError):
-            fine = False
-        if not fine:
-            why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
-            raise EnvError(f"{sub_env}: {why}")
-        sub_env.state = state
+    try:
+        given = sub_env.env.state()
+    except Exception as error:
+        raise EnvError(
+            f"{sub_env}: state() raised {describe_error(error)}. A critic needs the state after every reset and "
+            f"step, also after the last one."
+        ) from error
+    with contextlib.suppress(TypeError, ValueError):
+        state = spaces.stack([given], space)
+        if all(map(_is_finite, leaves(state))):
+            return state
+    why = checks.state_violation(space, given) or f"the state is not like state_space: {given!r}"
+    raise EnvError(f"{sub_env}: {why}")
 
 
 def _is_finite(values: np.ndarray) -> bool:

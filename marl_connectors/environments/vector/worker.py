@@ -7,23 +7,24 @@ import os
 import pickle
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.rules.env_failures import EnvFailure, EnvRestarts, stop_watching
-from marl_connectors.environments.rules.step_result import StepResult
+from marl_connectors.environments.rules.step_result import STEP_PARTS, StepResult
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.kinds import vector_env_of
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, Block, StepMemory
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, Memory, SharedColumns
 from marl_connectors.environments.vector.sub_environment import CALL, CALLED_ENV, EnvCall, SubEnvironment
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
-from marl_connectors.typing import AgentID
+from marl_connectors.trees import as_list
+from marl_connectors.typing import AgentID, Tree
 
 LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that workers leave to their parent process, which ends them with the run. SIGINT is ignored too."""
@@ -75,22 +76,24 @@ class SubEnvironmentState(NamedTuple):
         return cls(sub_env.index, sub_env.agents, sub_env.t, sub_env.episode_number, sub_env.num_failures)
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A worker's reply to a message.
 
     Attributes:
-        result: The result of the command. For a step, the parts that are not in shared memory.
+        result: The result of the command. For a step, its ``STEP_PARTS``, in which observations are None if they are in
+            shared memory.
         states: The states of sub-environments in which agents or episodes changed.
         failures: The failures of sub-environments that continued with another episode.
+        env_states: The ``states()`` of the worker's VectorEnv.
     """
 
     result: Any
-    states: list[SubEnvironmentState] = field(default_factory=list)
-    failures: list[EnvFailure] = field(default_factory=list)
+    states: list[SubEnvironmentState]
+    failures: list[EnvFailure]
+    env_states: Tree | None
 
 
-_ORDINARY = Reply(StepResult(None, None))  # everything is in shared memory
+_NUMBERS = (float, np.floating, np.integer)
 
 
 def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
@@ -114,7 +117,7 @@ class WorkerTask:
         num_envs: The number of its sub-environments.
         restarts: How to continue after failures; None to let every failure stop the run.
         state_space: The space of the environments' ``state()`` if states are used; else None.
-        block: The memory of its ``StepMemory``; None before there is one.
+        memory: The memory of its ``SharedColumns``; None before there is some.
     """
 
     maker: bytes
@@ -123,7 +126,7 @@ class WorkerTask:
     num_envs: int
     restarts: EnvRestarts | None
     state_space: Space | None
-    block: Block = None
+    memory: Memory | None = None
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -144,9 +147,8 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
-        name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
-        text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
-        channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
+        named = error if isinstance(error, MarlConnectorsError) else EnvError(describe_error(error))
+        channel.send(pickle.dumps(ExceptionWithTraceback(named, error.__traceback__)))
     except BaseException:  # such as a KeyboardInterrupt that the environment raises
         channel.close()  # the parent process need not wait until all is closed
         raise
@@ -198,20 +200,6 @@ def _be_killed_with_parent() -> None:
         fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-class WorkerError(NamedTuple):
-    """An error that a worker ended with.
-
-    Attributes:
-        name: The name of its class in ``marl_connectors.errors``.
-        text: The message.
-        traceback: The formatted traceback.
-    """
-
-    name: str
-    text: str
-    traceback: str
-
-
 class EnvServer:
     """The sub-environments of a worker, and the answers to messages about them."""
 
@@ -228,8 +216,8 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        self._memory = StepMemory(spaces_of(make_env), task.num_envs, task.state_space, task.block)
-        current_call = self._memory.current_call
+        self._columns = SharedColumns(spaces_of(make_env), task.num_envs, task.memory)
+        current_call = self._columns.current_call
         current_call[CALL] = EnvCall.MAKE
         envs = []
         for index in range(task.first_index, task.first_index + task.num_envs):
@@ -251,48 +239,45 @@ class EnvServer:
 
     def answer(self, message: bytes) -> bytes:
         """Executes the command of a message, and returns the packed reply."""
-        if message == Channel.STEP:
-            reply = self._step(None)
-        else:
-            command, *arguments = pickle.loads(message)
-            known = {"step": self._step, "reset": self._reset, "replay": self._replay}
-            reply = known[command](*arguments)
-        self._memory.write_states([sub_env.state for sub_env in self.vector_env.sub_envs])
-        reply.failures = self.vector_env.take_failures()
-        return Channel.STEP if reply == _ORDINARY else self._packed(reply)
+        command, *arguments = pickle.loads(message)
+        known = {"step": self._step, "reset": self._reset, "replay": self._replay}
+        result, changed = known[command](*arguments)
+        states, failures = list(map(SubEnvironmentState.of, changed)), self.vector_env.take_failures()
+        return self._packed(result, states, failures, self.vector_env.states())
 
-    def _step(self, sent: list[Any] | None) -> Reply:
+    def _step(self, actions: Any) -> tuple[StepResult, Iterable[SubEnvironment]]:
         vector_env, sub_envs = self.vector_env, self.vector_env.sub_envs
-        result = vector_env.step(self._memory.read_actions(acting_in(sub_envs), sent))
+        result = vector_env.step(as_list(actions))
         ended = [] if result.ends is None else result.ends.indices
         changed = {*ended, *(event.index for event in result.events)}
-        states = [
-            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if vector_env.turn_based or sub_env.index in changed
-        ]
         for sub_env in sub_envs:  # the parent process records them
             sub_env.newest_actions.clear()
-        return Reply(self._memory.write_step(result, acting_in(sub_envs)), states)
+        if all(issubclass(kind, _NUMBERS) for kind in set(map(type, result.rewards))):
+            result.rewards = list(map(float, result.rewards))  # numpy's numbers take long to pickle
+        if self._columns.write(acting_in(sub_envs), result.observations):
+            result.observations = None
+        return result, [each for each in sub_envs if vector_env.turn_based or each.index in changed]
 
-    def _reset(self, seed: int, states: list[tuple[int, int]]) -> Reply:
+    def _reset(self, seed: int, states: list[tuple[int, int]]) -> tuple[Any, Iterable[SubEnvironment]]:
         self.vector_env.seed = seed
         for sub_env, (episode_number, num_failures) in zip(self.vector_env.sub_envs, states, strict=True):
             sub_env.episode_number, sub_env.num_failures = episode_number, num_failures
-        first = self.vector_env.reset_all()
-        return Reply(first, list(map(SubEnvironmentState.of, self.vector_env.sub_envs)))
+        return self.vector_env.reset_all(), self.vector_env.sub_envs
 
-    def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
+    def _replay(self, seed: int, index: int, *arguments: Any) -> tuple[Any, Iterable[SubEnvironment]]:
         self.vector_env.seed = seed
         sub_env = self.vector_env.sub_envs[index - self._first_index]
         found = self.vector_env.replay(sub_env, *arguments)
         sub_env.newest_actions.clear()
-        return Reply(found, [SubEnvironmentState.of(sub_env)])
+        return found, [sub_env]
 
-    def _packed(self, reply: Reply) -> bytes:
+    def _packed(self, result: Any, *others: Any) -> bytes:
         try:
-            return pickle.dumps(reply)
+            sent = STEP_PARTS(result) if isinstance(result, StepResult) else result
+            return pickle.dumps((sent, *others), pickle.HIGHEST_PROTOCOL)  # tuples take less time than Reply
         except Exception as error:
             given: list[tuple[int, Any]] = []
-            if isinstance(result := reply.result, StepResult):
+            if isinstance(result, StepResult):
                 given = [(event.index, event) for event in result.events] + result.infos
                 if result.ends is not None and result.ends.infos:
                     given += zip(result.ends.indices, result.ends.infos, strict=True)

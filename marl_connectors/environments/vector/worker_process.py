@@ -13,26 +13,28 @@ import sys
 import types
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from marl_connectors import errors
+import numpy as np
+
 from marl_connectors.environments.rules.env_failures import CLOSE_TIMEOUT_S
 from marl_connectors.environments.rules.step_result import StepResult
-from marl_connectors.environments.vector.channel import Channel, channel
-from marl_connectors.environments.vector.shared_memory import AgentSpaces, StepMemory
+from marl_connectors.environments.vector.channel import channel
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedColumns
 from marl_connectors.environments.vector.sub_environment import EnvCall, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
     Reply,
-    WorkerError,
     WorkerTask,
     acting_in,
     needs_main_script,
     run_worker,
 )
 from marl_connectors.environments.vector.worker_threads import one_thread_for_children
-from marl_connectors.errors import ConfigError, EnvError
+from marl_connectors.errors import ConfigError
+from marl_connectors.typing import Tree
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,13 +44,6 @@ _STOP_TIMEOUT_S = 5.0
 
 class WorkerLost(Exception):
     """A worker process ended, or took too long and was killed. The message says why."""
-
-
-class _RemoteTraceback(Exception):
-    """The traceback of an error in a worker process, as the cause of the error that is raised here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 @contextlib.contextmanager
@@ -99,7 +94,8 @@ class WorkerProcess:
 
     Attributes:
         sub_envs: This process's records of the sub-environments that the worker steps.
-        memory: The shared memory of both processes.
+        columns: The shared memory of both processes.
+        env_states: The states of the environments after the newest answer; None if states are not used.
     """
 
     def __init__(
@@ -127,6 +123,7 @@ class WorkerProcess:
         self._agent_spaces = agent_spaces
         self._timeout_s = timeout_s
         self._needs_main = any(map(needs_main_script, (task.maker, pickle.dumps(task.restarts))))
+        self.env_states: Tree | None = None
         self._process: BaseProcess | None = None
         self._owner = os.getpid()
 
@@ -138,7 +135,7 @@ class WorkerProcess:
     @property
     def current_call(self) -> list[int]:
         """The worker's ``VectorEnv.current_call``, also after its end. The second number is -1 before a reset."""
-        return self.memory.current_call.tolist()
+        return self.columns.current_call.tolist()
 
     def _number_of(self, index: int) -> int:
         """Returns the number in the run of a sub-environment with this index."""
@@ -148,9 +145,9 @@ class WorkerProcess:
         """Starts a process. It is ready once ``finish_start`` has returned."""
         self.kill()
         task = self._task
-        self.memory = StepMemory(self._agent_spaces, task.num_envs, task.state_space)
-        self.memory.current_call[:] = task.first_index, -1, -1, EnvCall.STEP
-        task = dataclasses.replace(task, block=self.memory.block)
+        self.columns = SharedColumns(self._agent_spaces, task.num_envs)
+        self.columns.current_call[:] = task.first_index, -1, -1, EnvCall.STEP
+        task = dataclasses.replace(task, memory=self.columns.memory)
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
         with one_thread_for_children():
@@ -179,18 +176,18 @@ class WorkerProcess:
 
     def send_step(self, actions: list[Any]) -> None:
         """Tells the worker to step its sub-environments, with one action for each agent that acts."""
-        self._num_acting = len(actions)
-        left = self.memory.write_actions(acting_in(self.sub_envs), actions)
-        self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
+        self.send("step", _compact(actions))
 
-    def read_step(self, result: StepResult) -> StepResult:
-        """Completes a step's result from shared memory. ``sub_env.agents`` must be those that act next."""
-        num_rewards = self._num_acting if result.rewarded is None else len(result.rewarded)
-        return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
+    def read_step(self, reply: Reply) -> StepResult:
+        """Returns a step's result. ``sub_env.agents`` must be those that act next."""
+        result = StepResult(*reply.result)
+        if result.observations is None:
+            result.observations = self.columns.read(acting_in(self.sub_envs))
+        return result
 
     def send(self, *message: Any) -> None:
         """Sends any other command with its arguments."""
-        self._send(pickle.dumps(message))
+        self._send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # if the process has ended, receive() raises
@@ -203,7 +200,9 @@ class WorkerProcess:
             WorkerLost: If the process ended or took too long.
             MarlConnectorsError: The error that the worker ended with.
         """
-        return self._receive(self._timeout_s)
+        reply = Reply(*self._receive(self._timeout_s))
+        self.env_states = reply.env_states
+        return reply
 
     def _receive(self, timeout_s: float | None, during: str = "") -> Any:
         try:
@@ -219,11 +218,9 @@ class WorkerProcess:
             ) from None
         except (EOFError, OSError):
             raise WorkerLost(f"{self._how_it_ended()}{during}") from None
-        if message == Channel.STEP:
-            return Reply(StepResult(None, None))
         said = pickle.loads(message)
-        if isinstance(said, WorkerError):
-            raise getattr(errors, said.name, EnvError)(said.text) from _RemoteTraceback(said.traceback)
+        if isinstance(said, BaseException):
+            raise said
         return said
 
     def _how_it_ended(self) -> str:
@@ -293,3 +290,13 @@ class WorkerProcess:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
+
+
+_form_of = attrgetter("dtype", "shape")
+
+
+def _compact(actions: list[Any]) -> Any:
+    """Returns actions as one array if they are arrays that are alike; else the list."""
+    first = actions[0] if set(map(type, actions)) == {np.ndarray} else None
+    are_alike = first is not None and first.ndim and first.dtype.isnative and len(set(map(_form_of, actions))) == 1
+    return np.array(actions) if are_alike else actions

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing.util import Finalize
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.rules.env_failures import EnvRestarts
-from marl_connectors.environments.rules.step_result import Event, StepResult, joined
+from marl_connectors.environments.rules.step_result import Event, StepResult, joined, joined_states
 from marl_connectors.environments.vector.action_history import ActionHistory
 from marl_connectors.environments.vector.kinds import vector_env_of
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
@@ -21,11 +20,8 @@ from marl_connectors.environments.vector.vector_env import VectorEnv, add_observ
 from marl_connectors.environments.vector.worker import Reply, WorkerTask, packed_maker, spaces_of
 from marl_connectors.environments.vector.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 _First = list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]
 
 
@@ -80,22 +76,6 @@ def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
             "restart_failed_sub_environments=True: the environment is natively batched, so a failure is one of all "
             "sub-environments, and none can be replaced alone. Set it to False."
         )
-
-
-def _or_end_all(
-    method: Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result],
-) -> Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result]:
-    """Ends all workers if the method raises, also by Ctrl-C, because their state is unknown then."""
-
-    @functools.wraps(method)
-    def wrapper(self: WorkerVectorEnv, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            return method(self, *args, **kwargs)
-        except BaseException:
-            self._end_all()
-            raise
-
-    return wrapper
 
 
 class WorkerVectorEnv(VectorEnv):
@@ -155,58 +135,57 @@ class WorkerVectorEnv(VectorEnv):
             f"processes. Put the data that a callback needs into the infos, or set num_env_workers=0."
         )
 
-    @_or_end_all
     def _start_all(self) -> None:
-        for worker in self.workers:
-            worker.start()
-        for worker in self.workers:
-            try:
-                self.turn_based, self.one_at_a_time = worker.finish_start()
-            except WorkerLost as loss:
-                raise EnvError(
-                    f"num_env_workers: a worker process {loss}. Its output may say why. A script that defines its "
-                    f"own environment must start its run below `if __name__ == '__main__':`."
-                ) from None
-        self._are_up = True
+        with self._all_end_on_error():
+            for worker in self.workers:
+                worker.start()
+            for worker in self.workers:
+                try:
+                    self.turn_based, self.one_at_a_time = worker.finish_start()
+                except WorkerLost as loss:
+                    raise EnvError(
+                        f"num_env_workers: a worker process {loss}. Its output may say why. A script that defines its "
+                        f"own environment must start its run below `if __name__ == '__main__':`."
+                    ) from None
+            self._are_up = True
 
-    @_or_end_all
     def reset_all(self) -> _First:
         """Starts the next episode of every sub-environment, and starts the workers if they were ended."""
-        if not self._are_up:
-            self._start_all()
-        first: _First = []
-        for worker in self.workers:
-            self._send_reset(worker)
-        for worker in self.workers:
-            try:
-                first += self._take(worker.receive()).result
-            except WorkerLost as loss:
-                first += self._restart(worker, loss)
-        return first
+        with self._all_end_on_error():
+            if not self._are_up:
+                self._start_all()
+            first: _First = []
+            for worker in self.workers:
+                self._send_reset(worker)
+            for worker in self.workers:
+                try:
+                    first += self._take(worker.receive()).result
+                except WorkerLost as loss:
+                    first += self._restart(worker, loss)
+            return first
 
     def _send_reset(self, worker: WorkerProcess) -> None:
         worker.send("reset", self.seed, [(sub_env.episode_number, sub_env.num_failures) for sub_env in worker.sub_envs])
 
-    @_or_end_all
     def step(self, actions: Any) -> StepResult:
         """Steps all sub-environments, and resets those whose episode ended; see VectorEnv."""
-        self._send_steps(actions)
-        results = []
-        for worker in self.workers:
-            try:
-                reply = worker.receive()
-            except WorkerLost as loss:
-                results.append(self._replace_all(worker, loss))
-                continue
-            for sub_env in worker.sub_envs:
-                sub_env.t += 1
-            results.append(worker.read_step(self._take(reply).result))
-        return joined(results)
+        with self._all_end_on_error():
+            self._send_steps(actions)
+            results = []
+            for worker in self.workers:
+                try:
+                    reply = worker.receive()
+                except WorkerLost as loss:
+                    results.append(self._replace_all(worker, loss))
+                    continue
+                for sub_env in worker.sub_envs:
+                    sub_env.t += 1
+                results.append(worker.read_step(self._take(reply)))
+            return joined(results)
 
     def states(self) -> Tree | None:
         """Returns the states after the newest resets and steps; see VectorEnv."""
-        states = [worker.memory.env_states for worker in self.workers]
-        return None if states[0] is None else tree_map(lambda *own: np.concatenate(own), *states)
+        return joined_states([worker.env_states for worker in self.workers])
 
     def _send_steps(self, actions: Any) -> None:
         if not self._are_up:
@@ -280,26 +259,26 @@ class WorkerVectorEnv(VectorEnv):
 
     # For checkpoints.
 
-    @_or_end_all
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """Replays an unfinished episode in its worker; see VectorEnv."""
-        if not self._are_up:
-            self._start_all()
-        worker = next(worker for worker in self.workers if sub_env in worker.sub_envs)
-        worker.send("replay", self.seed, sub_env.index, episode_number, steps, wanted)
-        try:
-            reply = worker.receive()
-        except WorkerLost as loss:
-            raise EnvError(
-                f"{self._who(sub_env)}: while its episode was replayed, its worker process {loss}. Pass "
-                f"new_episodes=True (--new-episodes on the command line) to begin new episodes with everything "
-                f"else from the checkpoint."
-            ) from None
-        self._take(reply)
-        sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]
-        return reply.result
+        with self._all_end_on_error():
+            if not self._are_up:
+                self._start_all()
+            worker = next(worker for worker in self.workers if sub_env in worker.sub_envs)
+            worker.send("replay", self.seed, sub_env.index, episode_number, steps, wanted)
+            try:
+                reply = worker.receive()
+            except WorkerLost as loss:
+                raise EnvError(
+                    f"{self._who(sub_env)}: while its episode was replayed, its worker process {loss}. Pass "
+                    f"new_episodes=True (--new-episodes on the command line) to begin new episodes with everything "
+                    f"else from the checkpoint."
+                ) from None
+            self._take(reply)
+            sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]
+            return reply.result
 
     # Closing.
 
@@ -314,6 +293,15 @@ class WorkerVectorEnv(VectorEnv):
                     worker.finish_stop(max(worker.stop_timeout_s - (time.monotonic() - began), 0.0))
         finally:
             self._end_all()
+
+    @contextlib.contextmanager
+    def _all_end_on_error(self) -> Iterator[None]:
+        """Ends all workers if the block raises, also by Ctrl-C, because their state is unknown then."""
+        try:
+            yield
+        except BaseException:
+            self._end_all()
+            raise
 
     def _end_all(self) -> None:
         self._are_up = False

@@ -16,8 +16,8 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils.wrappers import BaseWrapper
 
 from helpers.envs.counting_envs import LEVELS, NUMBERS, CountingEnv, CountingGym, CountingTurns, Plus, Times, plus_seven
-from marl_connectors import Algorithm, PPOConfig
-from marl_connectors.environments.registry.factory import WrappedMaker, make_env
+from marl_connectors import Algorithm, PPOConfig, check_env
+from marl_connectors.environments.registry.factory import make_env
 from marl_connectors.environments.registry.wrapper_names import parse_wrapper
 from marl_connectors.environments.registry.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MissingDependencyError
@@ -210,12 +210,14 @@ def test_supersuit_is_not_imported_unless_it_is_named():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_a_maker_with_wrappers_can_be_given_as_an_environment():
-    maker = WrappedMaker("CartPole-v1", ["gymnasium.wrappers.TimeLimit:7"])
-    assert (maker.__name__, make_env(maker, {"max_episode_steps": 5}).spec.max_episode_steps) == ("CartPole-v1", 7)
+def test_a_wrapped_environment_can_be_checked():
+    report = check_env("CartPole-v1", wrappers=["gymnasium.wrappers.TimeLimit:7"], conformance=False)
+    assert (report.name, report.ok) == ("CartPole-v1", True)
+    assert max(report.measurements.episode_lengths) == 7
     with pytest.raises(ConfigError, match="does not accept 'max_stepss'"):
-        make_env(maker, {"max_stepss": 5})
-    assert make_env(maker, render_mode="rgb_array").render_mode == "rgb_array"
+        check_env("CartPole-v1", env_config={"max_stepss": 5}, wrappers=["gymnasium.wrappers.TimeLimit:7"])
+    with pytest.raises(ConfigError, match="env_config and wrappers are for making"):
+        check_env(make_env("CartPole-v1"), wrappers=["gymnasium.wrappers.TimeLimit:7"])
 
 
 def test_episodes_hold_what_the_wrapped_environment_gave():

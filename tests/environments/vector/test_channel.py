@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from marl_connectors.environments.vector.channel import Channel, channel
+from marl_connectors.environments.vector.channel import _LETTER, _ROOM, channel
 
 
 @pytest.fixture(params=[True, False], ids=["eventfd", "connection only"])
@@ -24,16 +24,17 @@ def ends(request, monkeypatch):
 
 def test_messages_arrive_whole_and_in_order_both_ways(ends):
     here, there = ends
-    for message in (Channel.STEP, b"", b"letter", Channel.STEP, bytes(range(256))):
+    for message in (b"s", b"", b"letter", bytes(range(256)), b"s"):
         here.send(message)
         assert there.receive(1.0) == message
         there.send(message[::-1])
         assert here.receive() == message[::-1]
 
 
-def test_a_message_may_be_larger_than_what_the_system_keeps_for_the_reader(ends):
+@pytest.mark.parametrize("size", [_ROOM, _ROOM + 1, 5_000_000])
+def test_a_message_may_be_larger_than_what_the_system_keeps_for_the_reader(ends, size):
     here, there = ends
-    message = os.urandom(5_000_000)
+    message = os.urandom(size)
     sender = threading.Thread(target=here.send, args=(message,))
     sender.start()
     assert there.receive(60.0) == message
@@ -49,7 +50,7 @@ def test_a_message_that_is_announced_and_does_not_come_is_a_timeout_too():
     here, there = channel()
     if there._other_bell is None:
         pytest.skip("this system has no eventfd")
-    os.eventfd_write(there._other_bell, 2)
+    os.eventfd_write(there._other_bell, _LETTER)
     end = threading.Timer(5.0, there.close)  # or this test would wait for ever if it failed
     end.start()
     with pytest.raises(TimeoutError):
@@ -81,8 +82,8 @@ def test_ordinary_steps_do_not_use_the_connection(monkeypatch):
     if here._own_bell is None:
         pytest.skip("this system has no eventfd")
     monkeypatch.setattr(here, "_connection", None)
-    here.send(Channel.STEP)
+    here.send(b"step")
     monkeypatch.undo()
-    assert there.receive(1.0) == Channel.STEP
+    assert there.receive(1.0) == b"step"
     here.close()
     there.close()

@@ -1,9 +1,12 @@
-"""What is written to the columns of one process is what another one reads; what does not fit them is sent as it is."""
+"""What is written to the columns of one process is what another one reads; what does not fit them is not written."""
 
 from __future__ import annotations
 
 import enum
+import os
+from multiprocessing.connection import Connection
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,23 +14,18 @@ from gymnasium import spaces
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.rules.step_result import StepResult
-from marl_connectors.environments.vector.shared_memory import StepMemory
-from marl_connectors.trees import unstack
+from marl_connectors.environments.registry.spec import EnvSpec
+from marl_connectors.environments.vector.shared_memory import SharedColumns
+from marl_connectors.environments.vector.worker_vector_env import make_vector_env
+from marl_connectors.typing import DEFAULT_AGENT_ID
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
 
-def both_sides(agent_spaces, num_envs=3, state_space=None):
-    """The memory as the process that makes it has it, and as another one that gets its block."""
-    one = StepMemory(agent_spaces, num_envs, state_space)
-    return one, StepMemory(agent_spaces, num_envs, state_space, one.block)
-
-
-def env_actions(space, number, rng):
-    """Actions as environments get them: Python numbers, arrays, or dicts and tuples of arrays and numpy numbers."""
-    actions = space_tools.stack([random_item(rng, space) for _ in range(number)], space)
-    return actions.tolist() if isinstance(actions, np.ndarray) and actions.ndim == 1 else unstack(actions)
+def both_sides(agent_spaces, num_envs=3):
+    """The memory as the process that makes it has it, and as another one that gets it."""
+    one = SharedColumns(agent_spaces, num_envs)
+    return one, SharedColumns(agent_spaces, num_envs, one.memory)
 
 
 def assert_same(found, expected):
@@ -49,30 +47,19 @@ def assert_same(found, expected):
 
 
 def play(seed):
-    """Some steps with agents of random spaces, in random order; how many of them needed a message."""
+    """Some steps with agents of random spaces, in random order."""
     rng = np.random.default_rng(seed)
-    kinds = [(random_space(rng, keys="str", empty=False), random_space(rng, keys="str", empty=False)) for _ in "abc"]
+    kinds = [(random_space(rng, keys="str", empty=False), BOX) for _ in "abc"]
     agents = {f"agent_{i}": kinds[rng.integers(len(kinds))] for i in range(4)}
     here, there = both_sides(agents)
-    num_sent = 0
     for _ in range(4):
         acting = [str(agent) for _ in range(3) for agent in rng.permutation(list(agents))[: rng.integers(5)]]
-        given: dict = {agent: iter(env_actions(agents[agent][1], 3, rng)) for agent in agents}
-        actions = [next(given[agent]) for agent in acting]
-        sent = here.write_actions(acting, actions)
-        assert_same(there.read_actions(acting, sent), actions)
         items = [random_item(rng, agents[agent][0]) for agent in acting]
         observations = [in_another_form(rng, agents[a][0], item) for a, item in zip(acting, items, strict=True)]
-        rewards = [float(reward) for reward in rng.normal(size=len(acting))]
-        left = there.write_step(StepResult(list(rewards), list(observations)), acting)
-        assert left.rewards is None and left.observations is None
-        result = here.read_step(left, len(rewards), acting)
-        assert_same(result.rewards, rewards)
-        for agent, found, item in zip(acting, result.observations, items, strict=True):
+        assert there.write(acting, observations)
+        for agent, found, item in zip(acting, here.read(acting), items, strict=True):
             space = agents[agent][0]
             assert_identical(space_tools.stack([found], space), stacked(space, [item]))
-        num_sent += sent is not None
-    return num_sent
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -88,103 +75,102 @@ def test_so_do_many_random_ones():
         play(seed)
 
 
-def test_actions_of_the_spaces_forms_need_no_message():
-    rng, kinds = (
-        np.random.default_rng(0),
-        [
-            spaces.Discrete(3),
-            spaces.MultiDiscrete([2, 3]),
-            spaces.Box(-1, 1, (), np.float32),
-            spaces.Box(-1, 1, (2,), np.float32),
-            spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Discrete(2), BOX])}),
-        ],
-    )
-    for space in kinds:
-        here, there = both_sides({"a": (BOX, space)})
-        actions = env_actions(space, 3, rng)
-        assert here.write_actions(["a"] * 3, actions) is None
-        assert_same(there.read_actions(["a"] * 3, None), actions)
+@pytest.mark.parametrize(
+    "observation", [None, "text", np.zeros(2, np.float32), np.zeros((3, 1), np.float32), [0.0, [1.0], 2.0], {"x": 1}]
+)
+def test_observations_that_do_not_fit_their_space_are_not_written(observation):
+    _, there = both_sides({"a": (BOX, BOX)})
+    assert not there.write(["a"], [observation])
+
+
+@pytest.mark.parametrize("other", [spaces.Text(3), spaces.Sequence(BOX), spaces.Dict({})])
+def test_agents_that_were_not_known_and_spaces_without_a_fixed_size_have_no_columns(other):
+    _, there = both_sides({"a": (BOX, BOX), "b": (other, BOX)})
+    zeros = [np.zeros(3, np.float32), np.ones(3, np.float32)]
+    for stranger in ("b", "c"):
+        assert not there.write(["a", stranger], zeros)
+    assert there.write(["a"], zeros[:1])
 
 
 class Phase(enum.IntEnum):
     DAY = 1
 
 
+class Echo(gym.Env):
+    """Its infos have the action and its reward is what ``reward`` returns for the step."""
+
+    observation_space, action_space = BOX, spaces.Discrete(3)
+
+    def __init__(self, rewards=(1.0,)):
+        self.rewards = rewards
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(3, np.float32), self.rewards[self.t % len(self.rewards)], False, False, {"action": action}
+
+
+def echo(num_envs=2, **settings):
+    return make_vector_env(EnvSpec(Echo, settings).factory, num_envs=num_envs, num_workers=1, seed=0)
+
+
+F32 = np.array([0.1, -2.5], np.float32)
+
+
 @pytest.mark.parametrize(
-    ("space", "action"),
+    "action",
     [
-        (spaces.Discrete(3), np.int64(1)),
-        (spaces.Discrete(3), 1.0),
-        (spaces.Discrete(3), True),
-        (spaces.Discrete(3), 2**70),
-        (spaces.Discrete(3), Phase.DAY),
-        (BOX, np.zeros(3, np.float64)),
-        (BOX, np.zeros(3, ">f4")),
-        (BOX, np.zeros(2, np.float32)),
-        (BOX, [0.0, 0.0, 0.0]),
-        (spaces.Dict({"a": BOX, "b": BOX}), {"b": np.zeros(3, np.float32), "a": np.zeros(3, np.float32)}),
-        (spaces.Dict({"a": spaces.Discrete(3)}), {"a": 1}),
-        (spaces.Tuple([spaces.Discrete(3)] * 2), (np.int64(1),)),
-        (spaces.Tuple([spaces.Discrete(3)] * 2), np.array([1, 1])),
+        1,
+        np.int64(1),
+        1.5,
+        True,
+        2**70,
+        Phase.DAY,
+        F32,
+        F32.astype(">f4"),
+        F32.reshape(1, 2),
+        np.array(3),
+        np.zeros(100_000),
+        [0.0, 1],
+        {"b": F32, "a": (np.int64(1), 2)},
+        (1, np.bool_(True)),
     ],
+    ids=repr,
 )
-def test_actions_that_pieces_made_of_another_type_are_sent_as_they_are(space, action):
-    here, there = both_sides({"a": (BOX, space)})
-    sent = here.write_actions(["a"], [action])
-    assert sent is not None and sent[0] is action
-    assert there.read_actions(["a"], sent)[0] is action
+def test_environments_in_workers_get_actions_as_they_are(action):
+    env = echo()
+    env.reset_all()
+    for other in (action, 1):  # alike, and mixed
+        infos = dict(env.step([action, other]).infos)
+        assert_same([infos[i][DEFAULT_AGENT_ID]["action"] for i in (0, 1)], [action, other])
+    env.close()
 
 
-@pytest.mark.parametrize(
-    "observation", [None, "text", np.zeros(2, np.float32), np.zeros((3, 1), np.float32), [0.0, [1.0], 2.0], {"x": 1}]
-)
-def test_observations_that_do_not_fit_their_space_are_sent_as_they_are(observation):
-    here, there = both_sides({"a": (BOX, BOX)})
-    left = there.write_step(StepResult([1.0], [observation]), ["a"])
-    assert left.rewards is None and left.observations[0] is observation
-    result = here.read_step(left, 1, ["a"])
-    assert result.rewards == [1.0] and result.observations[0] is observation
+@pytest.mark.parametrize("reward", [2, None, "text", float("nan"), np.inf, [1.0, 2.0], 10**400, np.float32(0.1)])
+def test_rewards_come_from_workers_whatever_they_are(reward):
+    env = echo(1, rewards=(reward,))
+    env.reset_all()
+    expected = float(reward) if isinstance(reward, np.float32) else reward
+    assert_same(env.step([0]).rewards, [expected])
+    env.close()
 
 
-@pytest.mark.parametrize("reward", [None, "text", float("nan"), np.inf, [1.0, 2.0], 10**400])
-def test_rewards_that_are_no_finite_numbers_are_sent_as_they_are(reward):
-    _, there = both_sides({"a": (BOX, BOX)})
-    left = there.write_step(StepResult([reward], [np.zeros(3)]), ["a"])
-    assert left.rewards[0] is reward and left.observations is None
-
-
-@pytest.mark.parametrize("other", [spaces.Text(3), spaces.Sequence(BOX), spaces.Dict({})])
-def test_agents_that_were_not_known_and_spaces_without_a_fixed_size_have_no_columns(other):
-    here, there = both_sides({"a": (BOX, BOX), "b": (other, BOX)})
-    zeros = [np.zeros(3, np.float32), np.ones(3, np.float32)]
-    for stranger in ("b", "c"):
-        assert here.write_actions(["a", stranger], zeros) is zeros
-        left = there.write_step(StepResult([0.0, 0.0], zeros), ["a", stranger])
-        assert left.observations is zeros
-    assert here.write_actions(["a"], zeros[:1]) is None
-
-
-def test_states_of_sub_environments_stand_in_their_rows():
-    space = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float64), "y": spaces.Discrete(4)})
-    here, there = both_sides({"a": (BOX, BOX)}, 3, space)
-    states = [{"x": np.full((1, 2), 0.1 * i), "y": np.array([i])} for i in range(3)]
-    there.write_states([states[0], None, states[2]])
-    np.testing.assert_array_equal(here.env_states["x"], [[0.0, 0.0], [0.0, 0.0], [0.2, 0.2]])
-    np.testing.assert_array_equal(here.env_states["y"], [0, 0, 2])
-
-
-def test_ordinary_steps_send_no_data(monkeypatch):
+def test_ordinary_steps_do_not_use_the_connection(monkeypatch):
+    if not hasattr(os, "eventfd"):
+        pytest.skip("this system has no eventfd")
     config = small_config("marl_envs.null_v0").multi_agent(policies="shared")
     runner = config.env_runners(num_envs_per_env_runner=4, num_env_workers=2).build_algo().env_runner
     vector_env = runner.vector_env
     vector_env.reset_all()
-    sent, replies, num_acting = [], [], sum(len(copy.agents) for copy in vector_env.sub_envs)
-    for worker in vector_env.workers:
-        monkeypatch.setattr(worker, "_send", lambda m, send=worker._send: (sent.append(m), send(m)))
-        channel = worker._channel
-        hear = channel.receive
-        monkeypatch.setattr(channel, "receive", lambda s, hear=hear: replies.append(hear(s)) or replies[-1])
+    num_acting = sum(len(sub_env.agents) for sub_env in vector_env.sub_envs)
+    sent = []
+    monkeypatch.setattr(Connection, "send_bytes", lambda self, message: sent.append(message))
+    monkeypatch.setattr(Connection, "recv_bytes", lambda self: sent.append(None))
     for _ in range(3):
         vector_env.step([0] * num_acting)
-    assert sent == replies == [b"s"] * 6
+    assert not sent
+    monkeypatch.undo()
     runner.close()
