@@ -25,7 +25,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, 
 from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
 from marl_connectors.algorithms.config.sections import NotProvided
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
-from marl_connectors.algorithms.config.state import config_to_state, to_state
+from marl_connectors.algorithms.config.state import ModulesMade, config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.fitting.fit import fit
@@ -1361,9 +1361,6 @@ class Algorithm(RefusesIgnoredMethods):
 
     def get_state(self) -> AlgorithmState:
         """Returns everything that the next iteration depends on."""
-        multi = MultiRLModuleSpec.from_module(self.rl_module)
-        specs: Any = multi.rl_module_specs
-        multi.rl_module_specs = {}
         return AlgorithmState(
             config=config_to_state(self.config),
             changed_settings=sorted(self._changed_settings),
@@ -1376,8 +1373,7 @@ class Algorithm(RefusesIgnoredMethods):
             spaces=checkpoint_restore.described_spaces(self._setup),
             agents=checkpoint_restore.agents_to_state(self._setup),
             masking=self.masking,
-            multi_rl_module=to_state(multi),
-            specs={module_id: to_state(spec) for module_id, spec in specs.items()},
+            modules=ModulesMade.of(self.rl_module),
             learner=self.learner.get_state(),
             env_runner=self.env_runner_group.get_state(),
             metrics=self.metrics.get_state(),

@@ -15,7 +15,6 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
     config_from_state,
     from_state,
-    spec_fields,
     to_state,
 )
 from marl_connectors.columns import Columns
@@ -228,30 +227,10 @@ def restored_specs(
         wanted: The modules; None for all.
     """
     return {
-        module_id: _restored_spec(module_id, data, config, names)
-        for module_id, data in state.specs.items()
+        module_id: state.modules.module(module_id).restored_spec(names, module_id, spec_of(config, module_id))
+        for module_id in state.modules.specs
         if wanted is None or module_id in wanted
     }
-
-
-def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, names: Names) -> RLModuleSpec:
-    own = spec_of(config, module_id)
-    found: dict[str, Any] = {}
-    for name, read in spec_fields(data, module_id, names).items():
-        try:
-            found[name] = read()
-        except CheckpointError as error:
-            found[name] = getattr(own, name, None)
-            if found[name] is None:
-                saved = data["value"][name]
-                value = saved.get("value") if isinstance(saved, dict) else saved
-                raise CheckpointError(
-                    f"checkpoint: the {name} of module {module_id!r} was {brief(value)}, which cannot be imported by "
-                    f"name. Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
-                    f"{{{module_id!r}: RLModuleSpec({name}=...)}})). ({error})"
-                ) from error
-    found["load_state_path"] = None  # the parameters are those of the checkpoint
-    return RLModuleSpec(**found)
 
 
 # Agents and their spaces.

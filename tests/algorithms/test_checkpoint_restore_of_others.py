@@ -86,7 +86,7 @@ def changed(written, tmp_path):
 # Names ---------------------------------------------------------------------------------------------------------------
 
 SETTINGS = ("config", "settings")
-SPEC = ("specs", "default_policy", "value")
+SPEC = ("modules", "specs", "default_policy", "value")
 PLACES = {
     "config class": (("config", "class_name"), lambda name: name),
     "callbacks_class": ((*SETTINGS, "callbacks_class"), lambda name: described("import", name)),

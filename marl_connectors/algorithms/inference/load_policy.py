@@ -22,7 +22,6 @@ from marl_connectors.algorithms.checkpoint_restore import (
     restored_specs,
 )
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.inference.policy import Policy
 from marl_connectors.checkpoints import taking_over
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -235,8 +234,8 @@ def _read_by(module: RLModule, parameters: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _check_module(module_id: ModuleID, state: AlgorithmState) -> None:
-    if module_id not in state.specs:
-        hint = did_you_mean(module_id, list(state.specs))
+    if module_id not in state.modules.specs:
+        hint = did_you_mean(module_id, list(state.modules.specs))
         raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {hint}")
 
 
@@ -246,7 +245,7 @@ def _saved_modules(
     """Returns the specs and the parameters of a checkpoint's modules, or of one if they run one by one."""
     multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
-        multi = from_state(state.multi_rl_module, "rl_module_spec", names)
+        multi = state.modules.restored_spec(names, {})
     parameters = state.parameters
     wanted = None
     if module_id is not None and multi.multi_rl_module_class is MultiRLModule:
