@@ -11,6 +11,7 @@ import base64
 import copy
 import math
 from collections.abc import Hashable, Mapping
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
@@ -95,17 +96,17 @@ def as_state(kind: type[_S], data: Any) -> _S:
     """
     if isinstance(kind, type) and isinstance(data, kind):
         return data
+    name = " or ".join(each.__qualname__ for each in (get_args(kind) if isinstance(kind, UnionType) else [kind]))
     try:
         return msgspec.convert(data, kind, dec_hook=_read_value)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at ")
         what, place = (what, place) if what else (place, "`$`")
-        name = getattr(kind, "__qualname__", str(kind))
         raise ValueError(f"{place.replace('$', name)}: {what}") from error
     except RecursionError as error:
-        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected fewer levels") from error
+        raise ValueError(f"{name}: Expected fewer levels") from error
     except AttributeError as error:  # msgspec takes an array for a mapping
-        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected an object where an array is") from error
+        raise ValueError(f"{name}: Expected an object where an array is") from error
 
 
 def fields_of(state: State) -> dict[str, Any]:
@@ -115,14 +116,14 @@ def fields_of(state: State) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """Returns a copy of a state, or of a part of one, that shares no arrays, lists and dicts with it."""
+    """Returns a copy of a state, or of a part of one, that shares no arrays, lists, dicts and sets with it."""
     if isinstance(value, State):
         return type(value)(**{name: copied(getattr(value, name)) for name in value.__struct_fields__})
     if isinstance(value, dict):
         found = copy.copy(value)  # of the same type, such as Counter
         found.update((key, copied(part)) for key, part in value.items())
         return found
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, set):
         return type(value)(map(copied, value))
     if isinstance(value, np.ndarray):
         return value.copy()
