@@ -234,7 +234,10 @@ class Algorithm(RefusesIgnoredMethods):
 
     def _build_learner(self) -> Any:
         """Returns the learner of all modules, or an object with the same methods."""
-        return build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        stateful = self.rl_module.is_stateful()
+        return build.build_learner(
+            self.config, self._setup, self.rl_module, self._env_to_module, self.seed, stateful=stateful
+        )
 
     @property
     def _learners(self) -> list[Learner]:
@@ -331,10 +334,7 @@ class Algorithm(RefusesIgnoredMethods):
         """Returns how remote learners are made now."""
         config = self.config.copy()
         config.change(num_learners=0, num_gpus_per_learner=float(self._remote.learner_device != "cpu"))
-        has_state_pieces = build.has_state_pieces(self.learner.pipeline)
-        return RunLearnerBlueprint.of(
-            config, self._setup, self._env_to_module, self.rl_module, self.seed, has_state_pieces
-        )
+        return RunLearnerBlueprint.of(self.learner, config)
 
     def _blueprint(self) -> RunBlueprint:
         """Returns how remote env runners are made now."""
@@ -621,8 +621,8 @@ class Algorithm(RefusesIgnoredMethods):
             CheckpointError: If it cannot go back.
         """
         is_outer, go_back = not self._is_in_transaction, self._now()
-        self._is_in_transaction = True
         try:
+            self._is_in_transaction = True
             yield
         except BaseException as error:
             try:
@@ -1527,17 +1527,17 @@ class Algorithm(RefusesIgnoredMethods):
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
         with taking_over("config"):
-            checkpoint_restore.check_num_envs(state, config)
             if config is not None:
                 check_seed(state, config)
             restored = checkpoint_restore.restored_config(state, config, given, names)
+            if config is None:
+                checkpoint_restore.check_num_envs(state, restored)
             if not trusted:
                 checkpoint_restore.check_stays_here(restored, {} if config is None else config.to_dict())
             specs = checkpoint_restore.restored_specs(state, restored, names)
             masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.
         with taking_over("config") if config is None else nullcontext():
-            checkpoint_restore.check_policies_to_train(restored)
             made = restored.algo_class if issubclass(restored.algo_class, cls) else cls
             algorithm = made(restored, rl_module_specs=specs, masking=masking)
         try:

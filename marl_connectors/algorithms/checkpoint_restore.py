@@ -50,33 +50,20 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 # Whether a checkpoint fits a run.
 
 
-def check_num_envs(state: AlgorithmState, config: AlgorithmConfig | None) -> None:
+def check_num_envs(state: AlgorithmState, config: AlgorithmConfig) -> None:
     """Checks the number of sub-environments. They are made before anything looks at the episodes in them.
 
     Only the number of all sub-environments matters, and not how they are divided among env runners.
 
     Raises:
-        CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
+        CheckpointError: If the checkpoint's config and its episodes disagree.
     """
-    settings, episodes = state.config.settings, len(state.env_runner.sub_environments)
-    number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
-    is_right = isinstance(number, int) and isinstance(runners, int) and number * max(1, runners) == episodes
-    if config is None and not is_right:
+    episodes = len(state.env_runner.sub_environments)
+    if config.num_envs != episodes:
         raise CheckpointError(
-            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)} and num_env_runners is "
-            f"{brief(runners)}, but it has the episodes of {episodes}."
+            f"checkpoint: it is damaged: num_envs_per_env_runner is {config.num_envs_per_env_runner} and "
+            f"num_env_runners is {config.num_env_runners}, but it has the episodes of {episodes}."
         )
-
-
-def check_policies_to_train(config: AlgorithmConfig) -> None:
-    """Checks the form of a restored config's ``policies_to_train``.
-
-    Raises:
-        CheckpointError: If it is neither None nor a function nor a collection.
-    """
-    trained = config.policies_to_train
-    if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
-        raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
 
 
 def check_fits(state: AlgorithmState, setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:

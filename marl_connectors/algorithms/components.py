@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from marl_connectors.algorithms.build import build_learner_for_spaces, has_state_pieces
 from marl_connectors.algorithms.config.state import (
     ConfigState,
     ModuleMade,
@@ -20,6 +19,7 @@ from marl_connectors.algorithms.config.state import (
     to_state,
 )
 from marl_connectors.algorithms.inference.load_policy import load_policy
+from marl_connectors.algorithms.learner_blueprint import RunLearnerBlueprint
 from marl_connectors.checkpoints import PLACE_OF_MODULES, Part, read_part, taking_over
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -125,28 +125,28 @@ class LearnerMade(State, tag_field="kind", tag="learner"):
     @classmethod
     def of(cls, learner: Learner) -> LearnerMade:
         """Describes a learner."""
-        pipeline = learner.pipeline
+        blueprint = RunLearnerBlueprint.of(learner, learner.config)
         return cls(
             config=config_to_state(learner.config),
             modules=ModulesMade.of(learner.module),
-            spaces=[_argument(space) for space in (pipeline.input_observation_space, pipeline.input_action_space)],
-            multi_agent="AgentToModuleMapping" in pipeline.names(),
-            pieces=list(map(PieceMade.of, learner.algorithm_pieces)),
-            seed=learner._seed,
-            has_state_pieces=has_state_pieces(pipeline),
+            spaces=list(map(_argument, blueprint.input_spaces)),
+            multi_agent=blueprint.multi_agent,
+            pieces=list(map(PieceMade.of, blueprint.of_algorithm)),
+            seed=blueprint.seed,
+            has_state_pieces=blueprint.has_state_pieces,
         )
 
     def made(self, names: Names) -> Learner:
         """Returns a learner that is made in the same way."""
-        return build_learner_for_spaces(
-            config_from_state(self.config, names=names, skip=_NOT_OF_LEARNERS),
-            self.modules.made(names),
-            input_spaces=tuple(arguments_from_state(space, "spaces", names) for space in self.spaces),  # type: ignore[arg-type]
+        return RunLearnerBlueprint(
+            config=config_from_state(self.config, names=names, skip=_NOT_OF_LEARNERS),
+            seed=self.seed,
+            spec=self.modules.restored_spec(names),
+            input_spaces=[arguments_from_state(space, "spaces", names) for space in self.spaces],
             multi_agent=self.multi_agent,
             of_algorithm=[piece.made(names) for piece in self.pieces],
-            seed=self.seed,
-            stateful=self.has_state_pieces,
-        )
+            has_state_pieces=self.has_state_pieces,
+        ).build()
 
 
 Made: TypeAlias = ModuleMade | ModulesMade | LearnerMade | PieceMade

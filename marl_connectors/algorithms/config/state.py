@@ -261,12 +261,12 @@ class ModulesMade(State, tag_field="kind", tag="modules"):
 
     def made(self, names: Names) -> MultiRLModule:
         """Returns modules that are made in the same way."""
-        return self.restored_spec(
-            names, {own: self.module(own).restored_spec(names, own) for own in self.specs}
-        ).build()
+        return self.restored_spec(names).build()
 
-    def restored_spec(self, names: Names, specs: dict[ModuleID, RLModuleSpec]) -> MultiRLModuleSpec:
-        """Returns the spec with these of its modules, without a path of parameters."""
+    def restored_spec(self, names: Names, specs: Mapping[ModuleID, RLModuleSpec] | None = None) -> MultiRLModuleSpec:
+        """Returns the spec, without a path of parameters. ``specs`` replaces those of its modules."""
+        if specs is None:
+            specs = {module_id: self.module(module_id).restored_spec(names, module_id) for module_id in self.specs}
         multi = from_state(self.multi_rl_module, "rl_module_spec", names)
         if not isinstance(multi, MultiRLModuleSpec):
             raise CheckpointError(f"checkpoint: expected the spec of a MultiRLModule, but it is {brief(multi)}.")

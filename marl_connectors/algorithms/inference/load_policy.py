@@ -29,7 +29,7 @@ from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
-from marl_connectors.names import Names, brief
+from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
 from marl_connectors.rl_module.architecture import class_overrides_methods_of
@@ -166,9 +166,9 @@ def _read(
     masking, agents = restored_masking(state, used), _Agents(state.agents, env)
     spec, parameters = _saved_modules(state, used, module_id, names)
     lookback = used.episode_lookback_horizon
-    if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
+    if lookback >= _MOST_LOOKBACK:
         raise CheckpointError(
-            f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Pass the config of training: config=..."
+            f"checkpoint: its episode_lookback_horizon is {lookback}. Pass the config of training: config=..."
         )
     return _Saved(used, masking, agents, spec, parameters, lookback)
 
