@@ -111,8 +111,8 @@ def as_state(kind: type[_S], data: Any) -> _S:
 
 def fields_of(state: State) -> dict[str, Any]:
     """Returns the fields of a state by their names, and its tag if it has one. The values are not copied."""
-    tag_field, tag = state.__struct_config__.tag_field, state.__struct_config__.tag
-    return msgspec.structs.asdict(state) if tag is None else {tag_field: tag, **msgspec.structs.asdict(state)}
+    found, about = msgspec.structs.asdict(state), state.__struct_config__
+    return found if about.tag_field is None else {about.tag_field: about.tag, **found}
 
 
 def copied(value: Any) -> Any:

@@ -1391,14 +1391,25 @@ class Algorithm(RefusesIgnoredMethods):
             check_seed(state, self.config)
             changed = {*state.changed_settings, *self._changed_settings, "policies"}  # modules are compared below
             check_settings(state, self.config, names, restored_later=changed)
-        with taking_over("setup"):
-            self._check_fits(state)
         with self._transaction():
-            self._restore_changed_settings(state, (), names)
-            with naming_changes(state, self.config):
-                self._apply(state, new_episodes)
+            self._take_over(state, names, (), new_episodes)
 
-    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _take_over(
+        self,
+        state: AlgorithmState,
+        names: Names,
+        given: Collection[str],
+        new_episodes: bool,
+        with_replay_buffers: bool = True,
+    ) -> None:
+        """Sets a whole state, after its settings were compared. Settings in ``given`` stay as they are."""
+        with taking_over("setup"):
+            checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
+        self._restore_changed_settings(state, given, names)
+        with naming_changes(state, self.config):
+            self._apply(state, new_episodes, with_replay_buffers)
+
+    def _apply(self, state: AlgorithmState, new_episodes: bool, with_replay_buffers: bool) -> None:
         """Sets everything but the settings."""
         with taking_over("counts"):
             self.seed = state.seed
@@ -1425,9 +1436,6 @@ class Algorithm(RefusesIgnoredMethods):
                     self._set(**{name: checkpoint_restore.changed_setting(state, name, names, self.config)})
             self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state.changed_settings, *given}
-
-    def _check_fits(self, state: AlgorithmState) -> None:
-        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON. Returns its path.
@@ -1541,11 +1549,7 @@ class Algorithm(RefusesIgnoredMethods):
             made = restored.algo_class if issubclass(restored.algo_class, cls) else cls
             algorithm = made(restored, rl_module_specs=specs, masking=masking)
         try:
-            with taking_over("setup"):
-                algorithm._check_fits(state)
-            algorithm._restore_changed_settings(state, tuple(given), names)
-            with naming_changes(state, algorithm.config):
-                algorithm._apply(state, new_episodes, with_replay_buffers)
+            algorithm._take_over(state, names, tuple(given), new_episodes, with_replay_buffers)
             algorithm.run_folders = run_folders_of(path)
         except BaseException:
             algorithm.stop()
