@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import safetensors
@@ -35,7 +35,7 @@ from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.json_data import parsed_json
 from marl_connectors.names import brief, import_module
 from marl_connectors.never_called import RefusesIgnoredMethods
-from marl_connectors.state import STORED_KINDS, State, decode_state, encode_state
+from marl_connectors.state import STORED_KINDS, State, arrays_of, decode_state, encode_state
 from marl_connectors.version import library_version
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
-RUN_CHECKPOINTS: Final = "checkpoints"
+CHECKPOINTS: Final = "checkpoints"
 LATEST: Final = "latest"
 BEST: Final = "best"
 """The subfolder of a run's folder with its checkpoints, and the files there with the names of newest and best."""
-_RUN_METRICS: Final = "metrics.jsonl"
+METRICS: Final = "metrics.jsonl"
 """A file that each folder of a run has."""
 
 _TENSORS_FILE: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
@@ -128,7 +128,7 @@ def _load(source: Path, without: Collection[str]) -> dict[Any, Any]:
     if _json_hash(data) != document["state_sha256"]:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not what was written (its SHA-256 differs)"))
     left_out = [data.pop(name) for name in without if name in data]
-    tensors = _read_tensors(source, document, _mentioned(data), _mentioned(left_out))
+    tensors = _read_tensors(source, document, arrays_of(data), arrays_of(left_out))
     try:
         state = decode_state(data, tensors)
         if not isinstance(state, dict):
@@ -137,15 +137,6 @@ def _load(source: Path, without: Collection[str]) -> dict[Any, Any]:
         why = f"{STATE_FILE} contains something that is never written ({type(error).__name__}: {error})"
         raise CheckpointError(_damaged(source, why)) from error
     return state
-
-
-def _mentioned(data: Any) -> set[str]:
-    """Returns the keys of the arrays that an encoded state mentions."""
-    match data:
-        case {"__tensor__": str(key)} | {"__scalar__": str(key)}:
-            return {key}
-    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    return set().union(*map(_mentioned, parts))
 
 
 def _read_tensors(
@@ -190,8 +181,8 @@ PLACE_OF_MODULES: Final = ("learner_group", "learner", "rl_module")
 """The folders of the modules in RLlib's checkpoints of algorithms."""
 _PLACES: Final = {
     PLACE_OF_MODULES: ("learner", "module"),
-    ("learner_group", "learner"): ("learner",),
     ("env_runner", "rl_module"): ("learner", "module"),
+    ("learner_group", "learner"): ("learner",),
     ("env_runner", "env_to_module_connector"): ("env_runner", "env_to_module"),
     ("env_runner", "module_to_env_connector"): ("env_runner", "module_to_env"),
 }
@@ -283,6 +274,22 @@ def components() -> Any:
     return import_module("marl_connectors.algorithms.components", who="checkpoint", error=CheckpointError)
 
 
+class Part(NamedTuple):
+    """What a path within a checkpoint names.
+
+    Attributes:
+        checkpoint: The folder of the checkpoint, or of the run.
+        place: The place of a component within; ``()`` for all of it.
+        how: How it was made, as ``components().describe`` says; None if that takes the rest of the checkpoint.
+        state: Its state.
+    """
+
+    checkpoint: Path
+    place: tuple[str, ...]
+    how: Any
+    state: Any
+
+
 def component_state(path: str | os.PathLike[str]) -> Any:
     """Returns the state of a component, for its ``set_state``.
 
@@ -292,40 +299,52 @@ def component_state(path: str | os.PathLike[str]) -> Any:
     Raises:
         CheckpointError: If it is missing or damaged, or has no such component.
     """
-    state, place = load_with_place(path)
-    if not place:
-        return state["state"] if "component" in state else state
-    for folders, keys in _PLACES.items():
-        if place[: len(folders)] == folders:
-            rest = place[len(folders) :]
-            if folders[-1] == "rl_module" and rest:
-                rest = ("/".join(rest),)  # ids may have slashes
-            for key in (*keys, *rest):
-                if not isinstance(state, dict) or key not in state:
-                    raise CheckpointError(f"checkpoint: {path}: there is no {brief(key)} in it. Check the path.")
-                state = state[key]
-            return state
-    known = ", ".join("/".join(folders) for folders in _PLACES)
-    raise CheckpointError(f"checkpoint: {path}: expected one of {known} after the path of the checkpoint.")
+    return read_part(path).state
 
 
-def load_with_place(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], tuple[str, ...]]:
-    """Returns the state of the checkpoint in which a path is, and the rest of the path.
-
-    If there is a rest, which is the place of a component, the state is without replay buffers.
+def read_part(path: str | os.PathLike[str]) -> Part:
+    """Returns what a path names: a component, or an algorithm.
 
     Raises:
-        CheckpointError: If there is no checkpoint, or it is damaged.
+        CheckpointError: If it is missing or damaged, or has no such component.
     """
-    source = Path(path)
+    checkpoint, place = _divided(Path(path))
+    data = load_state(find_checkpoint(checkpoint), without=REPLAY_BUFFERS if place else ())
+    how, state, rest = data.get("component"), data.get("state"), place
+    if data.keys() != {"component", "state"}:  # it is of an algorithm
+        if not place:
+            return Part(checkpoint, place, None, data)
+        folders = next((folders for folders in _PLACES if place[: len(folders)] == folders), None)
+        if folders is None:
+            known = ", ".join(map("/".join, _PLACES))
+            raise CheckpointError(f"checkpoint: {path}: expected one of {known} after the path of the checkpoint.")
+        how = data.get("modules") if folders[-1] == "rl_module" else None
+        state, rest = _at(path, data, _PLACES[folders]), place[len(folders) :]
+    if rest and isinstance(how, dict) and "specs" in how:
+        rest = ("/".join(rest),)  # ids may have slashes
+        how = {"kind": "module", "spec": _at(path, how, ("specs", *rest))}
+    elif rest:
+        how = None
+    return Part(checkpoint, place, how, _at(path, state, rest))
+
+
+def _at(path: str | os.PathLike[str], state: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        if not isinstance(state, dict) or key not in state:
+            raise CheckpointError(f"checkpoint: {path}: there is no {brief(key)} in it. Check the path.")
+        state = state[key]
+    return state
+
+
+def _divided(source: Path) -> tuple[Path, tuple[str, ...]]:
+    """Divides a path into that of a checkpoint or a run, and the place of a component within."""
     for folder in (source, *source.parents):
-        is_run = (folder / RUN_CHECKPOINTS).is_dir() and (folder / RUN_CHECKPOINTS / LATEST).exists()
+        is_run = (folder / CHECKPOINTS / LATEST).exists()
         if is_run or is_checkpoint(folder) or _names_checkpoint(folder):
-            place = source.relative_to(folder).parts
-            return load_state(find_checkpoint(folder), without=REPLAY_BUFFERS if place else ()), place
+            return folder, source.relative_to(folder).parts
         if folder.exists():
             break  # a folder that exists is not a place inside of a checkpoint
-    return load_state(source), ()
+    return source, ()
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
@@ -337,19 +356,19 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
         CheckpointError: If it is the folder of a run without checkpoints, or if such a file does not name one of them.
     """
     folder = Path(path)
-    latest = folder / RUN_CHECKPOINTS / LATEST
+    latest = folder / CHECKPOINTS / LATEST
     if _names_checkpoint(folder):
         latest = folder
-    elif is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
-        if (folder / _RUN_METRICS).is_file():
+    elif is_checkpoint(folder) or not (folder / CHECKPOINTS).is_dir():
+        if (folder / METRICS).is_file():
             raise CheckpointError(
-                f"the run {folder} has no folder {RUN_CHECKPOINTS!r} any more. Put it back, or name a checkpoint."
+                f"the run {folder} has no folder {CHECKPOINTS!r} any more. Put it back, or name a checkpoint."
             )
         return folder
     if not latest.exists():
         kept = sorted(str(entry) for entry in latest.parent.iterdir() if is_checkpoint(entry))
         hint = f"Name a checkpoint: {kept[-1]}" if kept else "It has not saved one yet. Resume it, or name another run."
-        raise CheckpointError(f"the run {folder} has no file {RUN_CHECKPOINTS}/{LATEST}. {hint}")
+        raise CheckpointError(f"the run {folder} has no file {CHECKPOINTS}/{LATEST}. {hint}")
     hint = f"Write the name of a folder of {latest.parent} into it."
     try:
         name = latest.read_text(encoding="utf-8").strip()
@@ -370,7 +389,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
 
 def _names_checkpoint(path: Path) -> bool:
     """Whether a path is one of the files that name the best and the latest checkpoint of a run."""
-    return path.name in (BEST, LATEST) and path.parent.name == RUN_CHECKPOINTS and path.is_file()
+    return path.name in (BEST, LATEST) and path.parent.name == CHECKPOINTS and path.is_file()
 
 
 def run_folders_of(path: str | os.PathLike[str]) -> set[Path]:
@@ -380,7 +399,7 @@ def run_folders_of(path: str | os.PathLike[str]) -> set[Path]:
         CheckpointError: As for ``find_checkpoint``.
     """
     checkpoint = find_checkpoint(path).resolve()
-    return {checkpoint.parent.parent} if checkpoint.parent.name == RUN_CHECKPOINTS else set()
+    return {checkpoint.parent.parent} if checkpoint.parent.name == CHECKPOINTS else set()
 
 
 def _is_folder_name(name: str) -> bool:

@@ -11,6 +11,7 @@ import base64
 import copy
 import math
 from collections.abc import Hashable, Mapping
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
@@ -22,14 +23,6 @@ from marl_connectors.names import brief
 
 STORED_KINDS: Final = "biuf"
 """The numpy kinds that files hold: bool, integers, floats."""
-_TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
-    "__tensor__",
-    "__scalar__",
-    "__tuple__",
-    "__dict__",
-    "__float__",
-    "__bytes__",
-)
 
 
 class State(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,33 +96,34 @@ def as_state(kind: type[_S], data: Any) -> _S:
     """
     if isinstance(kind, type) and isinstance(data, kind):
         return data
+    name = " or ".join(each.__qualname__ for each in (get_args(kind) if isinstance(kind, UnionType) else [kind]))
     try:
         return msgspec.convert(data, kind, dec_hook=_read_value)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at ")
         what, place = (what, place) if what else (place, "`$`")
-        name = getattr(kind, "__qualname__", str(kind))
         raise ValueError(f"{place.replace('$', name)}: {what}") from error
     except RecursionError as error:
-        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected fewer levels") from error
+        raise ValueError(f"{name}: Expected fewer levels") from error
     except AttributeError as error:  # msgspec takes an array for a mapping
-        raise ValueError(f"{getattr(kind, '__qualname__', kind)}: Expected an object where an array is") from error
+        raise ValueError(f"{name}: Expected an object where an array is") from error
 
 
 def fields_of(state: State) -> dict[str, Any]:
-    """Returns the fields of a state by their names. The values are not copied."""
-    return msgspec.structs.asdict(state)
+    """Returns the fields of a state by their names, and its tag if it has one. The values are not copied."""
+    found, about = msgspec.structs.asdict(state), state.__struct_config__
+    return found if about.tag_field is None else {about.tag_field: about.tag, **found}
 
 
 def copied(value: Any) -> Any:
-    """Returns a copy of a state, or of a part of one, that shares no arrays, lists and dicts with it."""
+    """Returns a copy of a state, or of a part of one, that shares no arrays, lists, dicts and sets with it."""
     if isinstance(value, State):
-        return type(value)(**{name: copied(part) for name, part in fields_of(value).items()})
+        return type(value)(**{name: copied(getattr(value, name)) for name in value.__struct_fields__})
     if isinstance(value, dict):
         found = copy.copy(value)  # of the same type, such as Counter
         found.update((key, copied(part)) for key, part in value.items())
         return found
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, set):
         return type(value)(map(copied, value))
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -193,21 +187,28 @@ def is_id(value: Any) -> bool:
 # The form of files -------------------------------------------------------------------------------------------------
 
 
+class _Tag:
+    """The keys of dicts that stand for what JSON has not."""
+
+    TENSOR, SCALAR, TUPLE = "__tensor__", "__scalar__", "__tuple__"
+    DICT, FLOAT, BYTES = "__dict__", "__float__", "__bytes__"
+
+
 def encode_state(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
     """Converts a value to JSON data and adds its arrays to ``tensors``. ``where`` is its path in the state."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
-        return value if math.isfinite(value) else {_FLOAT: repr(value)}
+        return value if math.isfinite(value) else {_Tag.FLOAT: repr(value)}
     if isinstance(value, State):
         value = fields_of(value)
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     if type(value) in (list, tuple):
         items = [encode_state(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
-        return items if type(value) is list else {_TUPLE: items}
+        return items if type(value) is list else {_Tag.TUPLE: items}
     if type(value) is bytes:
-        return {_BYTES: base64.b64encode(value).decode()}
+        return {_Tag.BYTES: base64.b64encode(value).decode()}
     array = _as_array(value)
     if array is None or array.dtype.kind not in STORED_KINDS or array.dtype.itemsize > 8:
         kind = type(value).__name__ if array is None else f"array of {array.dtype}"
@@ -219,7 +220,7 @@ def encode_state(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarr
     while key in tensors:
         key += "'"
     tensors[key] = array
-    return {_SCALAR if isinstance(value, np.generic) else _TENSOR: key}
+    return {_Tag.SCALAR if isinstance(value, np.generic) else _Tag.TENSOR: key}
 
 
 def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
@@ -229,7 +230,7 @@ def _encode_mapping(value: Mapping[Any, Any], where: tuple[str, ...], tensors: d
         [encode_state(key, (*where, str(key), "key"), tensors), encode_state(item, (*where, str(key)), tensors)]
         for key, item in value.items()
     ]
-    return {_DICT: pairs}
+    return {_Tag.DICT: pairs}
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -248,6 +249,15 @@ def _is_tensor(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
+def arrays_of(data: Any) -> set[str]:
+    """Returns the keys of the arrays that ``decode_state`` takes for such data."""
+    match data:
+        case {_Tag.TENSOR: str(key)} | {_Tag.SCALAR: str(key)}:
+            return {key}
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return set().union(*map(arrays_of, parts))
+
+
 def decode_state(data: Any, tensors: dict[str, np.ndarray]) -> Any:
     """Returns the value that was passed to ``encode_state``, and removes its arrays from ``tensors``.
 
@@ -259,20 +269,20 @@ def decode_state(data: Any, tensors: dict[str, np.ndarray]) -> Any:
     if not isinstance(data, dict):
         return data
     match data:
-        case {"__tensor__": str(key)} if len(data) == 1:
+        case {_Tag.TENSOR: str(key)} if len(data) == 1:
             return tensors.pop(key)
-        case {"__scalar__": str(key)} if len(data) == 1 and tensors[key].shape == ():
+        case {_Tag.SCALAR: str(key)} if len(data) == 1 and tensors[key].shape == ():
             return tensors.pop(key)[()]
-        case {"__tuple__": list(items)} if len(data) == 1:
+        case {_Tag.TUPLE: list(items)} if len(data) == 1:
             return tuple(decode_state(item, tensors) for item in items)
-        case {"__dict__": list(pairs)} if len(data) == 1:
+        case {_Tag.DICT: list(pairs)} if len(data) == 1:
             found = {decode_state(key, tensors): decode_state(item, tensors) for key, item in pairs}
             if len(found) != len(pairs):
                 raise ValueError("a dict has a key twice")
             return found
-        case {"__float__": "inf" | "-inf" | "nan" as text} if len(data) == 1:
+        case {_Tag.FLOAT: "inf" | "-inf" | "nan" as text} if len(data) == 1:
             return float(text)
-        case {"__bytes__": str(text)} if len(data) == 1:
+        case {_Tag.BYTES: str(text)} if len(data) == 1:
             return base64.b64decode(text, validate=True)
     for key in data:
         if key.startswith("__"):

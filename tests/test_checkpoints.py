@@ -18,6 +18,7 @@ from helpers.damaged_checkpoints import tensors_file
 from helpers.examples import examples
 from marl_connectors.checkpoints import STATE_FILE, is_checkpoint, load_state, save_state
 from marl_connectors.errors import CheckpointError
+from marl_connectors.state import copied
 
 KEYS = st.one_of(
     st.text(max_size=6), st.integers(), st.booleans(), st.none(), st.tuples(st.integers(), st.text(max_size=3))
@@ -296,3 +297,12 @@ def test_other_json_is_not_a_checkpoint(checkpoint, text):
     (checkpoint / STATE_FILE).write_text(text)
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         load_state(checkpoint)
+
+
+def test_a_copy_of_a_state_shares_nothing_that_changes_in_place():
+    state = {"seen": {1, 2}, "rows": [np.zeros(2)], "of": (torch.zeros(1),)}
+    kept = copied(state)
+    state["seen"].add(3)
+    state["rows"][0] += 1
+    state["of"][0].add_(1)
+    assert kept["seen"] == {1, 2} and not kept["rows"][0].any() and not kept["of"][0].any()

@@ -25,7 +25,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, 
 from marl_connectors.algorithms.config.former_settings import unknown_algorithm_attribute
 from marl_connectors.algorithms.config.sections import NotProvided
 from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
-from marl_connectors.algorithms.config.state import config_to_state, to_state
+from marl_connectors.algorithms.config.state import ModulesMade, config_to_state, to_state
 from marl_connectors.algorithms.env_runner_blueprint import RunBlueprint
 from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.fitting.fit import fit
@@ -76,7 +76,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.spec_fields import MODULE_ID
 from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
-from marl_connectors.state import copied, read_state
+from marl_connectors.state import read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 from marl_connectors.validators import instance_of, integer, optional
 
@@ -145,6 +145,7 @@ class Algorithm(RefusesIgnoredMethods):
     """Whether ``on_evaluate_start`` was called for an evaluation that was abandoned, and will be begun anew."""
     _is_evaluating = False
     """Whether an evaluation has begun and not ended."""
+    _is_in_transaction = False
     _describe_activity: Callable[[], str] = str
 
     @torch.inference_mode(False)
@@ -199,7 +200,6 @@ class Algorithm(RefusesIgnoredMethods):
         if self.config.num_learners:
             check_can_be_divided(self.config, self.learner.pipeline)
         self.metrics = MetricsLogger()
-        self._go_back: Callable[[], None] | None = None
         self.iteration = 0
         self.time_total_s = 0.0
         self.is_broken = False
@@ -234,7 +234,10 @@ class Algorithm(RefusesIgnoredMethods):
 
     def _build_learner(self) -> Any:
         """Returns the learner of all modules, or an object with the same methods."""
-        return build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        stateful = self.rl_module.is_stateful()
+        return build.build_learner(
+            self.config, self._setup, self.rl_module, self._env_to_module, self.seed, stateful=stateful
+        )
 
     @property
     def _learners(self) -> list[Learner]:
@@ -331,10 +334,7 @@ class Algorithm(RefusesIgnoredMethods):
         """Returns how remote learners are made now."""
         config = self.config.copy()
         config.change(num_learners=0, num_gpus_per_learner=float(self._remote.learner_device != "cpu"))
-        has_state_pieces = build.has_state_pieces(self.learner.pipeline)
-        return RunLearnerBlueprint.of(
-            config, self._setup, self._env_to_module, self.rl_module, self.seed, has_state_pieces
-        )
+        return RunLearnerBlueprint.of(self.learner, config)
 
     def _blueprint(self) -> RunBlueprint:
         """Returns how remote env runners are made now."""
@@ -617,19 +617,16 @@ class Algorithm(RefusesIgnoredMethods):
     def _transaction(self) -> Iterator[None]:
         """Brings the algorithm back to where it is now if anything in its block fails.
 
-        Within another such block, that one begins anew after it, unless it fails.
-
         Raises:
             CheckpointError: If it cannot go back.
         """
-        outer, self._go_back = self._go_back, self._now()
-        is_done = False
+        is_outer, go_back = not self._is_in_transaction, self._now()
         try:
+            self._is_in_transaction = True
             yield
-            is_done = True
         except BaseException as error:
             try:
-                self._go_back()
+                go_back()
             except BaseException as second:
                 self.is_broken = True
                 if not isinstance(second, Exception):
@@ -640,16 +637,9 @@ class Algorithm(RefusesIgnoredMethods):
                 ) from error
             raise
         finally:
-            self._go_back = outer
-            if outer is None:
+            if is_outer:
+                self._is_in_transaction = False
                 self._end_transaction()
-            elif is_done:
-                self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Lets the transaction that is going on, if there is one, begin here."""
-        if self._go_back is not None:
-            self._go_back = self._now()
 
     def _end_transaction(self) -> None:
         """Forgets what was kept to go back; there is nothing unless overridden."""
@@ -662,8 +652,10 @@ class Algorithm(RefusesIgnoredMethods):
         """
         counts = {name: getattr(self, name) for name in _COUNTS}
         settings, changed, recent = self.config.to_dict(), set(self._changed_settings), list(self._recent)
-        modules, learner, metrics = dict(self.rl_module), copied(self.learner.get_state()), self.metrics.get_state()
-        parts = [self.env_runner_group.now(), self.offline_data.now()]
+        modules, metrics = dict(self.rl_module), self.metrics.get_state()
+        pipelines = self._env_to_module, self.env_runner_group.module_to_env, *(own.pipeline for own in self._learners)
+        pieces = [list(pipeline) for pipeline in pipelines]
+        parts = [self.learner.now(), self.env_runner_group.now(), self.offline_data.now()]
 
         def go_back() -> None:
             if self._is_evaluating:
@@ -675,16 +667,18 @@ class Algorithm(RefusesIgnoredMethods):
                 self.config.change(**settings)
                 self._changed_settings = set(changed)
                 self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
-            if self.rl_module.keys() != modules.keys():
-                for module_id in self.rl_module.keys() - modules.keys():
+            if list(self.rl_module.items()) != list(modules.items()):
+                for module_id in list(self.rl_module):
                     self.learner.remove_module(module_id)
-                for module_id in [m for m in modules if m not in self.rl_module]:
-                    self.learner.add_module(module_id, modules[module_id])
+                for module_id, module in modules.items():
+                    self.learner.add_module(module_id, module, is_updated=False)  # its state says which ones are
+                for pipeline, own in zip(pipelines, pieces, strict=True):
+                    for piece in [piece for piece in pipeline if piece not in own]:
+                        pipeline.remove(type(piece))
                 self._modules_changed()
             self._recent.clear()
             self._recent.extend(recent)
             self.metrics.set_state(metrics)
-            self.learner.set_state(learner)
             for part in parts:
                 part()
 
@@ -1201,13 +1195,12 @@ class Algorithm(RefusesIgnoredMethods):
             self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
             if module.is_stateful():
                 build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner_group, self._learners)
-        policies = self.config.policies
-        if policies is not None:
-            added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
-            self._set(policies=added)
-        self._modules_changed()
-        self._remap(mapping, new_should_module_be_updated)
-        self._begin_anew()
+            policies = self.config.policies
+            if policies is not None:
+                added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
+                self._set(policies=added)
+            self._modules_changed()
+            self._remap(mapping, new_should_module_be_updated)
         return module
 
     def _check_can_change_modules(self, who: str) -> None:
@@ -1282,18 +1275,18 @@ class Algorithm(RefusesIgnoredMethods):
         others = [m for m in self.rl_module if m != module_id]
         mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn, others)
         self._check_updated(who, new_should_module_be_updated, others)
-        self.learner.remove_module(module_id)
-        policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
-        if isinstance(policies, dict):
-            self._set(policies={m: spec for m, spec in policies.items() if m != module_id})
-        elif policies is not None:
-            self._set(policies=[m for m in policies if m != module_id])
-        if module_id in overrides:
-            self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
-        self._remap(mapping, new_should_module_be_updated)
-        self._modules_changed()
-        self.env_runner_group.restart_episodes()
-        self._begin_anew()
+        with self._transaction():
+            self.learner.remove_module(module_id)
+            policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
+            if isinstance(policies, dict):
+                self._set(policies={m: spec for m, spec in policies.items() if m != module_id})
+            elif policies is not None:
+                self._set(policies=[m for m in policies if m != module_id])
+            if module_id in overrides:
+                self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
+            self._remap(mapping, new_should_module_be_updated)
+            self._modules_changed()
+            self.env_runner_group.restart_episodes()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
         """Sets the mapping of all episodes that begin from now on, also in evaluations. Checkpoints include it.
@@ -1361,9 +1354,6 @@ class Algorithm(RefusesIgnoredMethods):
 
     def get_state(self) -> AlgorithmState:
         """Returns everything that the next iteration depends on."""
-        multi = MultiRLModuleSpec.from_module(self.rl_module)
-        specs: Any = multi.rl_module_specs
-        multi.rl_module_specs = {}
         return AlgorithmState(
             config=config_to_state(self.config),
             changed_settings=sorted(self._changed_settings),
@@ -1376,8 +1366,7 @@ class Algorithm(RefusesIgnoredMethods):
             spaces=checkpoint_restore.described_spaces(self._setup),
             agents=checkpoint_restore.agents_to_state(self._setup),
             masking=self.masking,
-            multi_rl_module=to_state(multi),
-            specs={module_id: to_state(spec) for module_id, spec in specs.items()},
+            modules=ModulesMade.of(self.rl_module),
             learner=self.learner.get_state(),
             env_runner=self.env_runner_group.get_state(),
             metrics=self.metrics.get_state(),
@@ -1402,14 +1391,25 @@ class Algorithm(RefusesIgnoredMethods):
             check_seed(state, self.config)
             changed = {*state.changed_settings, *self._changed_settings, "policies"}  # modules are compared below
             check_settings(state, self.config, names, restored_later=changed)
-        with taking_over("setup"):
-            self._check_fits(state)
         with self._transaction():
-            self._restore_changed_settings(state, (), names)
-            with naming_changes(state, self.config):
-                self._apply(state, new_episodes)
+            self._take_over(state, names, (), new_episodes)
 
-    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _take_over(
+        self,
+        state: AlgorithmState,
+        names: Names,
+        given: Collection[str],
+        new_episodes: bool,
+        with_replay_buffers: bool = True,
+    ) -> None:
+        """Sets a whole state, after its settings were compared. Settings in ``given`` stay as they are."""
+        with taking_over("setup"):
+            checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
+        self._restore_changed_settings(state, given, names)
+        with naming_changes(state, self.config):
+            self._apply(state, new_episodes, with_replay_buffers)
+
+    def _apply(self, state: AlgorithmState, new_episodes: bool, with_replay_buffers: bool) -> None:
         """Sets everything but the settings."""
         with taking_over("counts"):
             self.seed = state.seed
@@ -1436,9 +1436,6 @@ class Algorithm(RefusesIgnoredMethods):
                     self._set(**{name: checkpoint_restore.changed_setting(state, name, names, self.config)})
             self.env_runner_group.set_policy_mapping_fn(self.config.policy_mapping_fn)
             self._changed_settings = {*state.changed_settings, *given}
-
-    def _check_fits(self, state: AlgorithmState) -> None:
-        checkpoint_restore.check_fits(state, self._setup, self.rl_module, self.config.num_envs)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON. Returns its path.
@@ -1538,25 +1535,21 @@ class Algorithm(RefusesIgnoredMethods):
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
         with taking_over("config"):
-            checkpoint_restore.check_num_envs(state, config)
             if config is not None:
                 check_seed(state, config)
             restored = checkpoint_restore.restored_config(state, config, given, names)
+            if config is None:
+                checkpoint_restore.check_num_envs(state, restored)
             if not trusted:
                 checkpoint_restore.check_stays_here(restored, {} if config is None else config.to_dict())
             specs = checkpoint_restore.restored_specs(state, restored, names)
             masking = checkpoint_restore.restored_masking(state, restored)
         # Errors in a config that the user has passed are not the checkpoint's.
         with taking_over("config") if config is None else nullcontext():
-            checkpoint_restore.check_policies_to_train(restored)
             made = restored.algo_class if issubclass(restored.algo_class, cls) else cls
             algorithm = made(restored, rl_module_specs=specs, masking=masking)
         try:
-            with taking_over("setup"):
-                algorithm._check_fits(state)
-            algorithm._restore_changed_settings(state, tuple(given), names)
-            with naming_changes(state, algorithm.config):
-                algorithm._apply(state, new_episodes, with_replay_buffers)
+            algorithm._take_over(state, names, tuple(given), new_episodes, with_replay_buffers)
             algorithm.run_folders = run_folders_of(path)
         except BaseException:
             algorithm.stop()

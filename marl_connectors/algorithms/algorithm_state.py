@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms.action_mask_setting import Masking
-from marl_connectors.algorithms.config.state import ConfigState
+from marl_connectors.algorithms.config.state import ConfigState, ModulesMade
 from marl_connectors.algorithms.offline_data import OfflineDataState
 from marl_connectors.checkpoints import REPLAY_BUFFERS, find_checkpoint, load_state
 from marl_connectors.env_runners.env_runner_state import EnvRunnerState
@@ -17,7 +17,7 @@ from marl_connectors.metrics import Metric
 from marl_connectors.names import brief
 from marl_connectors.rl_module.multi_rl_module import ModuleStates
 from marl_connectors.state import ID, Index, Seed, State, read_state
-from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, ModuleID
+from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED
 
 
 class AgentsState(State):
@@ -58,8 +58,7 @@ class AlgorithmState(State):
         spaces: The texts that describe each agent's observation and action space.
         agents: The agents and their spaces.
         masking: The action masks that are applied.
-        multi_rl_module: The spec of the MultiRLModule as JSON data, without those of its modules.
-        specs: The spec of each module as JSON data.
+        modules: How the modules were made.
         learner: The state of the learner or of the LearnerSet.
         env_runner: The state that one env runner with all sub-environments has.
         metrics: The metrics that callbacks have logged.
@@ -78,8 +77,7 @@ class AlgorithmState(State):
     spaces: dict[str, list[str]]
     agents: AgentsState
     masking: Masking
-    multi_rl_module: dict[str, Any]
-    specs: dict[ModuleID, dict[str, Any]]
+    modules: ModulesMade
     learner: Any
     env_runner: EnvRunnerState
     metrics: list[Metric]
@@ -88,8 +86,8 @@ class AlgorithmState(State):
 
     def __post_init__(self) -> None:
         known = set(self.parameters) - {SHARED}
-        if set(self.specs) != known:
-            raise ValueError(f"Expected the specs of the modules {sorted(known)}, got those of {sorted(self.specs)}")
+        if (described := set(self.modules.specs)) != known:
+            raise ValueError(f"Expected the specs of the modules {sorted(known)}, got those of {sorted(described)}")
         if unknown := set(self.changed_settings) - self.config.settings.keys():
             raise ValueError(f"Expected changed_settings to be in the config, got {min(unknown)!r}")
 

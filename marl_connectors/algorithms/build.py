@@ -362,7 +362,7 @@ def build_learner(
     env_to_module: EnvToModulePipeline,
     seed: int,
     *,
-    stateful: bool | None = None,
+    stateful: bool,
 ) -> Learner:
     """Builds the learner and its pipeline. ``stateful`` is that of ``build_learner_for_spaces``."""
     return build_learner_for_spaces(
@@ -380,11 +380,11 @@ def build_learner_for_spaces(
     config: AlgorithmConfig,
     modules: MultiRLModule,
     *,
-    input_spaces: tuple[Space, Space],
+    input_spaces: Sequence[Space],
     multi_agent: bool,
     of_algorithm: Sequence[ConnectorV2],
     seed: int,
-    stateful: bool | None = None,
+    stateful: bool,
 ) -> Learner:
     """Builds the learner and its pipeline without an environment.
 
@@ -395,10 +395,8 @@ def build_learner_for_spaces(
         multi_agent: Whether there are several agents.
         of_algorithm: The result of ``config.default_learner_pieces``.
         seed: The seed of the order of rows.
-        stateful: Whether the pipeline has the pieces that stateful modules need; None for whether ``modules`` need
-            them.
+        stateful: Whether the pipeline has the pieces that stateful modules need.
     """
-    stateful = modules.is_stateful() if stateful is None else stateful
     pipeline = _learner_pipeline(config, input_spaces, multi_agent, of_algorithm=of_algorithm, stateful=stateful)
     learner_class: Any = config.learner_class or config.get_default_learner_class()
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
@@ -408,7 +406,7 @@ def build_learner_for_spaces(
 
 
 def _learner_pipeline(
-    config: AlgorithmConfig, spaces: tuple[Space, Space], multi_agent: bool, device: Any = None, **other: Any
+    config: AlgorithmConfig, spaces: Sequence[Space], multi_agent: bool, device: Any = None, **other: Any
 ) -> LearnerConnectorPipeline:
     return learner_pipeline(
         call_builder("learner_connector", config.learner_connector, *spaces),
@@ -454,8 +452,9 @@ def add_state_pieces_to(
         add_state_pieces(env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:
         add_state_pieces(env_runners.module_to_env)
-    for learner in learners:
-        add_state_pieces_to_learner(config, learner)
+    if config.add_default_connectors_to_learner_pipeline:
+        for learner in learners:
+            add_state_pieces(learner.pipeline)
     env_runners.modules_changed()
 
 
@@ -465,12 +464,6 @@ def add_state_pieces_to_runner(config: AlgorithmConfig, runner: EnvRunner) -> No
         add_state_pieces(runner.env_to_module)
     if config.add_default_connectors_to_module_to_env_pipeline:
         add_state_pieces(runner.module_to_env)
-
-
-def add_state_pieces_to_learner(config: AlgorithmConfig, learner: Learner) -> None:
-    """Adds the pieces that stateful modules need to the pipeline of a learner, unless it has them."""
-    if config.add_default_connectors_to_learner_pipeline:
-        add_state_pieces(learner.pipeline)
 
 
 def has_state_pieces(pipeline: ConnectorPipelineV2) -> bool:

@@ -15,7 +15,6 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import (
     config_from_state,
     from_state,
-    spec_fields,
     to_state,
 )
 from marl_connectors.columns import Columns
@@ -51,33 +50,20 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 # Whether a checkpoint fits a run.
 
 
-def check_num_envs(state: AlgorithmState, config: AlgorithmConfig | None) -> None:
+def check_num_envs(state: AlgorithmState, config: AlgorithmConfig) -> None:
     """Checks the number of sub-environments. They are made before anything looks at the episodes in them.
 
     Only the number of all sub-environments matters, and not how they are divided among env runners.
 
     Raises:
-        CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
+        CheckpointError: If the checkpoint's config and its episodes disagree.
     """
-    settings, episodes = state.config.settings, len(state.env_runner.sub_environments)
-    number, runners = settings.get("num_envs_per_env_runner"), settings.get("num_env_runners", 0)
-    is_right = isinstance(number, int) and isinstance(runners, int) and number * max(1, runners) == episodes
-    if config is None and not is_right:
+    episodes = len(state.env_runner.sub_environments)
+    if config.num_envs != episodes:
         raise CheckpointError(
-            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)} and num_env_runners is "
-            f"{brief(runners)}, but it has the episodes of {episodes}."
+            f"checkpoint: it is damaged: num_envs_per_env_runner is {config.num_envs_per_env_runner} and "
+            f"num_env_runners is {config.num_env_runners}, but it has the episodes of {episodes}."
         )
-
-
-def check_policies_to_train(config: AlgorithmConfig) -> None:
-    """Checks the form of a restored config's ``policies_to_train``.
-
-    Raises:
-        CheckpointError: If it is neither None nor a function nor a collection.
-    """
-    trained = config.policies_to_train
-    if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
-        raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
 
 
 def check_fits(state: AlgorithmState, setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:
@@ -228,30 +214,10 @@ def restored_specs(
         wanted: The modules; None for all.
     """
     return {
-        module_id: _restored_spec(module_id, data, config, names)
-        for module_id, data in state.specs.items()
+        module_id: state.modules.module(module_id).restored_spec(names, module_id, spec_of(config, module_id))
+        for module_id in state.modules.specs
         if wanted is None or module_id in wanted
     }
-
-
-def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, names: Names) -> RLModuleSpec:
-    own = spec_of(config, module_id)
-    found: dict[str, Any] = {}
-    for name, read in spec_fields(data, module_id, names).items():
-        try:
-            found[name] = read()
-        except CheckpointError as error:
-            found[name] = getattr(own, name, None)
-            if found[name] is None:
-                saved = data["value"][name]
-                value = saved.get("value") if isinstance(saved, dict) else saved
-                raise CheckpointError(
-                    f"checkpoint: the {name} of module {module_id!r} was {brief(value)}, which cannot be imported by "
-                    f"name. Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
-                    f"{{{module_id!r}: RLModuleSpec({name}=...)}})). ({error})"
-                ) from error
-    found["load_state_path"] = None  # the parameters are those of the checkpoint
-    return RLModuleSpec(**found)
 
 
 # Agents and their spaces.

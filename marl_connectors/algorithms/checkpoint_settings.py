@@ -50,7 +50,7 @@ def check_settings(
     Raises:
         CheckpointError: If it is the config of another algorithm, or differs in one of its fixed settings.
     """
-    settings, module_ids = state.config.settings, list(state.specs)
+    settings, module_ids = state.config.settings, list(state.modules.specs)
     check_class(state.config, config, names)
     algorithms, own_configs = _algorithms_in(state.config), config.configs_of_algorithms()
     _check_same(_ALGORITHMS, list(algorithms), list(own_configs))
@@ -63,7 +63,7 @@ def check_settings(
         _check_overrides(settings, algorithms, config, module_ids)
     if _POLICIES not in restored_later:
         _check_policies(settings, config, module_ids)
-    _check_specs(settings, algorithms, config, state.specs)
+    _check_specs(settings, algorithms, config, state.modules.specs)
 
 
 @contextmanager

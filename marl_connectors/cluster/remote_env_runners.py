@@ -6,8 +6,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
@@ -288,20 +287,6 @@ class RemoteEnvRunners(EnvRunnerGroup):
 
         return go_back
 
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Goes back after an error or an interrupt, unless the error comes from an env runner's sample.
-
-        If env runners went back to the beginning of such a sample, the same error would come again.
-        """
-        go_back = self.now()
-        try:
-            yield
-        except BaseException:
-            if not self._has_failed:
-                go_back()
-            raise
-
     def _loggers(self) -> dict[str, MetricsLogger]:
         return {**self.metrics, "callbacks": self.callback_metrics}
 
@@ -310,8 +295,8 @@ class RemoteEnvRunners(EnvRunnerGroup):
     def sample(self, *, num_timesteps: int | None = None, times: int = 1) -> Sample:
         """Samples with all env runners at once.
 
-        After an interrupt, everything is as it was before, in this process and in the env runners. After an error of
-        an environment, a module or a piece, the next sample begins new episodes.
+        After an error of an environment, a module or a piece, the next sample begins new episodes. After an interrupt,
+        ``now``'s function goes back to where all env runners were before.
 
         Args:
             num_timesteps: As for ``EnvRunner.sample``, over all env runners.
@@ -326,8 +311,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             self._skip_failed_episodes()
         if self._has_failed:
             self._refresh()
-        with self._undone_on_error():
-            return self._sample(self._requests(num_timesteps, times), times)
+        return self._sample(self._requests(num_timesteps, times), times)
 
     def _can_learn(self) -> bool:
         """Whether pieces may have states to merge after a sample, even if they have none yet."""
@@ -419,8 +403,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
         ]
         if outdated:
             call = Call("get_state", (self._blueprint, self._progress.restarts_episodes))
-            with self._undone_on_error():
-                self.pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
+            self.pool.run({index: [call] for index in outdated}, lambda i, _, reply: self._keep(i, reply.value))
         self._progress.restarts_episodes = self._has_failed = False
 
     def _version_of(self, index: int) -> int | None:
@@ -517,8 +500,7 @@ class RemoteEnvRunners(EnvRunnerGroup):
             nonlocal num_done
             num_done += 0 if reply.value is None else len(reply.value.places)
 
-        with self._undone_on_error():
-            run = self.pool.submit(calls, on_reply)
+        run = self.pool.submit(calls, on_reply)
 
         def results(ends: Callable[[int], bool]) -> dict[str, Any]:
             def watch(waiting: Collection[int]) -> None:
@@ -528,8 +510,11 @@ class RemoteEnvRunners(EnvRunnerGroup):
                 if ends(shown):
                     self.pool.tell(waiting, "end_playing", number)
 
-            with self._undone_on_error():
+            try:
                 found = [own for _, own in sorted(self._all_played(calls, run.result(watch), watch).items())]
+            except BaseException:
+                self.abandon_playing()
+                raise
             return _played([own for own in found if own is not None], num_episodes, num_envs)
 
         return results
@@ -612,10 +597,9 @@ class RemoteEnvRunners(EnvRunnerGroup):
         calls = {
             index: [Call("set_state", (self._blueprint, own.state, new_episodes))] for index, own in enumerate(saved)
         }
-        with self._undone_on_error():
-            self.pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
-            for index in self.pool.lost:
-                self._keep(index, saved[index])
+        self.pool.run(calls, lambda index, _, reply: self._keep(index, reply.value))
+        for index in self.pool.lost:
+            self._keep(index, saved[index])
         self.env_to_module.set_state(state.env_to_module)
         self.module_to_env.set_state(state.module_to_env)
         for name, logger in self.metrics.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from time import perf_counter
@@ -33,7 +33,7 @@ from marl_connectors.rl_module.multi_rl_module import ModuleStates, MultiRLModul
 from marl_connectors.rl_module.rl_module import RLModule, is_trainable
 from marl_connectors.rl_module.train_mode import set_train_mode
 from marl_connectors.seeding import torch_stream
-from marl_connectors.state import Count, Index, Seed, State, read_state
+from marl_connectors.state import Count, Index, Seed, State, copied, read_state
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 DEFAULT_OPTIMIZER: Final = "default_optimizer"
@@ -651,6 +651,14 @@ class Learner(Checkpointable, ABC):
             "never_updated": sorted(self._never_updated),
             "metrics": self.metrics.get_state(),
         }
+
+    def now(self) -> Callable[[], None]:
+        """Returns a function that brings the learner and its modules back to where they are now."""
+        state = self.get_state()
+        are_copies = "module", "optimizers"
+        return partial(
+            self.set_state, {name: own if name in are_copies else copied(own) for name, own in state.items()}
+        )
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state that ``get_state`` returned. A subclass may have added keys, which it loads itself.

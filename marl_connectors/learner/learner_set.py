@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.errors import did_you_mean, listed
@@ -103,6 +103,16 @@ class LearnerSet:
     def remove_module(self, module_id: ModuleID) -> None:
         """Removes a module and its optimizers."""
         self.of_module(module_id).remove_module(module_id)
+
+    def now(self) -> Callable[[], None]:
+        """Returns a function that brings the learners and the modules back to where they are now."""
+        parts = [learner.now() for learner in self.learners.values()]
+
+        def go_back() -> None:
+            for part in parts:
+                part()
+
+        return go_back
 
     def get_state(self) -> LearnerSetState:
         """Returns everything that the next updates depend on."""

@@ -15,7 +15,7 @@ from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
-from marl_connectors.state import Array, State
+from marl_connectors.state import Array, State, copied
 from marl_connectors.typing import SHARED, ModuleID
 
 RowOf = Callable[[ModuleID], MemberRow | None]
@@ -626,11 +626,11 @@ class Optimizers:
                 group["lr"] = value_at(rate, self._timestep)
 
     def get_state(self) -> dict[ModuleID, OptimizerState]:
-        """Returns the state of each module's optimizers. To be called after ``refresh``."""
+        """Returns copies of the state of each module's optimizers. To be called after ``refresh``."""
         state = {module_id: OptimizerState(adam=own) for module_id, own in self._default.get_state().items()}
         for module_id, optimizers in self._registered.items():
             own = state.setdefault(module_id, OptimizerState())
-            own.registered = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+            own.registered = {name: copied(optimizer.state_dict()) for name, optimizer in optimizers.items()}
         return state
 
     def set_state(self, state: Mapping[ModuleID, OptimizerState]) -> None:

@@ -233,20 +233,20 @@ class RowRing:
     # Going back.
 
     def now(self) -> Callable[[], None]:
-        """Returns a function that brings the ring back to where it is now; see ``EpisodeReplayBuffer.now``.
-
-        A function of an earlier call may be used after it, and then that of this call no more.
-        """
+        """Returns a function that brings the ring back to where it is now; see ``EpisodeReplayBuffer.now``."""
         attributes = {
-            name: copy.copy(value) if isinstance(value, (dict, list)) and name != "_overwritten" else value
+            name: copy.copy(value) if isinstance(value, (dict, list)) else value
             for name, value in vars(self).items()
+            if name != "_overwritten"
         }
         attributes["columns"] = {name: tree_map(lambda leaf: leaf, column) for name, column in self.columns.items()}
         attributes["_ended"] = {episode_id: dict(own) for episode_id, own in self._ended.items()}
-        self._overwritten = overwritten = []
+        self._overwritten = overwritten = [] if self._overwritten is None else self._overwritten
+        number = len(overwritten)
 
         def go_back() -> None:
-            for restore, positions, values in reversed(overwritten):
+            while len(overwritten) > number:
+                restore, positions, values = overwritten.pop()
                 restore(positions, values)
             vars(self).update(attributes)
 

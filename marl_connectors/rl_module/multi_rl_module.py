@@ -412,8 +412,14 @@ class MultiRLModule(RLModule):
 
     def _rest(self) -> dict[str, torch.Tensor]:
         """Returns the parameters and buffers that no module holds."""
-        held = {id(value) for module in self.values() for value in module.state_dict(keep_vars=True).values()}
-        return {name: value for name, value in self.state_dict(keep_vars=True).items() if id(value) not in held}
+        own: dict[str, torch.Tensor] = {}
+        self._save_to_state_dict(own, "", keep_vars=True)
+        for name, layer in self.named_children():
+            if layer is not self._members:
+                layer.state_dict(destination=own, prefix=f"{name}.", keep_vars=True)
+        modules = self.values() if own else ()
+        held = {id(value) for module in modules for value in module.state_dict(keep_vars=True).values()}
+        return {name: value for name, value in own.items() if id(value) not in held}
 
     def _set_rest(self, state: Mapping[str, Any]) -> None:
         rest = self._rest()

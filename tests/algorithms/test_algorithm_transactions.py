@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import described, differences, plain, random_config, without_times
 from marl_connectors import (
+    Algorithm,
     BCConfig,
     Callbacks,
     DQNConfig,
@@ -94,18 +96,6 @@ def check_goes_back(config, seed):
         other.stop()
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("seed", range(24))
-def test_an_iteration_that_fails_goes_back_and_can_be_repeated(seed):
-    check_goes_back(random_config(seed), seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", fresh_seeds(60))
-def test_many_iterations_that_fail_go_back_and_can_be_repeated(seed):
-    check_goes_back(random_config(seed), seed)
-
-
 def replay_config(seed):
     rng = np.random.default_rng(seed)
     algorithms = [DQNConfig, SACConfig, QMIXConfig, MADDPGConfig, "mixed"]
@@ -130,16 +120,19 @@ def replay_config(seed):
     return config.env_runners(num_envs_per_env_runner=copies, num_env_workers=0).debugging(seed=seed)
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize("seed", range(20))
-def test_a_replay_buffer_goes_back_with_its_iteration(seed):
-    check_goes_back(replay_config(seed), seed)
+@pytest.mark.few(9)
+@pytest.mark.parametrize(
+    ("make", "seed"), [(random_config, seed) for seed in range(24)] + [(replay_config, seed) for seed in range(20)]
+)
+def test_an_iteration_that_fails_goes_back_and_can_be_repeated(make, seed):
+    check_goes_back(make(seed), seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", fresh_seeds(40))
-def test_many_replay_buffers_go_back_with_their_iterations(seed):
-    check_goes_back(replay_config(seed), seed)
+@pytest.mark.parametrize("make", [random_config, replay_config])
+@pytest.mark.parametrize("seed", fresh_seeds(50))
+def test_many_iterations_that_fail_go_back_and_can_be_repeated(make, seed):
+    check_goes_back(make(seed), seed)
 
 
 class FailsOnce(LifeEnv):
@@ -241,29 +234,6 @@ def test_what_a_replay_buffer_keeps_to_go_back_is_gone_after_an_iteration():
     algo.stop()
 
 
-class RestoresThenFails(Callbacks):
-    """Takes the parameters of a checkpoint over after the second iteration, and fails then."""
-
-    folder = None
-
-    def on_train_result(self, *, algorithm, result, **kwargs):
-        if algorithm.iteration == 2:
-            algorithm.restore_from_path(self.folder, component="learner_group/learner/rl_module")
-            raise ZeroDivisionError("a fault of the test")
-
-
-def test_what_was_restored_within_an_iteration_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(RestoresThenFails, "folder", tmp_path / "saved")
-    algo = small_config(LifeEnv).callbacks(RestoresThenFails).build_algo()
-    algo.save_to_path(tmp_path / "saved")
-    wanted = plain(algo.rl_module.get_state())
-    algo.train()
-    with pytest.raises(ZeroDivisionError):
-        algo.train()
-    assert not differences(wanted, plain(algo.rl_module.get_state()))
-    algo.stop()
-
-
 def test_a_module_that_cannot_be_added_leaves_nothing_behind():
     algo = small_config(LifeEnv).build_algo()
     algo.train()
@@ -276,23 +246,68 @@ def test_a_module_that_cannot_be_added_leaves_nothing_behind():
     algo.stop()
 
 
-class AddsThenFails(Callbacks):
-    """Adds a module after the second iteration, and fails then."""
+class ChangesThenFails(Callbacks):
+    """Changes the modules after the second iteration, and fails then."""
+
+    change: ClassVar[Any] = None
 
     def on_train_result(self, *, algorithm, result, **kwargs):
-        if algorithm.iteration == 2 and "new" not in algorithm.rl_module:
-            algorithm.add_module("new")
+        if algorithm.iteration == 2 and self.change is not None:
+            self.change(algorithm)
             raise ZeroDivisionError("a fault of the test")
 
 
-def test_a_change_of_the_modules_is_a_beginning_of_its_own():
-    algo = small_config(LifeEnv).callbacks(AddsThenFails).build_algo()
+LSTM = RLModuleSpec(model_config={"use_lstm": True, "lstm_cell_size": 2})
+CHANGES = {
+    "adds": lambda algo: algo.add_module("new", new_agent_to_module_mapping_fn="*=new"),
+    "adds one with a memory": lambda algo: algo.add_module("new", LSTM, add_to_learners=False),
+    "removes": lambda algo: algo.remove_module("first", new_agent_to_module_mapping_fn="*=others"),
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("make", [random_config, replay_config])
+def test_a_change_of_the_modules_goes_back_with_its_iteration(make, change, monkeypatch):
+    config = make(0).callbacks(ChangesThenFails).multi_agent(policies="a=first,*=others")
+    algo, other = config.copy().build_algo(), config.copy().build_algo()
     algo.train()
+    start = snapshot(algo)
+    monkeypatch.setattr(ChangesThenFails, "change", staticmethod(CHANGES[change]))
     with pytest.raises(ZeroDivisionError):
         algo.train()
-    assert "new" in algo.rl_module and algo.iteration == 2
+    assert not differences(start, snapshot(algo))
+    assert list(algo.rl_module) == list(other.rl_module)
+    monkeypatch.setattr(ChangesThenFails, "change", None)
+    for _ in range(2):
+        algo.train()
+    for _ in range(3):
+        other.train()
+    assert not differences(snapshot(other), snapshot(algo))
+    algo.stop()
+    other.stop()
+
+
+def test_what_a_callback_has_restored_goes_back_with_its_iteration(tmp_path, monkeypatch):
+    part = "learner_group/learner/rl_module"
+    algo = small_config(LifeEnv).callbacks(ChangesThenFails).build_algo()
+    algo.save_to_path(tmp_path)
     algo.train()
-    assert algo.iteration == 3
+    start = snapshot(algo)
+    restore = staticmethod(lambda algo: algo.restore_from_path(tmp_path, component=part))
+    monkeypatch.setattr(ChangesThenFails, "change", restore)
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert not differences(start, snapshot(algo))
+    algo.stop()
+
+
+def test_fit_saves_the_iteration_before_one_whose_callback_has_changed_the_modules_and_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ChangesThenFails, "change", staticmethod(CHANGES["adds"]))
+    algo = small_config(LifeEnv).callbacks(ChangesThenFails).build_algo()
+    with pytest.raises(ZeroDivisionError):
+        algo.fit(num_iterations=5, folder=tmp_path / "run", checkpoint_every=100, progress=False)
+    assert Algorithm.from_checkpoint(tmp_path / "run").iteration == 1
     algo.stop()
 
 

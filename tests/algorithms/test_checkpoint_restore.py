@@ -269,19 +269,17 @@ def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
         ({"num_envs_per_env_runner": 2, "num_env_runners": 3}, 6, True),
         ({"num_envs_per_env_runner": 2, "num_env_runners": 3}, 2, False),
         ({"num_envs_per_env_runner": 6, "num_env_runners": 2}, 6, False),
-        ({"num_envs_per_env_runner": 6, "num_env_runners": "1"}, 6, False),
         ({"num_env_runners": 1}, 6, False),
     ],
 )
 def test_a_checkpoint_has_the_episodes_of_all_sub_environments(settings, episodes, fits):
-    runner = SimpleNamespace(sub_environments=[None] * episodes)
-    state = SimpleNamespace(config=SimpleNamespace(settings=settings), env_runner=runner)
-    check_num_envs(state, small_config("CartPole-v1"))  # a user's config may differ
+    state = SimpleNamespace(env_runner=SimpleNamespace(sub_environments=[None] * episodes))
+    config = small_config("CartPole-v1").env_runners(**settings)
     if fits:
-        check_num_envs(state, None)
+        check_num_envs(state, config)
     else:
         with pytest.raises(CheckpointError, match=f"but it has the episodes of {episodes}"):
-            check_num_envs(state, None)
+            check_num_envs(state, config)
 
 
 # Processes and clusters that the author of a checkpoint chooses.

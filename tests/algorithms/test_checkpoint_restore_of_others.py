@@ -86,7 +86,7 @@ def changed(written, tmp_path):
 # Names ---------------------------------------------------------------------------------------------------------------
 
 SETTINGS = ("config", "settings")
-SPEC = ("specs", "default_policy", "value")
+SPEC = ("modules", "specs", "default_policy", "value")
 PLACES = {
     "config class": (("config", "class_name"), lambda name: name),
     "callbacks_class": ((*SETTINGS, "callbacks_class"), lambda name: described("import", name)),
@@ -351,6 +351,7 @@ EPISODE = ("env_runner", "sub_environments", "0", "episode")
         ((*EPISODE, "groups", "0", "lanes", "0", "place"), -1, r"groups\[0\].lanes\[0\].place`: Expected `int` >= 0"),
         ((*EPISODE, "groups", "0", "lanes"), [], r"groups\[0\]`: Expected the rows of 0 lanes"),
         (("config", "settings", "num_envs_per_env_runner"), 10**9, "num_envs_per_env_runner is 1000000000"),
+        (("config", "settings", "num_env_runners"), "1", "num_env_runners: expected a whole number"),
         (
             ("agents", "agents", "0", "__tuple__", "1"),
             -1,

@@ -184,6 +184,7 @@ def test_all_components_of_a_run_come_back(name, tmp_path):
             for place in (
                 module.save_to_path(tmp_path / module_id),
                 f"{whole}/learner_group/learner/rl_module/{module_id}",
+                tmp_path / "modules" / module_id,
             ):
                 made = RLModule.from_checkpoint(place)
                 assert type(made) is type(module) and same(made, module)

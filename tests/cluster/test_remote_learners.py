@@ -37,7 +37,7 @@ def cluster():
 
 
 def blueprint_of(algo):
-    return RunLearnerBlueprint.of(algo.config, algo._setup, algo._env_to_module, algo.rl_module, algo.seed)
+    return RunLearnerBlueprint.of(algo.learner, algo.config)
 
 
 def two_learners(cluster, policy, resources):

@@ -11,7 +11,7 @@ import pytest
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.runs.fake_ray import use_fake_ray
 from helpers.runs.random_runs import differences, plain, without_times
-from marl_connectors import MeanStdFilter, PPOConfig
+from marl_connectors import Callbacks, MeanStdFilter, PPOConfig, RLModuleSpec
 from marl_connectors.cluster import ray_cluster
 from marl_connectors.errors import ConfigError
 
@@ -142,6 +142,35 @@ def test_the_call_of_an_interrupted_function_is_not_waited_for(monkeypatch):
 
 def interrupt() -> Any:
     raise KeyboardInterrupt
+
+
+class ChangesThenFails(Callbacks):
+    """Adds a module with a memory, removes another one, and fails, if ``fails`` says so."""
+
+    fails = True
+
+    def on_train_result(self, *, algorithm, **kwargs):
+        if self.fails:
+            spec = RLModuleSpec(model_config={"use_lstm": True, "lstm_cell_size": 2})
+            algorithm.add_module("new", spec, new_agent_to_module_mapping_fn="*=new")
+            algorithm.remove_module("first")
+            raise ZeroDivisionError("a fault of the test")
+
+
+def test_a_change_of_the_modules_goes_back_in_all_env_runners(monkeypatch):
+    use_fake_ray(monkeypatch)
+    config = life(2).callbacks(ChangesThenFails).multi_agent(policies="a=first,*=others")
+    algo, other = config.copy().build_algo(), life(2).multi_agent(policies="a=first,*=others").build_algo()
+    before = states(algo)
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert not differences(before, states(algo))
+    monkeypatch.setattr(ChangesThenFails, "fails", False)
+    for _ in range(2):
+        assert not differences(trained(other), trained(algo))
+    assert not differences(states(other), states(algo))
+    algo.stop()
+    other.stop()
 
 
 # Evaluations beside training.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,20 +175,102 @@ def arguments_from_state(data: Any, who: str, names: Names) -> Any:
     return _Decoder(who, names).decode(data, _VALUE)
 
 
-def spec_fields(data: Any, module_id: ModuleID, names: Names) -> dict[str, Callable[[], Any]]:
-    """Returns functions that read the fields of a module's spec, which ``to_state`` described.
+# Modules.
 
-    Raises:
-        CheckpointError: If it is not such a description.
+
+class ModuleMade(State, tag_field="kind", tag="module"):
+    """How a module was made.
+
+    Attributes:
+        spec: Its spec as JSON data.
     """
-    decoder = _Decoder(f"rl_modules of module {module_id!r}", names)
-    cls, own = decoder.dataclass(data, _NOTHING)
-    if cls is not RLModuleSpec:
-        raise CheckpointError(f"checkpoint: expected module {module_id!r} to have an RLModuleSpec.")
-    return {
-        name: partial(_Decoder(f"{name} of module {module_id!r}", names).decode, value, _EXPECTED.get(name, _NOTHING))
-        for name, value in own.items()
-    }
+
+    spec: dict[str, Any]
+
+    @classmethod
+    def of(cls, module: RLModule) -> ModuleMade:
+        """Describes a module."""
+        return cls(spec=to_state(RLModuleSpec.from_module(module)))
+
+    def made(self, names: Names) -> RLModule:
+        """Returns a module that is made in the same way."""
+        return self.restored_spec(names).build()
+
+    def restored_spec(
+        self, names: Names, module_id: ModuleID | None = None, instead: RLModuleSpec | None = None
+    ) -> RLModuleSpec:
+        """Returns the spec, without a path of parameters.
+
+        Args:
+            names: Looks up the names in it.
+            module_id: The module's id for messages, if it is one of several.
+            instead: Has values for the fields that cannot be imported by name.
+
+        Raises:
+            CheckpointError: If it is not such a description, or cannot be imported by name.
+        """
+        of = "the module" if module_id is None else f"module {module_id!r}"
+        cls, own = _Decoder(f"spec of {of}", names).dataclass(self.spec, _NOTHING)
+        if cls is not RLModuleSpec:
+            raise CheckpointError(f"checkpoint: expected {of} to have an RLModuleSpec.")
+        found: dict[str, Any] = {}
+        for name, value in own.items():
+            try:
+                found[name] = _Decoder(f"{name} of {of}", names).decode(value, _EXPECTED.get(name, _NOTHING))
+            except CheckpointError as error:
+                found[name] = getattr(instead, name, None)
+                if found[name] is None:
+                    saved = value.get("value") if isinstance(value, dict) else value
+                    how = "Make it yourself, and call its restore_from_path(path)."
+                    if module_id is not None:
+                        how = (
+                            f"Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
+                            f"{{{module_id!r}: RLModuleSpec({name}=...)}}))."
+                        )
+                    raise CheckpointError(
+                        f"checkpoint: the {name} of {of} was {brief(saved)}, which cannot be imported by name. {how} "
+                        f"({error})"
+                    ) from error
+        return RLModuleSpec(**{**found, "load_state_path": None})
+
+
+class ModulesMade(State, tag_field="kind", tag="modules"):
+    """How the modules of a MultiRLModule were made.
+
+    Attributes:
+        multi_rl_module: Its spec as JSON data, without those of its modules.
+        specs: The spec of each module as JSON data.
+    """
+
+    multi_rl_module: dict[str, Any]
+    specs: dict[ModuleID, dict[str, Any]]
+
+    @classmethod
+    def of(cls, modules: MultiRLModule) -> ModulesMade:
+        """Describes modules."""
+        multi = MultiRLModuleSpec.from_module(modules)
+        specs: Any = multi.rl_module_specs
+        return cls(
+            multi_rl_module=to_state(dataclasses.replace(multi, rl_module_specs={})),
+            specs={module_id: to_state(spec) for module_id, spec in specs.items()},
+        )
+
+    def module(self, module_id: ModuleID) -> ModuleMade:
+        """Returns how one of the modules was made."""
+        return ModuleMade(spec=self.specs[module_id])
+
+    def made(self, names: Names) -> MultiRLModule:
+        """Returns modules that are made in the same way."""
+        return self.restored_spec(names).build()
+
+    def restored_spec(self, names: Names, specs: Mapping[ModuleID, RLModuleSpec] | None = None) -> MultiRLModuleSpec:
+        """Returns the spec, without a path of parameters. ``specs`` replaces those of its modules."""
+        if specs is None:
+            specs = {module_id: self.module(module_id).restored_spec(names, module_id) for module_id in self.specs}
+        multi = from_state(self.multi_rl_module, "rl_module_spec", names)
+        if not isinstance(multi, MultiRLModuleSpec):
+            raise CheckpointError(f"checkpoint: expected the spec of a MultiRLModule, but it is {brief(multi)}.")
+        return dataclasses.replace(multi, rl_module_specs=specs, load_state_path=None)
 
 
 def _encode(value: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 
 from marl_connectors.callbacks.success import SUCCESS
 from marl_connectors.callbacks.trackers import leaves
-from marl_connectors.checkpoints import BEST, RUN_CHECKPOINTS, is_checkpoint, sync_directory
+from marl_connectors.checkpoints import BEST, CHECKPOINTS, METRICS, is_checkpoint, sync_directory
 from marl_connectors.errors import CheckpointError
 from marl_connectors.json_data import brief, is_whole, jsonable, parsed_json
 
-CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", RUN_CHECKPOINTS
+CONFIG = "config.json"
 BASELINES, CURVES, FINAL, EVENTS = "baselines.json", "curves.png", "final.json", "tensorboard"
 UNTRAINED_VIDEO, VIDEOS = "untrained.gif", "videos"
 AGENT_RETURNS = "agent_episode_returns_mean"

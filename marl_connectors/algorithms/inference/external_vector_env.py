@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,16 +53,6 @@ class _AgentRows(NamedTuple):
         """Returns ``[B, ...]`` values in the order of the rows, given ``[num_envs, ...]`` values of each agent."""
         whole = of_agents[0] if len(of_agents) == 1 else tree_map(lambda *own: np.concatenate(own), *of_agents)
         return whole if self.order is None else take(whole, self.order)
-
-
-class _Mark(NamedTuple):
-    """The state before a call, to be restored if the call fails. Nothing in it is changed in place."""
-
-    sub_envs: list[SubEnvironment]
-    calls: int
-    over: frozenset[int]
-    begun_at: dict[int, int]
-    numbers: dict[int, int]
 
 
 class ExternalVectorEnv:
@@ -131,19 +121,18 @@ class ExternalVectorEnv:
         for sub_env in self.sub_envs:
             sub_env.t = self.calls - 1 - self._begun_at.get(sub_env.index, 0)
 
-    # Calls that fail.
-
-    def mark(self) -> _Mark:
-        """Returns the present state, for ``restore``."""
+    def now(self) -> Callable[[], None]:
+        """Returns a function that goes back to before the next call. What it keeps is not changed in place."""
         self.moved, self.joined = [], []
-        return _Mark(self.sub_envs, self.calls, self.over, self._begun_at, self._numbers)
+        kept = self.sub_envs, self.calls, self.over, self._begun_at, self._numbers
 
-    def restore(self, mark: _Mark) -> None:
-        """Restores the state that ``mark`` returned."""
-        self.sub_envs, self.calls, self.over, self._begun_at, self._numbers = mark
-        for sub_env in self.sub_envs:
-            sub_env.episode_number = self._numbers.get(sub_env.index, -1)
-        self.forget_layout()
+        def go_back() -> None:
+            self.sub_envs, self.calls, self.over, self._begun_at, self._numbers = kept
+            for sub_env in self.sub_envs:
+                sub_env.episode_number = self._numbers.get(sub_env.index, -1)
+            self.forget_layout()
+
+        return go_back
 
     # From a call to a step.
 

@@ -22,7 +22,6 @@ from marl_connectors.algorithms.checkpoint_restore import (
     restored_specs,
 )
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config.state import from_state
 from marl_connectors.algorithms.inference.policy import Policy
 from marl_connectors.checkpoints import taking_over
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -30,7 +29,7 @@ from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
-from marl_connectors.names import Names, brief
+from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
 from marl_connectors.rl_module.architecture import class_overrides_methods_of
@@ -167,9 +166,9 @@ def _read(
     masking, agents = restored_masking(state, used), _Agents(state.agents, env)
     spec, parameters = _saved_modules(state, used, module_id, names)
     lookback = used.episode_lookback_horizon
-    if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
+    if lookback >= _MOST_LOOKBACK:
         raise CheckpointError(
-            f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Pass the config of training: config=..."
+            f"checkpoint: its episode_lookback_horizon is {lookback}. Pass the config of training: config=..."
         )
     return _Saved(used, masking, agents, spec, parameters, lookback)
 
@@ -235,8 +234,8 @@ def _read_by(module: RLModule, parameters: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _check_module(module_id: ModuleID, state: AlgorithmState) -> None:
-    if module_id not in state.specs:
-        hint = did_you_mean(module_id, list(state.specs))
+    if module_id not in state.modules.specs:
+        hint = did_you_mean(module_id, list(state.modules.specs))
         raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {hint}")
 
 
@@ -246,7 +245,7 @@ def _saved_modules(
     """Returns the specs and the parameters of a checkpoint's modules, or of one if they run one by one."""
     multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
-        multi = from_state(state.multi_rl_module, "rl_module_spec", names)
+        multi = state.modules.restored_spec(names, {})
     parameters = state.parameters
     wanted = None
     if module_id is not None and multi.multi_rl_module_class is MultiRLModule:

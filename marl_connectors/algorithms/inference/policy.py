@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -353,7 +353,7 @@ class Policy:
         if self.masked_in_infos:
             self._check_infos(agents, {} if infos is None else infos)
         with self._call:
-            mark, episodes = self._vector_env.mark(), self._episodes
+            go_back = self._now()
             try:
                 size = self._batch_size(agents, observations)
                 if not self._joint_calls.is_needless:
@@ -363,7 +363,7 @@ class Policy:
                 explore = self._explore if explore is None else bool(explore)
                 actions = self._act(tuple(agents), observations, rewards, infos, size is not None, explore)
             except BaseException:
-                self._undo_call(mark, episodes)
+                go_back()
                 raise
             self._joint_calls.acted(agents, observations)
             return actions
@@ -595,16 +595,20 @@ class Policy:
         self._episodes.sync()
         return self._episodes.acting()
 
-    def _undo_call(self, mark: Any, episodes: EpisodeTracker) -> None:
-        """Forgets a call that failed. The policy then remembers what it remembered before the call, of all agents."""
-        vector_env = self._vector_env
-        moved, joined, is_other = vector_env.moved, vector_env.joined, self._episodes is not episodes
-        vector_env.restore(mark)
-        self._episodes = episodes
-        for plan in self._plans.values():
-            plan.forget()
-        if not vector_env.all_begin:
-            episodes.undo_step([] if is_other else moved, [] if is_other else joined)
+    def _now(self) -> Callable[[], None]:
+        """Returns a function with which the policy remembers what it remembers now, of all agents."""
+        vector_env, episodes, before_call = self._vector_env, self._episodes, self._vector_env.now()
+
+        def go_back() -> None:
+            moved, joined, is_other = vector_env.moved, vector_env.joined, self._episodes is not episodes
+            before_call()
+            self._episodes = episodes
+            for plan in self._plans.values():
+                plan.forget()
+            if not vector_env.all_begin:
+                episodes.undo_step([] if is_other else moved, [] if is_other else joined)
+
+        return go_back
 
     def _act_alike_alone(self, infos: Mapping[AgentID, Any]) -> bool:
         """Whether agents see and do the same one by one and together, tested with sampled observations."""

@@ -118,7 +118,7 @@ class ReplayingAlgorithm(Algorithm):
         state.replays = {name: replay.get_state() for name, replay in self.replays.items()}
         return state
 
-    def _apply(self, state: AlgorithmState, new_episodes: bool = False, with_replay_buffers: bool = True) -> None:
+    def _apply(self, state: AlgorithmState, new_episodes: bool, with_replay_buffers: bool) -> None:
         super()._apply(state, new_episodes, with_replay_buffers)
         if with_replay_buffers:
             for name, replay in self.replays.items():
