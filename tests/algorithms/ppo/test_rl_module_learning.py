@@ -134,5 +134,5 @@ def test_a_default_module_with_a_memory_recalls_a_cue(model_config):
     settings = {"train_batch_size_per_learner": 1280, "minibatch_size": 512, "lr": 0.005, "gamma": 0.9}
     model_config, env_config = {"max_seq_len": 10, **model_config}, {"n_cues": 3, "delay": 2}
     found = mean_return("marl_envs.recall_v0", model_config, iterations=30, env_config=env_config, **settings)
-    # Of 4: two agents, two trials each. Without a memory 1.3. Some runs stay at 3.77, with one history answered wrongly.
+    # Of 4: two agents, two trials each. Without a memory 1.3. Some runs stay at 3.77: one history is answered wrongly.
     assert found > 0.9 * 2 * 2, found
