@@ -11,8 +11,7 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, DQNConfig, EpisodeReader, MADDPGConfig, QMIXConfig, SACConfig, VDNConfig
 from marl_connectors.algorithms.maddpg.learner import TARGET_ACTIONS
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import NEXT_ACTION_MASK
-from marl_connectors.replay_buffers.row_ring import ACTED
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE
 
 PREFERRED = 100.0
 FRESH = fresh_seeds(20)

@@ -12,11 +12,13 @@ from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import DQNConfig
 from marl_connectors.errors import ConfigError
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import (
+    EpisodeReplayBuffer,
+    JointReplayBuffer,
+    PrioritizedEpisodeReplayBuffer,
+    TeamReplayBuffer,
+)
 from marl_connectors.replay_buffers.spilled_arrays import zeros
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
 from marl_connectors.trees import leaves, tree_map
 
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer, TeamReplayBuffer, JointReplayBuffer)

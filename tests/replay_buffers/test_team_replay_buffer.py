@@ -13,9 +13,8 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, MultiAgentEpisode, PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
-from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.replay_buffer import TeamReplayBuffer
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE, TERMINATED, TRUNCATED
 
 FRESH = fresh_seeds(60)
 POLICIES = {"shared": "shared", "independent": "independent", "two": "a=x,*=y"}
@@ -91,11 +90,11 @@ def test_all_agents_of_an_env_step_are_drawn_together(seed):
     sample = buffer.sample(40, batch_length_T=length, n_step=ahead, burn_in_len=burn_in, lookback=lookback)
     known, window = log.where(), sample.window
     agents = [(m, k, agent) for m, own in buffer.agents.items() for k, agent in enumerate(own)]
-    times = np.asarray(buffer._ring_of_all.columns[Columns.T])[window.sources]
+    times = np.asarray(buffer._rings["all agents"].columns[Columns.T])[window.sources]
     begin = window.begin
     for item in range(40):
         acting = (
-            known[sample.observations(m)[item, begin, k].tobytes()][0]
+            known[sample.column(Columns.OBS, m)[item, begin, k].tobytes()][0]
             for m, k, _ in agents
             if m in sample.flags and sample.flags[m][item, begin, k] & ACTED
         )
@@ -112,7 +111,7 @@ def test_all_agents_of_an_env_step_are_drawn_together(seed):
                 if there is None:
                     continue
                 observation, _, reward, ends = there
-                np.testing.assert_array_equal(sample.observations(m)[item, w, k], observation)
+                np.testing.assert_array_equal(sample.column(Columns.OBS, m)[item, w, k], observation)
                 assert bool(flags & ACTED) is (reward is not None)
                 assert (bool(flags & TERMINATED), bool(flags & TRUNCATED)) == ends
                 rewards += reward or 0.0
@@ -248,10 +247,10 @@ def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(at_onc
         episodes.append(episode)
     for added in [episodes] if at_once else [[episode] for episode in episodes]:
         buffer.add(added)
-    ring = buffer._ring_of_all
+    ring = buffer._rings["all agents"]
     assert ring.num_lanes * ring.num_rows <= 200 and len(buffer) >= 100
     sample = buffer.sample(50)
-    seen = sample.observations("pi")
+    seen = sample.column(Columns.OBS, "pi")
     assert seen.shape == (50, 2, 2, 2) and sample.window.same.all()
     np.testing.assert_array_equal(seen[:, 1], seen[:, 0] + [0, 1])
 
