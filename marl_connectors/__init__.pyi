@@ -159,9 +159,8 @@ from .replay_buffers.replay_buffer import MultiAgentEpisodeReplayBuffer as Multi
 from .replay_buffers.replay_buffer import (
     MultiAgentPrioritizedEpisodeReplayBuffer as MultiAgentPrioritizedEpisodeReplayBuffer,
 )
-from .replay_buffers.replay_buffer import (
-    PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
-)
+from .replay_buffers.replay_buffer import PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer
+from .replay_buffers.replay_buffer import ReplayBuffer as ReplayBuffer
 from .replay_buffers.replay_buffer import TeamReplayBuffer as TeamReplayBuffer
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI

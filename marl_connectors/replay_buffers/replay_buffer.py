@@ -17,7 +17,7 @@ from marl_connectors.episodes.packing import chunks_of, late_reward, num_steps_o
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
-from marl_connectors.replay_buffers.replay_sample import EnvStepSample, ReplaySample, Window, segments_of_items
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample, ReplaySample, Window
 from marl_connectors.replay_buffers.ring import ACTED, Ring
 from marl_connectors.replay_buffers.ring_state import RingState
 from marl_connectors.seeding import stream
@@ -89,21 +89,34 @@ class ReplayBuffer:
         capacity: int = 100_000,
         *,
         agents: Mapping[ModuleID, Sequence[AgentID]] | None = None,
-        alpha: float = 0.6,
-        beta: float = 0.4,
+        alpha: float | None = None,
+        beta: float | None = None,
         extra_columns: Sequence[str] = (),
         seed: int = 0,
         spill_folder: str | os.PathLike[str] | None = None,
     ):
         """Creates an empty buffer. The arguments are the attributes.
 
+        Args:
+            capacity: As above.
+            agents: As above.
+            alpha: As above, 0.6 by default. Only buffers with priorities have it.
+            beta: As above, 0.4 by default. Only buffers with priorities have it.
+            extra_columns: As above.
+            seed: As above.
+            spill_folder: As above.
+
         Raises:
-            ConfigError: If one of them has another type, or is out of range.
+            ConfigError: If one of them has another type, is out of range, or is of no use in this buffer.
         """
         name = type(self).__name__
         self.capacity = integer(min=2).check(capacity, name, "capacity")
-        self.alpha = number(min=0).check(alpha, name, "alpha")
-        self.beta = number(min=0).check(beta, name, "beta")
+        if not self.has_priorities and (alpha, beta) != (None, None):
+            raise ConfigError(
+                f"{name}: all steps are equally likely, so alpha and beta have no effect. Leave them out."
+            )
+        self.alpha = number(min=0).check(0.6 if alpha is None else alpha, name, "alpha")
+        self.beta = number(min=0).check(0.4 if beta is None else beta, name, "beta")
         self.seed = integer(min=0).check(seed, name, "seed")
         self.extra_columns = tuple(extra_columns)
         self.spill_folder = None if spill_folder is None else Path(spill_folder)
@@ -302,7 +315,7 @@ class ReplayBuffer:
             lengths = [length for m, length in (sequence_lens or {}).items() if self.agents is not None or m == key]
             if lengths:
                 sequences.append(key)
-            windows[key] = Window.of(
+            windows[key] = Window(
                 ring,
                 positions,
                 ahead=drawn_n_steps(n_step, size, generator),
@@ -325,7 +338,7 @@ class ReplayBuffer:
         windows = {}
         for key, ring in self._rings.items():
             positions = np.flatnonzero(ring.flags & ACTED)
-            windows[key] = Window.of(ring, positions, ahead=np.full(len(positions), largest_n_step(n_step)))
+            windows[key] = Window(ring, positions, ahead=np.full(len(positions), largest_n_step(n_step)))
         return self._sample_of(windows)
 
     def _sample_of(
@@ -336,7 +349,7 @@ class ReplayBuffer:
     ) -> ReplaySample:
         if self.agents is not None:
             return EnvStepSample(windows[_ALL], module_ids, shares_rewards=self.unit == TEAM_STEP)
-        return ReplaySample({m: segments_of_items(own, are_sequences=m in sequences) for m, own in windows.items()})
+        return ReplaySample.of_agents(windows, sequences)
 
     def update_priorities(
         self,

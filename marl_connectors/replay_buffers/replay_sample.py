@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ WEIGHTS = "weights"
 """``[B]`` float32, the importance of each step in its module's loss, where steps are drawn by their priorities."""
 
 
-class Window(NamedTuple):
+class Window:
     """The rows of a ring that were drawn: ``N`` items of ``W`` consecutive rows each.
 
     An item has ``lookback`` rows that no batch has, ``burn_in`` rows for the states of modules, ``num_steps`` steps,
@@ -41,18 +40,8 @@ class Window(NamedTuple):
         weights: ``[N]`` float32, the importance of each item in the loss; None if all are equally important.
     """
 
-    ring: Ring
-    sources: np.ndarray
-    same: np.ndarray
-    lookback: int
-    burn_in: int
-    num_steps: int
-    ahead: np.ndarray
-    weights: np.ndarray | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         ring: Ring,
         positions: np.ndarray,
         *,
@@ -61,11 +50,12 @@ class Window(NamedTuple):
         lookback: int = 0,
         burn_in: int = 0,
         weights: np.ndarray | None = None,
-    ) -> Window:
+    ):
         """Finds the rows around ``[N]`` positions of steps, of which each begins an item."""
+        self.ring, self.ahead, self.weights = ring, ahead, weights
+        self.num_steps, self.lookback, self.burn_in = num_steps, lookback, burn_in
         found = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + int(ahead.max(initial=1))))
-        sources, same = (np.ascontiguousarray(part.T) for part in found)
-        return cls(ring, sources, same, lookback, burn_in, num_steps, ahead, weights)
+        self.sources, self.same = (np.ascontiguousarray(part.T) for part in found)
 
     @property
     def width(self) -> int:
@@ -228,19 +218,26 @@ class Segments:
         return RowPart(self.rollout, self.rows, *(np.repeat(own, self.counts) for own in (self.first, self.last)))
 
 
-def segments_of_items(window: Window, *, are_sequences: bool) -> Segments:
-    """Returns a segment for each item of a ring whose rows are steps of one agent each.
+def segments_of_items(
+    window: Window, module_id: ModuleID, flags: np.ndarray, *, are_sequences: bool = False
+) -> Segments:
+    """Returns a segment for each agent that acts in the first step of an item.
 
     Args:
         window: The items.
+        module_id: The module.
+        flags: ``[N, W, K]`` uint8, the flags of its agents, 0 for rows of other episodes.
         are_sequences: Whether batches have all rows of the items, except lookback, for stateful modules.
     """
-    module_id, same, begin = window.ring.key, window.same, window.begin
-    flags = window.ring.flags[window.sources] * same
-    steps = (flags[:, begin : begin + window.num_steps] & ACTED).sum(1, dtype=np.int64)
-    start = np.arange(len(same)) * window.width + begin
-    first, stop = start - same[:, :begin].sum(1), start + steps
-    last = start + np.minimum(same[:, begin:].sum(1), steps + window.ahead) - 1
+    begin, lanes, acted = window.begin, flags.shape[2], flags & ACTED
+    items, slots = acted[:, begin].nonzero()
+    lives = np.logical_and.accumulate(flags[:, begin:] & ALIVE, 1).sum(1)[items, slots]
+    lives += acted[items, begin + lives - 1, slots]  # an agent's last step has an observation after it
+    steps = acted[:, begin : begin + window.num_steps].sum(1, dtype=np.int64)[items, slots]
+    start = (items * window.width + begin) * lanes + slots
+    first = start - window.same[:, :begin].sum(1)[items] * lanes
+    stop = start + steps * lanes
+    last = start + (np.minimum(lives, steps + window.ahead[items]) - 1) * lanes
     counts, length, counted = steps, None, None
     rows = start if window.num_steps == 1 else spans(start, steps)
     if are_sequences:
@@ -293,28 +290,6 @@ def segments_of_lives(
     )
 
 
-def segments_of_steps(window: Window, module_id: ModuleID, flags: np.ndarray) -> Segments:
-    """Returns a segment for each agent that acts in the env step of an item, with rows after it for n-step returns.
-
-    The arguments are those of ``segments_of_lives``. Items have one step, and the rows after it.
-    """
-    lives, lanes = segments_of_lives(window, module_id, flags), flags.shape[2]
-    begins_item = lives.start // lanes % window.width == 0
-    chosen = np.flatnonzero(begins_item & ((lives.flags[lives.start] & ACTED) > 0))
-    start, stop = lives.start[chosen], lives.stop[chosen]
-    ends = start + window.ahead[start // (lanes * window.width)] * lanes
-    return dataclasses.replace(
-        lives,
-        rows=start,
-        counts=np.ones(len(chosen), np.int64),
-        first=start,
-        start=start,
-        stop=start + lanes,
-        last=np.minimum(stop, ends),  # the row after an agent's last step has its last observation
-        sequence_length=None,
-    )
-
-
 class ReplaySample(Sequence[SingleAgentEpisode]):
     """Steps of all modules, drawn from a replay buffer. ``Learner.update(episodes=...)`` accepts it.
 
@@ -326,6 +301,21 @@ class ReplaySample(Sequence[SingleAgentEpisode]):
 
     def __init__(self, segments: Mapping[ModuleID, Segments]):
         self.segments = dict(segments)
+
+    @classmethod
+    def of_agents(cls, windows: Mapping[ModuleID, Window], sequences: Collection[ModuleID]) -> ReplaySample:
+        """Returns a sample of steps of agents, each by itself.
+
+        Args:
+            windows: The rows of each module's ring.
+            sequences: The modules that get sequences.
+        """
+        found = {}
+        for module_id, window in windows.items():
+            flags = (window.ring.flags[window.sources] | ALIVE) * window.same
+            are_sequences = module_id in sequences
+            found[module_id] = segments_of_items(window, module_id, flags[..., None], are_sequences=are_sequences)
+        return cls(found)
 
     def __len__(self) -> int:
         return sum(map(len, self.segments.values()))
@@ -401,7 +391,7 @@ class EnvStepSample(ReplaySample):
         acted = {m: (self.flags[m] & ACTED) > 0 for m in team if m in self.flags}
         if not shares_rewards:
             present = [m for m, own in acted.items() if own[:, 0].any()]
-            super().__init__({m: segments_of_steps(window, m, self.flags[m]) for m in present})
+            super().__init__({m: segments_of_items(window, m, self.flags[m]) for m in present})
             return
         *begins, self.num_agents = accumulate(self.sizes.values(), initial=0)
         self.slots = dict(zip(self.sizes, begins, strict=True))

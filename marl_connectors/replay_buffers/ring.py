@@ -526,22 +526,18 @@ class Ring:
         if late[told].any():
             np.add.at(self.columns[Columns.REWARDS], positions, late[told])
 
-    def _widen(self, num_lanes: int) -> None:
-        """Makes enough lanes. What no longer fits into shorter lanes is forgotten, the oldest rows first."""
-        if num_lanes > self.num_lanes:
-            self._lay_out(num_lanes)
-
-    def fit_capacity(self) -> None:
-        """Lays out the rows anew if they come from a ring of another capacity. The newest ones are kept."""
-        if self.num_lanes and self.num_rows != self._rows_per_lane(self.num_lanes):
-            self._lay_out(self.num_lanes)
-
     def _rows_per_lane(self, num_lanes: int) -> int:
         return max(self.capacity // num_lanes, 2)
 
-    def _lay_out(self, num_lanes: int) -> None:
-        """Moves all rows into so many lanes that have as many rows as the capacity allows."""
-        num_rows = self._rows_per_lane(num_lanes)
+    def _widen(self, num_lanes: int) -> None:
+        """Makes enough lanes, which have as many rows as the capacity allows.
+
+        What no longer fits into shorter lanes is forgotten, the oldest rows first.
+        """
+        num_lanes = max(num_lanes, self.num_lanes)
+        num_rows = self._rows_per_lane(num_lanes) if num_lanes else 0
+        if (num_lanes, num_rows) == (self.num_lanes, self.num_rows):
+            return
         kept = np.minimum(self.written, min(self.num_rows, num_rows))
         lanes, rows = np.repeat(np.arange(self.num_lanes), kept), spans(self.written - kept, kept)
         old = self.positions(lanes, rows) if len(rows) else rows
@@ -851,11 +847,6 @@ class Ring:
 
     # State.
 
-    @property
-    def num_used(self) -> int:
-        """The number of rows at the beginning of all arrays after which none has been written."""
-        return int(self.kept.max(initial=0)) * self.num_lanes
-
     def _with_room(self, values: Any) -> np.ndarray:
         """Returns the first rows of an array, in one with room for all rows."""
         found = np.asarray(values)
@@ -865,7 +856,7 @@ class Ring:
 
     def get_state(self) -> RingState:
         """Returns everything that the ring holds."""
-        used = self.num_used
+        used = int(self.kept.max(initial=0)) * self.num_lanes  # no row behind these has been written
         return RingState(
             columns={name: tree_map(lambda leaf: leaf[:used], column) for name, column in self.columns.items()},
             flags=self.flags[:used],
@@ -916,7 +907,7 @@ class Ring:
                 )
             self.tree = SumTree.of(self._with_room(state.priorities.weights))
             self.greatest = state.priorities.greatest
-        self.fit_capacity()
+        self._widen(self.num_lanes)  # the state may be one of another capacity
 
     def _check_steps(self, module_id: ModuleID, space: Space) -> None:
         """Checks the actions that were taken, and their rewards. Actions of modules may be out of the bounds of a Box.

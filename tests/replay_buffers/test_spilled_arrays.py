@@ -46,7 +46,7 @@ def test_a_buffer_in_files_holds_and_draws_the_same(cls, seed, tmp_path):
     config.multi_agent(policies="shared")
     algo = config.env_runners(num_envs_per_env_runner=int(rng.integers(1, 4))).build_algo()
     capacity, extra = int(rng.integers(30, 200)), {}
-    if issubclass(cls, TeamReplayBuffer):
+    if cls.unit != "agent_step":
         extra["agents"] = {"default_policy": ["a", "b", "c", "d"]}
     in_memory = cls(capacity, seed=seed, **extra)
     in_files = cls(capacity, seed=seed, spill_folder=tmp_path / "new", **extra)

@@ -22,6 +22,7 @@ from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.replay_buffers.replay_buffer import (
     EpisodeReplayBuffer,
     PrioritizedEpisodeReplayBuffer,
+    ReplayBuffer,
     ReplayBufferState,
 )
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
@@ -109,7 +110,7 @@ class ReplayTraining:
 
     can_be_mixed: ClassVar[bool] = True
 
-    buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
+    buffer_classes: ClassVar[Sequence[type[ReplayBuffer]]] = (
         EpisodeReplayBuffer,
         PrioritizedEpisodeReplayBuffer,
     )
@@ -157,7 +158,7 @@ class ReplayTraining:
             )
         self.updates_due = 0.0
 
-    def _make_buffer(self) -> EpisodeReplayBuffer:
+    def _make_buffer(self) -> ReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
         default, settings = type(self.config).replay_buffer_config, dict(self.config.replay_buffer_config)
         if "type" in settings:
