@@ -17,7 +17,7 @@ from marl_connectors.episodes.packing import chunks_of, late_reward, num_steps_o
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, EpisodeError, did_you_mean
 from marl_connectors.replay_buffers.n_step import NStep, drawn_n_steps, largest_n_step
-from marl_connectors.replay_buffers.replay_sample import EnvStepSample, ReplaySample, Window
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample, ReplaySample, Window, segments_of_items
 from marl_connectors.replay_buffers.ring import ACTED, Ring
 from marl_connectors.replay_buffers.ring_state import RingState
 from marl_connectors.seeding import stream
@@ -349,7 +349,7 @@ class ReplayBuffer:
     ) -> ReplaySample:
         if self.agents is not None:
             return EnvStepSample(windows[_ALL], module_ids, shares_rewards=self.unit == TEAM_STEP)
-        return ReplaySample.of_agents(windows, sequences)
+        return ReplaySample({m: segments_of_items(own, are_sequences=m in sequences) for m, own in windows.items()})
 
     def update_priorities(
         self,
@@ -382,7 +382,7 @@ class ReplayBuffer:
         found: dict[int, tuple[Window, np.ndarray, np.ndarray]] = {}
         for own_id, own in priorities.items():
             window, items = sample.segments[own_id].window, sample.items_of(own_id)
-            sizes, number = np.abs(np.asarray(own, np.float64)), len(window.sources)
+            sizes, number = np.abs(np.asarray(own, np.float64)), len(window.ahead)
             if sizes.shape != items.shape or not np.isfinite(sizes).all():
                 raise EpisodeError(
                     f"{name}: expected {len(items)} finite errors of module {own_id!r}, one for each item that was "

@@ -27,12 +27,13 @@ class Window:
     """The rows of a ring that were drawn: ``N`` items of ``W`` consecutive rows each.
 
     An item has ``lookback`` rows that no batch has, ``burn_in`` rows for the states of modules, ``num_steps`` steps,
-    and rows after them. ``same`` says which of them belong to its episode and are still kept.
+    and rows after them.
 
     Attributes:
         ring: The ring.
-        sources: ``[N, W]`` the positions in the ring.
-        same: ``[N, W]`` bool, see above.
+        by_offset: ``sources`` and ``same`` as ``[W, N]`` arrays.
+        width: The number ``W`` of rows of an item.
+        begin: The number of rows before an item's first step.
         lookback: See above.
         burn_in: See above.
         num_steps: See above.
@@ -54,28 +55,29 @@ class Window:
         """Finds the rows around ``[N]`` positions of steps, of which each begins an item."""
         self.ring, self.ahead, self.weights = ring, ahead, weights
         self.num_steps, self.lookback, self.burn_in = num_steps, lookback, burn_in
-        found = ring.reach(positions, np.arange(-lookback - burn_in, num_steps + int(ahead.max(initial=1))))
-        self.sources, self.same = (np.ascontiguousarray(part.T) for part in found)
+        self.begin = lookback + burn_in
+        self.by_offset = ring.reach(positions, np.arange(-self.begin, num_steps + int(ahead.max(initial=1))))
+        self.width = len(self.by_offset[0])
 
-    @property
-    def width(self) -> int:
-        """The number ``W`` of rows of an item."""
-        return self.sources.shape[1]
+    @cached_property
+    def sources(self) -> np.ndarray:
+        """``[N, W]`` the positions in the ring."""
+        return np.ascontiguousarray(self.by_offset[0].T)
 
-    @property
-    def begin(self) -> int:
-        """The number of rows before an item's first step."""
-        return self.lookback + self.burn_in
+    @cached_property
+    def same(self) -> np.ndarray:
+        """``[N, W]`` bool, whether a row belongs to its item's episode and is still kept."""
+        return np.ascontiguousarray(self.by_offset[1].T)
 
     @property
     def positions(self) -> np.ndarray:
         """``[N]`` the position in the ring of the first step of each item."""
-        return self.sources[:, self.begin]
+        return self.by_offset[0][self.begin]
 
     @property
     def last(self) -> np.ndarray:
         """``[N]`` the last row of each item that belongs to its episode and serves its returns."""
-        return self.begin + np.minimum(self.same[:, self.begin :].sum(1) - 1, self.num_steps - 1 + self.ahead)
+        return self.begin + np.minimum(self.by_offset[1][self.begin :].sum(0), self.num_steps + self.ahead) - 1
 
     def rollout(self, module_id: ModuleID, flags: np.ndarray, rewards: np.ndarray | None = None) -> Rollout:
         """Returns a rollout with copies of a module's rows, which has a lane for each agent.
@@ -218,26 +220,19 @@ class Segments:
         return RowPart(self.rollout, self.rows, *(np.repeat(own, self.counts) for own in (self.first, self.last)))
 
 
-def segments_of_items(
-    window: Window, module_id: ModuleID, flags: np.ndarray, *, are_sequences: bool = False
-) -> Segments:
-    """Returns a segment for each agent that acts in the first step of an item.
+def segments_of_items(window: Window, *, are_sequences: bool) -> Segments:
+    """Returns a segment for each item of a ring whose rows are steps of one agent each.
 
     Args:
         window: The items.
-        module_id: The module.
-        flags: ``[N, W, K]`` uint8, the flags of its agents, 0 for rows of other episodes.
         are_sequences: Whether batches have all rows of the items, except lookback, for stateful modules.
     """
-    begin, lanes, acted = window.begin, flags.shape[2], flags & ACTED
-    items, slots = acted[:, begin].nonzero()
-    lives = np.logical_and.accumulate(flags[:, begin:] & ALIVE, 1).sum(1)[items, slots]
-    lives += acted[items, begin + lives - 1, slots]  # an agent's last step has an observation after it
-    steps = acted[:, begin : begin + window.num_steps].sum(1, dtype=np.int64)[items, slots]
-    start = (items * window.width + begin) * lanes + slots
-    first = start - window.same[:, :begin].sum(1)[items] * lanes
-    stop = start + steps * lanes
-    last = start + (np.minimum(lives, steps + window.ahead[items]) - 1) * lanes
+    module_id, begin, (sources, same) = window.ring.key, window.begin, window.by_offset
+    flags = window.ring.flags[sources] * same
+    steps = (flags[begin : begin + window.num_steps] & ACTED).sum(0, dtype=np.int64)
+    start = np.arange(len(steps)) * window.width + begin
+    first, stop = start - same[:begin].sum(0), start + steps
+    last = start + np.minimum(same[begin:].sum(0), steps + window.ahead) - 1
     counts, length, counted = steps, None, None
     rows = start if window.num_steps == 1 else spans(start, steps)
     if are_sequences:
@@ -245,9 +240,28 @@ def segments_of_items(
         counts = last + 1 - begins
         rows = spans(begins, counts)
         counted = (rows >= start.repeat(counts)) & (rows < stop.repeat(counts))
-    flags = flags.reshape(-1)
+    flags = flags.T.reshape(-1)
     rollout = window.rollout(module_id, flags)
     return Segments(module_id, window, flags, rollout, rows, counts, first, start, stop, last, length, counted)
+
+
+def segments_of_steps(window: Window, module_id: ModuleID, flags: np.ndarray) -> Segments:
+    """Returns a segment for each agent that acts in the env step of an item, with rows after it for n-step returns.
+
+    Args:
+        window: The items, of one env step and the rows after it.
+        module_id: The module.
+        flags: ``[N, W, K]`` uint8, the flags of its agents, 0 for rows of other episodes.
+    """
+    lanes = flags.shape[2]
+    items, slots = (flags[:, 0] & ACTED).nonzero()
+    newest = np.logical_and.accumulate(flags & ALIVE, 1).sum(1)[items, slots] - 1
+    newest += flags[items, newest, slots] & ACTED  # an agent's last step has an observation after it
+    start = items * (window.width * lanes) + slots
+    stop, last = start + lanes, start + np.minimum(newest, window.ahead[items]) * lanes
+    counts, flags = np.ones(len(start), np.int64), flags.reshape(-1)
+    rollout = window.rollout(module_id, flags)
+    return Segments(module_id, window, flags, rollout, start, counts, start, start, stop, last)
 
 
 def segments_of_lives(
@@ -258,7 +272,7 @@ def segments_of_lives(
     Args:
         window: The items.
         module_id: The module.
-        flags: ``[N, W, K]`` uint8, the flags of its agents.
+        flags: As for ``segments_of_steps``.
         rewards: As for ``Window.rollout``.
     """
     width, lanes = window.width, flags.shape[2]
@@ -301,21 +315,6 @@ class ReplaySample(Sequence[SingleAgentEpisode]):
 
     def __init__(self, segments: Mapping[ModuleID, Segments]):
         self.segments = dict(segments)
-
-    @classmethod
-    def of_agents(cls, windows: Mapping[ModuleID, Window], sequences: Collection[ModuleID]) -> ReplaySample:
-        """Returns a sample of steps of agents, each by itself.
-
-        Args:
-            windows: The rows of each module's ring.
-            sequences: The modules that get sequences.
-        """
-        found = {}
-        for module_id, window in windows.items():
-            flags = (window.ring.flags[window.sources] | ALIVE) * window.same
-            are_sequences = module_id in sequences
-            found[module_id] = segments_of_items(window, module_id, flags[..., None], are_sequences=are_sequences)
-        return cls(found)
 
     def __len__(self) -> int:
         return sum(map(len, self.segments.values()))
@@ -391,7 +390,7 @@ class EnvStepSample(ReplaySample):
         acted = {m: (self.flags[m] & ACTED) > 0 for m in team if m in self.flags}
         if not shares_rewards:
             present = [m for m, own in acted.items() if own[:, 0].any()]
-            super().__init__({m: segments_of_items(window, m, self.flags[m]) for m in present})
+            super().__init__({m: segments_of_steps(window, m, self.flags[m]) for m in present})
             return
         *begins, self.num_agents = accumulate(self.sizes.values(), initial=0)
         self.slots = dict(zip(self.sizes, begins, strict=True))

@@ -336,12 +336,9 @@ class Ring:
         columns = {name: rows.get(name) for name in names}
         if Columns.T in columns:  # as env runners count; other episodes may differ
             columns[Columns.T] = np.asarray(columns[Columns.T], np.int32)
-        before = {}
-        if self.has(Columns.OBS, module_id):
-            keys = {name: _key(name, module_id) for name in self.columns if name not in (Columns.T, AGENT_FLAGS)}
-            before = {name: self.own(name, key) for name, key in keys.items() if self.has(name, key)}
-        if before and before.keys() != set(names) - {Columns.T}:
-            (name, *_) = sorted(before.keys() ^ (set(names) - {Columns.T}))
+        before = self._known(module_id)
+        if before and before.keys() != columns.keys():
+            (name, *_) = sorted(before.keys() ^ columns.keys())
             without = "these episodes do not have" if name in before else "the episodes before do not have"
             raise self._misfit(module_id, f"{without} the column {name!r}")
         num_axes = 1 if self.agents is None else 2
@@ -355,6 +352,14 @@ class Ring:
             self.spaces[module_id] = rows.observation_space, rows.action_space
         self.action_units = self._common_units(module_id, rows)
         return columns
+
+    def _known(self, module_id: ModuleID) -> dict[str, Tree]:
+        """Returns a module's columns, without those of flags and times of env steps; none before its first steps."""
+        if self.agents is None:
+            return self.columns
+        keys = {name: _key(name, module_id) for name in self.columns if name not in (AGENT_FLAGS, Columns.T)}
+        known = {name: self.columns[name][key] for name, key in keys.items() if key in self.columns[name]}
+        return known if Columns.OBS in known else {}
 
     def _misfit(self, module_id: ModuleID, what: str) -> EpisodeError:
         return EpisodeError(
@@ -401,6 +406,8 @@ class Ring:
                     bounds.append(i)
                     number = 0
                 number += count
+        if len(bounds) == 1:
+            return self._insert_together(heads, columns, counts, ())
         bounds.append(len(heads))
         rows = np.concatenate([[0], counts.cumsum()])[bounds].tolist()
         found = []
@@ -408,7 +415,7 @@ class Ring:
             own = {name: take(column, slice(*own_rows)) for name, column in columns.items()}
             later = [head.actor for head in heads[end:]]
             found.append(self._insert_together(heads[begin:end], own, counts[begin:end], later))
-        return found[0] if len(found) == 1 else Places(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        return Places(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def _insert_together(
         self, heads: Sequence[Head], columns: Mapping[str, Tree], counts: np.ndarray, later: Sequence[str]
@@ -454,7 +461,7 @@ class Ring:
 
     def _places(self, heads: Sequence[Head], counts: np.ndarray) -> Places:
         """Returns a place for each chunk: behind the chunk before, or else in the emptiest free lane."""
-        found: list[tuple[int, int, int]] = []
+        lanes, starts, numbers = [], [], []
         written, added_at = self.written.tolist(), self.num_rows_added
         for head, count in zip(heads, counts.tolist(), strict=True):
             known = self._open.pop(head.actor, None)
@@ -463,28 +470,29 @@ class Ring:
             else:
                 if known is not None:  # the rest of its episode never came, or a part is missing
                     heapq.heappush(self._free, (written[known.lane], known.lane))
-                if not count:  # it tells of a step that is not here
-                    found.append((0, 0, _NO_EPISODE))
-                    continue
-                start, lane = heapq.heappop(self._free)
-                number = self.num_episodes_added % 2**31
-                self.num_episodes_added += 1
-            count = max(count, 1)
-            written[lane] = start + count
-            if head.ends:
-                heapq.heappush(self._free, (written[lane], lane))
-            else:
-                num_steps = head.t_started + count - 1
-                self._open[head.actor] = OpenEpisode(head.episode_id, lane, number, num_steps, added_at)
-            found.append((lane, start, number))
+                lane, start, number = 0, 0, _NO_EPISODE  # if it has no row, it tells of a step that is not here
+                if count:
+                    start, lane = heapq.heappop(self._free)
+                    number = self.num_episodes_added % 2**31
+                    self.num_episodes_added += 1
+            if number != _NO_EPISODE:
+                count = max(count, 1)
+                written[lane] = start + count
+                if head.ends:
+                    heapq.heappush(self._free, (written[lane], lane))
+                else:
+                    num_steps = head.t_started + count - 1
+                    self._open[head.actor] = OpenEpisode(head.episode_id, lane, number, num_steps, added_at)
+            lanes.append(lane)
+            starts.append(start)
+            numbers.append(number)
         self.written = np.array(written, np.int64)
-        lanes, starts, numbers = np.array(found, np.int64).reshape(-1, 3).T
-        return Places(lanes, starts, numbers.astype(np.int32))
+        return Places(np.array(lanes), np.array(starts), np.array(numbers, np.int32))
 
     def _write(self, columns: Mapping[str, Tree], counts: np.ndarray, places: Places, ends: np.ndarray) -> None:
         after = counts.cumsum()
         lanes, numbers = places.lanes.repeat(counts), places.numbers.repeat(counts)
-        rows = spans(places.starts, counts)
+        rows = (places.starts - after + counts).repeat(counts) + np.arange(len(lanes))
         flags = np.full(len(rows), ACTED, np.uint8)
         with_steps = counts > 0
         flags[after[with_steps] - 1] = 0
@@ -516,6 +524,8 @@ class Ring:
             places: Where the chunks are.
         """
         told = np.flatnonzero((ends > 0) | (late != 0))
+        if not len(told):
+            return
         rows, lanes = places.starts[told] - 1, places.lanes[told]
         positions = self.positions(lanes, rows)
         is_kept = rows >= self.written[lanes] - self.num_rows
