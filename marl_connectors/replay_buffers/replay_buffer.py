@@ -265,7 +265,7 @@ class ReplayBuffer:
         sequence_lens: Mapping[ModuleID, int] | None = None,
         burn_in_len: int = 0,
         module_ids: Collection[ModuleID] | None = None,
-    ) -> Any:
+    ) -> ReplaySample:
         """Draws steps, or sequences of steps, with replacement.
 
         Each step is equally likely to be the first one, unless there are priorities. Of env steps, those are drawn in
@@ -289,8 +289,8 @@ class ReplayBuffer:
             module_ids: The modules; all that have steps if None.
 
         Returns:
-            A ReplaySample, or an EnvStepSample: a sequence of SingleAgentEpisodes, which are made when they are asked
-            for, and the rows of a train batch.
+            A sequence of SingleAgentEpisodes, which are made when they are asked for, and the rows of a train batch; of
+            a buffer of env steps an EnvStepSample.
 
         Raises:
             EpisodeError: If there are no steps of one of these modules, or of a buffer of joint steps, if there would
@@ -329,7 +329,7 @@ class ReplayBuffer:
         self.num_steps_sampled += sample.num_steps
         return sample
 
-    def every_step(self, *, n_step: NStep = 1) -> Any:
+    def every_step(self, *, n_step: NStep = 1) -> ReplaySample:
         """Returns a sample with all steps that are kept, each once and as an item of its own.
 
         Args:

@@ -15,7 +15,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout, spans, take
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.replay_buffers.ring import ACTED, AGENT_FLAGS, ALIVE, TERMINATED, TRUNCATED, Ring
+from marl_connectors.replay_buffers.ring import ACTED, AGENT_FLAGS, ALIVE, ENVIRONMENT, TERMINATED, TRUNCATED, Ring
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID, Tree
 
@@ -88,7 +88,7 @@ class Window:
             rewards: ``[N, W]`` rewards that all agents have, in place of their own.
         """
         sources, ring = self.sources.reshape(-1), self.ring
-        num_lanes, columns = len(flags) // len(sources), {}
+        num_lanes, columns = 1 if ring.agents is None else len(ring.agents_of(module_id)), {}
         for name, column in ring.columns.items():
             if ring.agents is None:
                 columns[name] = take(column, sources)
@@ -102,7 +102,7 @@ class Window:
         for name, flag in ((Columns.TERMINATEDS, TERMINATED), (Columns.TRUNCATEDS, TRUNCATED)):
             columns[name] = (flags & flag) > 0
         if self.weights is not None and rewards is None:
-            columns[WEIGHTS] = np.repeat(self.weights, len(flags) // len(self.weights))
+            columns[WEIGHTS] = np.repeat(self.weights, self.width * num_lanes)
         return Rollout.of_columns(
             columns,
             *ring.spaces.get(module_id, (None, None)),
@@ -298,7 +298,7 @@ def segments_of_lives(
         counts=ends - begins,
         first=start - follows[begins] * lanes,
         start=start,
-        stop=last + (flags[last] & ACTED) * lanes,
+        stop=last + ((flags[last] & ACTED) > 0) * lanes,
         last=last,
         sequence_length=width - window.lookback,
     )
@@ -429,3 +429,13 @@ class EnvStepSample(ReplaySample):
         sources = self.window.sources
         flat = take(self.window.ring.own(name, module_id), sources.reshape(-1))
         return tree_map(lambda leaf: leaf.reshape(*sources.shape, *leaf.shape[1:]), flat)
+
+    def observations(self, module_id: ModuleID) -> Tree:
+        """Returns ``[N, W, K, ...]`` observations of a module's agents; without a meaning where ``flags`` are 0."""
+        return self.column(Columns.OBS, module_id)
+
+    def env_states(self) -> Tree | None:
+        """Returns ``[N, W, ...]`` states of the environment; None if they are not recorded."""
+        if not self.has(Columns.ENV_STATE, ENVIRONMENT):
+            return None
+        return tree_map(lambda leaf: leaf[:, :, 0], self.column(Columns.ENV_STATE, ENVIRONMENT))

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.replay_buffers.replay_sample import EnvStepSample
-from marl_connectors.replay_buffers.ring import ENVIRONMENT
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID
 
@@ -100,7 +98,7 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
                 presence.append(np.zeros((*shape, number), np.float32))
                 continue
             is_there = sample.there(module_id)
-            rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), sample.column(Columns.OBS, module_id))
+            rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), sample.observations(module_id))
             flat = np.asarray(flattener(rows)).reshape(*shape, number, flattener.size)
             parts.append(np.where(is_there[..., None], flat, 0).reshape(*shape, -1))
             presence.append(is_there)
@@ -108,11 +106,11 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
 
     def _env_states(self, sample: EnvStepSample) -> np.ndarray:
         """Returns ``[N, W, size]`` flattened states."""
-        if not sample.has(Columns.ENV_STATE, ENVIRONMENT):
+        states = sample.env_states()
+        if states is None:
             raise ConnectorError(
                 "the replay buffer holds no states of the environment. A run records them if this piece is in its "
                 "learner pipeline when it is built."
             )
-        states = sample.column(Columns.ENV_STATE, ENVIRONMENT)
-        flat = np.asarray(self._of_state(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), states)))
+        flat = np.asarray(self._of_state(tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), states)))
         return flat.reshape(*sample.window.same.shape, -1).astype(np.float32)

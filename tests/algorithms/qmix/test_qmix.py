@@ -258,7 +258,7 @@ class ByHand:
         if self.config.mixer == "vdn":
             return {}
         if self.config.mixer_state == "state":
-            found = self.sample.column("env_state", "environment")[:, :, 0]
+            found = self.sample.env_states()
             return {
                 (i, w): torch.as_tensor(found[i, w].reshape(-1), dtype=torch.float32)
                 for i, w in np.ndindex(found.shape[:2])
@@ -268,7 +268,7 @@ class ByHand:
             seen, there = [], []
             for m, k in self.agents:
                 is_there = bool(self.flags(m, item, w, k))
-                own = self.sample.column(Columns.OBS, m)[item, w, k]
+                own = self.sample.observations(m)[item, w, k]
                 seen.append(own if is_there else np.zeros_like(own))
                 there.append(float(is_there))
             states[item, w] = torch.as_tensor(np.concatenate([*seen, there]), dtype=torch.float32)
