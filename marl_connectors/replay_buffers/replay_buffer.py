@@ -298,19 +298,20 @@ class ReplayBuffer:
         """
         del gamma
         name, numbers = type(self).__name__, num_items if batch_size_B is None else batch_size_B
+        of_modules = numbers if isinstance(numbers, Mapping) and self.agents is None else {}
         if self.unit == JOINT_STEP and (batch_length_T, lookback, burn_in_len, sequence_lens) != (1, 0, 0, None):
             raise EpisodeError(
                 f"{name}: it draws single env steps. Leave out batch_length_T, lookback, burn_in_len and sequence_lens."
             )
-        keys, of_modules = [_ALL], isinstance(numbers, Mapping) and self.agents is None
+        keys = [_ALL]
         if self.agents is None:
-            keys = list(module_ids if module_ids is not None else numbers if of_modules else self.module_ids)
+            keys = list(module_ids if module_ids is not None else of_modules or self.module_ids)
         if not keys:
             raise EpisodeError(f"{name}: there are no steps to draw from. Add episodes first.")
         windows, sequences = {}, []
         for key in keys:
             ring, generator = self._ring(key), stream(self.seed, "replay", str(key), self.num_samples)
-            size = integer(min=1).check(numbers[key] if of_modules else numbers, name, "num_items")
+            size = integer(min=1).check(of_modules[key] if of_modules else numbers, name, "num_items")
             positions = ring.draw(size, generator, module_ids)
             lengths = [length for m, length in (sequence_lens or {}).items() if self.agents is not None or m == key]
             if lengths:

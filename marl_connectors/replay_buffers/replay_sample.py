@@ -193,7 +193,7 @@ class Segments:
     @property
     def num_steps(self) -> int:
         """The number of steps that are part of a loss."""
-        return int((self.acted if self.counted is None else self.counted).sum())
+        return int(np.count_nonzero(self.acted if self.counted is None else self.counted))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -228,10 +228,10 @@ def segments_of_items(window: Window, *, are_sequences: bool) -> Segments:
         are_sequences: Whether batches have all rows of the items, except lookback, for stateful modules.
     """
     module_id, begin, (sources, same) = window.ring.key, window.begin, window.by_offset
-    flags = window.ring.flags[sources] * same
+    flags = window.ring.flags.take(sources) * same
     steps = (flags[begin : begin + window.num_steps] & ACTED).sum(0, dtype=np.int64)
     start = np.arange(len(steps)) * window.width + begin
-    first, stop = start - same[:begin].sum(0), start + steps
+    first, stop = start - same[:begin].sum(0) if begin else start, start + steps
     last = start + np.minimum(same[begin:].sum(0), steps + window.ahead) - 1
     counts, length, counted = steps, None, None
     rows = start if window.num_steps == 1 else spans(start, steps)

@@ -55,10 +55,8 @@ def random_run(seed):
 def rows_of(buffer):
     """Yields the observations and the masks of all rows of a buffer that are steps or last observations."""
     for ring in buffer._rings.values():
-        used = np.zeros(len(ring.flags), bool)
-        used[: ring.num_used] = True
-        lanes = np.arange(len(used)) % ring.num_lanes
-        used &= np.arange(len(used)) // ring.num_lanes < ring.kept[lanes]
+        rows = np.arange(len(ring.flags))
+        used = rows // ring.num_lanes < ring.kept[rows % ring.num_lanes]
         if "agent_flags" not in ring.columns:
             yield ring.columns[Columns.OBS][used], ring.columns[Columns.ACTION_MASK][used]
             continue
