@@ -153,16 +153,15 @@ from .offline.minari_data import from_minari as from_minari
 from .offline.minari_data import to_minari as to_minari
 from .offline.parquet import from_parquet as from_parquet
 from .offline.parquet import to_parquet as to_parquet
-from .replay_buffers.episode_replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
-from .replay_buffers.episode_replay_buffer import MultiAgentEpisodeReplayBuffer as MultiAgentEpisodeReplayBuffer
-from .replay_buffers.joint_replay_buffer import JointReplayBuffer as JointReplayBuffer
-from .replay_buffers.prioritized_episode_replay_buffer import (
+from .replay_buffers.replay_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
+from .replay_buffers.replay_buffer import JointReplayBuffer as JointReplayBuffer
+from .replay_buffers.replay_buffer import MultiAgentEpisodeReplayBuffer as MultiAgentEpisodeReplayBuffer
+from .replay_buffers.replay_buffer import (
     MultiAgentPrioritizedEpisodeReplayBuffer as MultiAgentPrioritizedEpisodeReplayBuffer,
 )
-from .replay_buffers.prioritized_episode_replay_buffer import (
-    PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer,
-)
-from .replay_buffers.team_replay_buffer import TeamReplayBuffer as TeamReplayBuffer
+from .replay_buffers.replay_buffer import PrioritizedEpisodeReplayBuffer as PrioritizedEpisodeReplayBuffer
+from .replay_buffers.replay_buffer import ReplayBuffer as ReplayBuffer
+from .replay_buffers.replay_buffer import TeamReplayBuffer as TeamReplayBuffer
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI

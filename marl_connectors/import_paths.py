@@ -76,11 +76,11 @@ PATHS: Final = {
     "utils.checkpoints": "checkpoints",
     "utils.error": "errors",
     "utils.metrics.metrics_logger": "metrics",
-    "utils.replay_buffers": "replay_buffers.episode_replay_buffer replay_buffers.prioritized_episode_replay_buffer",
-    "utils.replay_buffers.episode_replay_buffer": "replay_buffers.episode_replay_buffer",
-    "utils.replay_buffers.multi_agent_episode_buffer": "replay_buffers.episode_replay_buffer",
-    "utils.replay_buffers.multi_agent_prioritized_episode_buffer": "replay_buffers.prioritized_episode_replay_buffer",
-    "utils.replay_buffers.prioritized_episode_buffer": "replay_buffers.prioritized_episode_replay_buffer",
+    "utils.replay_buffers": "replay_buffers.replay_buffer",
+    "utils.replay_buffers.episode_replay_buffer": "replay_buffers.replay_buffer",
+    "utils.replay_buffers.multi_agent_episode_buffer": "replay_buffers.replay_buffer",
+    "utils.replay_buffers.multi_agent_prioritized_episode_buffer": "replay_buffers.replay_buffer",
+    "utils.replay_buffers.prioritized_episode_buffer": "replay_buffers.replay_buffer",
 }
 """The modules whose public names a path of RLlib has, all of them without ``marl_connectors.``."""
 

@@ -51,9 +51,6 @@ class Rows:
             rows are.
     """
 
-    sequence_lengths: tuple[int, ...] | None = None
-    counted: np.ndarray | None = None
-
     __slots__ = (
         "__weakref__",
         "_chunks",
@@ -62,10 +59,12 @@ class Rows:
         "_length",
         "_whole",
         "acted",
+        "counted",
         "counts",
         "module_ids",
         "parts",
         "rows_per_module",
+        "sequence_lengths",
         "splits",
     )
 
@@ -78,6 +77,8 @@ class Rows:
         episodes: Sequence[SingleAgentEpisode | AgentChunk],
         counts: list[int],
         acted: np.ndarray | None = None,
+        sequence_lengths: tuple[int, ...] | None = None,
+        counted: np.ndarray | None = None,
     ):
         self.parts = parts
         self.module_ids = module_ids
@@ -86,6 +87,8 @@ class Rows:
         self._episodes: list[SingleAgentEpisode] | None = None
         self.counts = counts
         self.acted = acted
+        self.sequence_lengths = sequence_lengths
+        self.counted = counted
         self._length = splits[-1]
         self._last_steps: np.ndarray | None = None
         self._whole: tuple[Rows, int] | None = None
@@ -390,11 +393,12 @@ def whose(episode: Any) -> str:
 
 
 def env_number_of(episode: Any) -> int | None:
-    """Returns the number in the run of the sub-environment that an agent episode comes from.
+    """Returns the number in the run of the sub-environment that an episode, or an agent's episode, comes from.
 
     Env runners make it the first part of the episode's id: ``"3-17"`` comes from sub-environment 3. None for other ids.
     """
-    id_ = episode.id_ if episode.multi_agent_episode_id is None else episode.multi_agent_episode_id
+    whole = getattr(episode, "multi_agent_episode_id", None)
+    id_ = episode.id_ if whole is None else whole
     number = str(id_).partition("-")[0]
     return int(number) if number.isdecimal() and str(id_) != number else None
 

@@ -27,6 +27,13 @@ class SumTree:
             self._levels.append(np.zeros((size, _CHILDREN)))
         self._roots = np.zeros(size)
 
+    @classmethod
+    def of(cls, weights: np.ndarray) -> SumTree:
+        """Returns a tree over ``[size]`` weights."""
+        tree = cls(len(weights))
+        tree.set(np.arange(len(weights)), weights)
+        return tree
+
     @property
     def total(self) -> float:
         """The sum of all weights."""

@@ -8,7 +8,7 @@ from marl_connectors import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import AddNStepReturnsToTrainBatch
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import EpisodeReplayBuffer
 
 FRESH = fresh_seeds(60)
 

@@ -9,9 +9,8 @@ from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, EpisodeReader, EpisodeReplayBuffer, EpisodeWriter
-from marl_connectors.replay_buffers.row_ring import ACTED
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
-from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS
+from marl_connectors.replay_buffers.replay_buffer import TeamReplayBuffer
+from marl_connectors.replay_buffers.ring import ACTED, AGENT_FLAGS
 
 AGENTS = "abc"
 LENGTH = 30

@@ -11,8 +11,7 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, DQNConfig, EpisodeReader, MADDPGConfig, QMIXConfig, SACConfig, VDNConfig
 from marl_connectors.algorithms.maddpg.learner import TARGET_ACTIONS
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import NEXT_ACTION_MASK
-from marl_connectors.replay_buffers.row_ring import ACTED
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE
 
 PREFERRED = 100.0
 FRESH = fresh_seeds(20)
@@ -56,10 +55,8 @@ def random_run(seed):
 def rows_of(buffer):
     """Yields the observations and the masks of all rows of a buffer that are steps or last observations."""
     for ring in buffer._rings.values():
-        used = np.zeros(len(ring.flags), bool)
-        used[: ring.num_used] = True
-        lanes = np.arange(len(used)) % ring.num_lanes
-        used &= np.arange(len(used)) // ring.num_lanes < ring.kept[lanes]
+        rows = np.arange(len(ring.flags))
+        used = rows // ring.num_lanes < ring.kept[rows % ring.num_lanes]
         if "agent_flags" not in ring.columns:
             yield ring.columns[Columns.OBS][used], ring.columns[Columns.ACTION_MASK][used]
             continue

@@ -13,8 +13,7 @@ from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
 from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import JointObservations
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import AddMixerStatesToTrainBatch
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer, TeamReplayBuffer
 
 
 def of_episodes(episodes, agent_spaces):

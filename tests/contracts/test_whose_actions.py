@@ -27,7 +27,7 @@ from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import 
 from marl_connectors.episodes.action_units import ENV, MODULE, NORMALIZED, UNSCALED, in_units
 from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import EpisodeError, OfflineDataError
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import EpisodeReplayBuffer
 from marl_connectors.trees import leaves, tree_map
 
 NESTED = spaces.Dict(

@@ -14,8 +14,7 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
 )
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer, TeamReplayBuffer
 
 AGENTS = {"default_policy": ["a", "b", "c"]}
 FRESH = fresh_seeds(30)

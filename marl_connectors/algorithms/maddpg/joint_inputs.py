@@ -14,8 +14,8 @@ from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplaySample
-from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample
+from marl_connectors.replay_buffers.ring import ACTED, TERMINATED
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
@@ -65,7 +65,7 @@ class JointInputs:
         """Returns the place of an agent."""
         return self.agent_ids.index(agent_id)
 
-    def of_sample(self, sample: JointReplaySample) -> tuple[np.ndarray, np.ndarray]:
+    def of_sample(self, sample: EnvStepSample) -> tuple[np.ndarray, np.ndarray]:
         """Returns the vectors of all env steps, without the number of an agent, and who has left.
 
         Returns:
@@ -148,7 +148,7 @@ class AddJointInputsToTrainBatch(ConnectorV2):
             ConnectorError: If the rows are not of a JointReplayBuffer.
         """
         sample = shared_data[RUN_EPISODES].unextended
-        if not isinstance(sample, JointReplaySample):
+        if not isinstance(sample, EnvStepSample) or sample.shares_rewards:
             raise ConnectorError(f"expected steps of a JointReplayBuffer, but got a {type(sample).__name__}.")
         if "joint_inputs" not in shared_data:
             shared_data["joint_inputs"] = self.inputs.of_sample(sample)

@@ -33,8 +33,8 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer, JointReplaySample
-from marl_connectors.replay_buffers.replay_sample import WEIGHTS
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import WEIGHTS, EnvStepSample
 from marl_connectors.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
 from marl_connectors.rl_module.rl_module import apply_mask_of_module
 from marl_connectors.transfers import moved
@@ -92,7 +92,7 @@ class MADDPGLearner(OffPolicyLearner):
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
         """Returns the train batch, with what the target policies of all agents do."""
-        sample = episodes if isinstance(episodes, JointReplaySample) else self._sample_of(episodes)
+        sample = episodes if isinstance(episodes, EnvStepSample) else self._sample_of(episodes)
         batch = super().make_batch(sample)
         inputs = self._inputs()
         actions = self._target_actions(sample, inputs)
@@ -106,7 +106,7 @@ class MADDPGLearner(OffPolicyLearner):
                 return piece.inputs
         raise LearnerError(f"{type(self).__name__}: its pipeline has no AddJointInputsToTrainBatch.")
 
-    def _sample_of(self, episodes: Sequence[Any]) -> JointReplaySample:
+    def _sample_of(self, episodes: Sequence[Any]) -> EnvStepSample:
         """Returns all steps of episodes."""
         agents: dict[ModuleID, dict[Any, None]] = {}
         rows = 2
@@ -123,7 +123,7 @@ class MADDPGLearner(OffPolicyLearner):
         return sample
 
     @torch.no_grad()
-    def _target_actions(self, sample: JointReplaySample, inputs: JointInputs) -> Tensor:
+    def _target_actions(self, sample: EnvStepSample, inputs: JointInputs) -> Tensor:
         """Returns ``[N * n, U]`` actions of all agents' target policies in the rows after the items' first rows."""
         items, width = sample.window.sources.shape
         found = torch.zeros(items * (width - 1), int(inputs.action_bounds[-1]), device=self.device)
@@ -137,7 +137,7 @@ class MADDPGLearner(OffPolicyLearner):
                 found[:, begin:end] = own[:, slot]
         return found
 
-    def _target_inputs(self, sample: JointReplaySample, module_id: ModuleID, module: Any) -> Tensor:
+    def _target_inputs(self, sample: EnvStepSample, module_id: ModuleID, module: Any) -> Tensor:
         """Returns ``[N * n * K, k]``, the ``action_dist_inputs`` of a module's target policy."""
 
         def of_leaf(leaf: np.ndarray) -> Tensor:

@@ -6,8 +6,7 @@ from marl_connectors.algorithms.maddpg.config import MADDPGConfig, MATD3Config
 from marl_connectors.algorithms.maddpg.learner import MADDPGLearner
 from marl_connectors.algorithms.off_policy.off_policy_algorithm import OffPolicyAlgorithm
 from marl_connectors.algorithms.off_policy.team_replay_training import TeamReplayTraining
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.prioritized_team_replay_buffer import PrioritizedJointReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer, PrioritizedJointReplayBuffer
 
 
 class MADDPGReplayTraining(TeamReplayTraining):

@@ -28,8 +28,8 @@ from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.learner import Learner, LearnerState
 from marl_connectors.learner.updates import has_self_supervised_loss
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.n_step import largest_n_step
+from marl_connectors.replay_buffers.replay_buffer import EpisodeReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.apis import Followers, TargetNetworkAPI, move_target_networks
 from marl_connectors.rl_module.distributions import Distribution

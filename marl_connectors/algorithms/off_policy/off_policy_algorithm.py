@@ -19,7 +19,7 @@ from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED
 from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import ConfigError
 from marl_connectors.offline.episode_reader import EpisodeReader
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import ReplayBuffer
 
 _AUTO_FRAGMENT = 1
 
@@ -171,6 +171,6 @@ class OffPolicyAlgorithm(ReplayingAlgorithm):
             )
 
     @property
-    def replay_buffer(self) -> EpisodeReplayBuffer:
+    def replay_buffer(self) -> ReplayBuffer:
         """The steps of all modules."""
         return self.replay.buffer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +19,12 @@ from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.environments.registry.spec import EnvSpec
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer, ReplayBufferState
-from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import (
+    EpisodeReplayBuffer,
+    PrioritizedEpisodeReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferState,
+)
 from marl_connectors.replay_buffers.replay_sample import ReplaySample
 from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 from marl_connectors.rl_module.states import max_seq_len
@@ -107,7 +110,7 @@ class ReplayTraining:
 
     can_be_mixed: ClassVar[bool] = True
 
-    buffer_classes: ClassVar[Sequence[type[EpisodeReplayBuffer]]] = (
+    buffer_classes: ClassVar[Sequence[type[ReplayBuffer]]] = (
         EpisodeReplayBuffer,
         PrioritizedEpisodeReplayBuffer,
     )
@@ -155,7 +158,7 @@ class ReplayTraining:
             )
         self.updates_due = 0.0
 
-    def _make_buffer(self) -> EpisodeReplayBuffer:
+    def _make_buffer(self) -> ReplayBuffer:
         known = {cls.__name__: cls for cls in self.buffer_classes}
         default, settings = type(self.config).replay_buffer_config, dict(self.config.replay_buffer_config)
         if "type" in settings:
@@ -166,10 +169,7 @@ class ReplayTraining:
         if name not in known:
             raise ConfigError(f"replay_buffer_config: there is no type {name!r}. {did_you_mean(str(name), known)}")
         own = self.buffer_arguments()
-        accepted = [
-            "type",
-            *(argument for argument in inspect.signature(known[name]).parameters if argument not in own),
-        ]
+        accepted = ["type", *(argument for argument in known[name].settings() if argument not in own)]
         for setting in settings:
             if setting not in accepted:
                 raise ConfigError(
@@ -221,8 +221,7 @@ class ReplayTraining:
         sample = self.draw(module_ids)
         results = self.learner.update(episodes=sample, timesteps=timesteps)
         if self.config.has_priorities:
-            buffer: Any = self.buffer
-            buffer.update_priorities(sample, self.learner.td_errors)
+            self.buffer.update_priorities(self.learner.td_errors, sample=sample)
         return results
 
     def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:

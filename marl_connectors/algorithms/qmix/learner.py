@@ -35,7 +35,7 @@ from marl_connectors.learner.minibatches import GroupRows, MiniBatch
 from marl_connectors.learner.updates import Step, has_self_supervised_loss
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.n_step import largest_n_step
-from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.seeding import torch_stream
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
@@ -121,7 +121,7 @@ class QMIXLearner(DQNLearner):
         Raises:
             LearnerError: If they do not come from a ``TeamReplayBuffer``.
         """
-        if not isinstance(episodes, TeamReplaySample):
+        if not isinstance(episodes, EnvStepSample) or not episodes.shares_rewards:
             raise LearnerError(
                 f"{type(self).__name__}: expected a sample of a TeamReplayBuffer, got a {type(episodes).__name__}. Add "
                 f"the episodes to algo.replay_buffer, and pass what its sample(...) returns."

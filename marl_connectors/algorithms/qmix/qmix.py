@@ -11,8 +11,7 @@ from marl_connectors.algorithms.qmix.config import QMIXConfig, VDNConfig
 from marl_connectors.algorithms.qmix.learner import QMIXLearner
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError
-from marl_connectors.replay_buffers.prioritized_team_replay_buffer import PrioritizedTeamReplayBuffer
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import PrioritizedTeamReplayBuffer, TeamReplayBuffer
 
 
 class QMIXReplayTraining(TeamReplayTraining):

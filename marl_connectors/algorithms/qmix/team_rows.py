@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.learner.minibatches import MiniBatch
-from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.rl_module.stacking import each_leaf
 from marl_connectors.transfers import all_moved
 
@@ -150,7 +150,7 @@ class TeamRows:
         discounts: ``[K]`` float32, the factor of the value that a target reads; 0 where no agent is there.
     """
 
-    def __init__(self, minibatches: Sequence[MiniBatch], sample: TeamReplaySample, *, n_step: int, gamma: float):
+    def __init__(self, minibatches: Sequence[MiniBatch], sample: EnvStepSample, *, n_step: int, gamma: float):
         """Finds the rows.
 
         Args:
@@ -192,7 +192,7 @@ class TeamRows:
         self.read_by = by[0] if by else None
         self.rewards = (_joined([own.reshape(-1) for own in rewards])[reward_rows] * factors).sum(-1)
 
-    def _joint(self, minibatches: Sequence[MiniBatch], sample: TeamReplaySample, places: np.ndarray) -> JointRows:
+    def _joint(self, minibatches: Sequence[MiniBatch], sample: EnvStepSample, places: np.ndarray) -> JointRows:
         """Returns the rows at ``[K, A]`` places among the rows of all minibatches; -1 stands for no row."""
         is_there = places >= 0
         if len(sample.segments) == 1 and is_there.all():
@@ -223,7 +223,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _places(
-    minibatches: Sequence[MiniBatch], rewards: Sequence[Tensor], sample: TeamReplaySample
+    minibatches: Sequence[MiniBatch], rewards: Sequence[Tensor], sample: EnvStepSample
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the agents' rows at all env steps are, and whether the agents act there.
 

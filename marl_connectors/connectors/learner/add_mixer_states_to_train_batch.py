@@ -13,7 +13,7 @@ from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID
 
@@ -80,7 +80,7 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
             ConnectorError: If the rows are not of a ``TeamReplayBuffer``, or have no states.
         """
         sample = shared_data[RUN_EPISODES].unextended
-        if not isinstance(sample, TeamReplaySample):
+        if not isinstance(sample, EnvStepSample) or not sample.shares_rewards:
             raise ConnectorError("expected a sample of a TeamReplayBuffer, as the rows of all agents are needed.")
         if MIXER_STATE not in shared_data:
             states = self._env_states(sample) if self.reads_env_states else self._observations(sample)
@@ -88,7 +88,7 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
         at = [sample.segments[module_id].env_steps for module_id in columns.module_ids]
         columns[MIXER_STATE] = shared_data[MIXER_STATE][np.concatenate(at)]
 
-    def _observations(self, sample: TeamReplaySample) -> np.ndarray:
+    def _observations(self, sample: EnvStepSample) -> np.ndarray:
         """Returns ``[N, W, size]`` vectors of observations."""
         shape, parts, presence = sample.window.same.shape, [], []
         for module_id, flattener in self._flatteners.items():
@@ -104,7 +104,7 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
             presence.append(is_there)
         return np.concatenate([*parts, *presence], -1, dtype=np.float32)
 
-    def _env_states(self, sample: TeamReplaySample) -> np.ndarray:
+    def _env_states(self, sample: EnvStepSample) -> np.ndarray:
         """Returns ``[N, W, size]`` flattened states."""
         states = sample.env_states()
         if states is None:

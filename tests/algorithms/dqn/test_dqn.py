@@ -39,7 +39,7 @@ from marl_connectors.errors import (
     ModuleError,
     OfflineDataError,
 )
-from marl_connectors.replay_buffers.row_ring import ACTED
+from marl_connectors.replay_buffers.ring import ACTED
 from marl_connectors.validators import settings_of
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")

@@ -31,8 +31,7 @@ from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import M
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
 from marl_connectors.policy_mapping import SharedPolicy
 from marl_connectors.replay_buffers.n_step import largest_n_step
-from marl_connectors.replay_buffers.row_ring import ACTED
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE
 
 FRESH = fresh_seeds(12)
 
@@ -152,7 +151,7 @@ class ByHand:
 
     def __init__(self, algo, sample, config):
         self.algo, self.sample, self.config = algo, sample, config
-        self.agents = [(m, k) for m in sample._ring.agents for k in range(len(sample._ring.agents[m]))]
+        self.agents = [(m, k) for m in sample.sizes for k in range(sample.sizes[m])]
         self.team = list(sample.segments)
         self.filters = {m: sample.segments[m].rollout.columns[Columns.OBS] for m in self.team}
         self.columns = {m: sample.segments[m].rollout.columns for m in self.team}
@@ -161,7 +160,7 @@ class ByHand:
         return int(self.sample.flags[m][item, w, k]) if m in self.sample.flags else 0
 
     def at(self, m, name, item, w, k):
-        width, lanes = self.sample.window.same.shape[1], len(self.sample._ring.agents[m])
+        width, lanes = self.sample.window.same.shape[1], self.sample.sizes[m]
         column = self.columns[m][name]
         take = lambda leaf: leaf[(item * width + w) * lanes + k]
         return {key: take(leaf) for key, leaf in column.items()} if isinstance(column, dict) else take(column)
@@ -396,7 +395,7 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     config = small_qmix(RandomMasks, seed, n_step=1 + seed % 2)
     algo = config.environment(env_config={"case": case, "places": ("observation",), "alike": True}).build_algo()
     algo.train()
-    ring = algo.replay_buffer._ring_of_all
+    ring = algo.replay_buffer._rings["all agents"]
     acted = (ring.columns["agent_flags"]["default_policy"] & ACTED) > 0
     masks = ring.columns[Columns.ACTION_MASK]["default_policy"][acted]
     free = ~masks.any(1)

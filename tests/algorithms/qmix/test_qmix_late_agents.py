@@ -9,8 +9,7 @@ from gymnasium import spaces
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, MADDPGConfig, MATD3Config, QMIXConfig, VDNConfig
-from marl_connectors.replay_buffers.row_ring import ACTED
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE
 
 TEAMS = {"VDN": VDNConfig, "QMIX": QMIXConfig, "MADDPG": MADDPGConfig, "MATD3": MATD3Config}
 

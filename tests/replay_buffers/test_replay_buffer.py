@@ -7,8 +7,8 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, PPOConfig, SingleAgentEpisode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import ConfigError, EpisodeError
-from marl_connectors.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from marl_connectors.replay_buffers.row_ring import ACTED, RowRing
+from marl_connectors.replay_buffers.replay_buffer import EpisodeReplayBuffer
+from marl_connectors.replay_buffers.ring import ACTED, Ring
 
 
 def random_run(seed):
@@ -249,7 +249,7 @@ def test_the_same_batch_comes_from_a_sample_and_from_its_episodes():
 
 
 def test_memory_is_near_that_of_the_arrays():
-    ring = RowRing("m", 1000)
+    ring = Ring("m", 1000)
     assert ring.nbytes == 0
     algo = cart_pole_algo()
     buffer = EpisodeReplayBuffer(capacity=50_000)

@@ -9,14 +9,13 @@ from gymnasium import spaces
 from helpers.episodes.cut_games import BOX, POOL, played
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, MultiAgentEpisode
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.prioritized_team_replay_buffer import (
+from marl_connectors.replay_buffers.replay_buffer import (
+    JointReplayBuffer,
     PrioritizedJointReplayBuffer,
     PrioritizedTeamReplayBuffer,
+    TeamReplayBuffer,
 )
-from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
-from marl_connectors.replay_buffers.team_ring import AGENT_FLAGS, ALIVE
+from marl_connectors.replay_buffers.ring import ACTED, AGENT_FLAGS, ALIVE, TERMINATED, TRUNCATED
 
 TEAM = {"x": ["a"], "y": ["b", "c"]}
 
@@ -66,7 +65,7 @@ def expected_of(wholes):
 
 def kept_in(buffer):
     """The same of a buffer."""
-    ring, found = buffer._ring_of_all, {}
+    ring, found = buffer._rings["all agents"], {}
     for module_id, agents in TEAM.items():
         flags, observations = ring.columns[AGENT_FLAGS][module_id], ring.columns[Columns.OBS][module_id]
         actions, rewards = ring.columns[Columns.ACTIONS][module_id], ring.columns[Columns.REWARDS][module_id]
@@ -94,8 +93,8 @@ def test_chunks_cut_anywhere_become_the_env_steps_of_whole_episodes(cls, seed):
     assert kept_in(buffer) == expected_of([plain_game(), *wholes])
     assert len(buffer) == 1 + sum(map(len, wholes))
     going_on = {whole.id_ for whole in wholes if not whole.is_done}
-    assert {e.episode_id for e in buffer._ring_of_all._open.values()} <= going_on
-    assert buffer._ring_of_all._ended.keys() <= going_on
+    assert {e.episode_id for e in buffer._rings["all agents"]._open.values()} <= going_on
+    assert buffer._rings["all agents"]._ended.keys() <= going_on
 
 
 def test_an_agent_whose_end_comes_in_a_later_chunk_without_a_step_of_it_has_ended_with_its_last_step():
@@ -131,7 +130,7 @@ def test_an_agent_that_waits_since_a_chunk_that_never_came_changes_no_rows_of_ot
     before = kept_in(buffer)
     buffer.add([second[3:6]])
     found = kept_in(buffer)
-    assert buffer._ring_of_all.num_lanes == 1
+    assert buffer._rings["all agents"].num_lanes == 1
     assert {k: v for k, v in found.items() if k[0] == 0} == {k: v for k, v in before.items() if k in found}
     assert len([k for k in found if k[0] == 0]) >= 2 * 7
     assert {k[1:] for k in found if k[0] == 1} == {("a", 3), ("a", 4), ("a", 5), ("a", 6), ("b", 5), ("b", 6)}

@@ -14,7 +14,7 @@ from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import
 )
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import EpisodeError
-from marl_connectors.replay_buffers.joint_replay_buffer import JointReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer
 
 FRESH = fresh_seeds(60)
 AGENTS = ["a", "b", "c"]
@@ -102,5 +102,5 @@ def test_only_some_modules_have_rows_but_all_are_known():
 
 def test_what_it_has_no_use_for_is_an_error():
     buffer = JointReplayBuffer(30, agents={"x": ["a"]})
-    with pytest.raises(TypeError, match="batch_length_T"):
+    with pytest.raises(EpisodeError, match=r"single env steps.*batch_length_T"):
         buffer.sample(4, batch_length_T=3)

@@ -10,7 +10,7 @@ import pytest
 from helpers.episodes.cut_games import played
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, EpisodeReplayBuffer, SingleAgentEpisode
-from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.replay_buffer import PrioritizedEpisodeReplayBuffer
 
 SEEDS = [*range(10), *fresh_seeds(100)]
 BUFFERS = (EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer)

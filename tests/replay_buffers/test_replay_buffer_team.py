@@ -13,9 +13,8 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Columns, MultiAgentEpisode, PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
-from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED, TRUNCATED
-from marl_connectors.replay_buffers.team_replay_buffer import TeamReplayBuffer
-from marl_connectors.replay_buffers.team_ring import ALIVE
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer, TeamReplayBuffer
+from marl_connectors.replay_buffers.ring import ACTED, ALIVE, TERMINATED, TRUNCATED
 
 FRESH = fresh_seeds(60)
 POLICIES = {"shared": "shared", "independent": "independent", "two": "a=x,*=y"}
@@ -91,7 +90,7 @@ def test_all_agents_of_an_env_step_are_drawn_together(seed):
     sample = buffer.sample(40, batch_length_T=length, n_step=ahead, burn_in_len=burn_in, lookback=lookback)
     known, window = log.where(), sample.window
     agents = [(m, k, agent) for m, own in buffer.agents.items() for k, agent in enumerate(own)]
-    times = np.asarray(buffer._ring_of_all.columns[Columns.T])[window.sources]
+    times = np.asarray(buffer._rings["all agents"].columns[Columns.T])[window.sources]
     begin = window.begin
     for item in range(40):
         acting = (
@@ -248,7 +247,7 @@ def test_episodes_that_never_continue_need_no_more_rows_than_the_capacity(at_onc
         episodes.append(episode)
     for added in [episodes] if at_once else [[episode] for episode in episodes]:
         buffer.add(added)
-    ring = buffer._ring_of_all
+    ring = buffer._rings["all agents"]
     assert ring.num_lanes * ring.num_rows <= 200 and len(buffer) >= 100
     sample = buffer.sample(50)
     seen = sample.observations("pi")
@@ -263,3 +262,19 @@ def test_the_reward_of_a_team_is_the_mean_of_all_agents_also_of_those_that_have_
     sample = buffer.sample(1, module_ids=["default_policy", "late"])
     assert sample.segments["default_policy"].rollout.columns[Columns.REWARDS][0] == (1 + 11) / 3
     algo.stop()
+
+
+@pytest.mark.parametrize("cls", [TeamReplayBuffer, JointReplayBuffer])
+def test_a_module_may_have_more_agents_than_a_byte_can_count(cls):
+    agents = [f"a{i}" for i in range(300)]
+    episode = MultiAgentEpisode("e", agent_to_module_mapping_fn=lambda agent, episode: "pi")
+    episode.add_env_reset(observations={a: np.array([i, 0], np.float32) for i, a in enumerate(agents)})
+    seen = {a: np.array([i, 1], np.float32) for i, a in enumerate(agents)}
+    episode.add_env_step(seen, dict.fromkeys(agents, 0), dict.fromkeys(agents, 1.0), terminateds={"__all__": True})
+    buffer = cls(100, agents={"pi": agents})
+    buffer.add(episode)
+    segments = buffer.every_step().segments["pi"]
+    observations = segments.rollout.columns[Columns.OBS]
+    for rows, t in ((segments.start, 0), (segments.stop, 1)):
+        np.testing.assert_array_equal(observations[rows], [[i, t] for i in range(300)])
+    assert segments.terminated.all()

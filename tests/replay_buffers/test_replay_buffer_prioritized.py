@@ -6,8 +6,8 @@ from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EpisodeError
 from marl_connectors.replay_buffers import sum_tree
-from marl_connectors.replay_buffers.prioritized_episode_replay_buffer import PrioritizedEpisodeReplayBuffer
-from marl_connectors.replay_buffers.row_ring import ACTED
+from marl_connectors.replay_buffers.replay_buffer import PrioritizedEpisodeReplayBuffer
+from marl_connectors.replay_buffers.ring import ACTED
 from marl_connectors.replay_buffers.sum_tree import SumTree
 
 
@@ -49,7 +49,7 @@ def test_steps_are_drawn_in_proportion_to_their_priorities():
     steps = np.flatnonzero(ring.flags & ACTED)
     sample = buffer.sample(2000)
     errors = sample.segments["default_policy"].positions.astype(float)
-    buffer.update_priorities(sample, {"default_policy": errors})
+    buffer.update_priorities({"default_policy": errors}, sample=sample)
     drawn = set(sample.segments["default_policy"].positions.tolist())
     expected = np.array([(p + 1e-6) ** 0.5 if p in drawn else 1.0 for p in steps.tolist()])
     np.testing.assert_allclose(ring.tree.weights[steps], expected)
@@ -65,7 +65,7 @@ def test_steps_are_drawn_in_proportion_to_their_priorities():
 def test_weights_correct_for_the_probabilities():
     _, buffer, ring = filled(alpha=1.0, beta=1.0)
     first = buffer.sample(500)
-    buffer.update_priorities(first, {"default_policy": 1.0 + first.segments["default_policy"].positions % 3})
+    buffer.update_priorities({"default_policy": 1.0 + first.segments["default_policy"].positions % 3}, sample=first)
     segments = buffer.sample(5000).segments["default_policy"]
     weights = segments.rollout.columns["weights"][segments.start]
     priorities = ring.tree.weights[segments.positions]
@@ -75,7 +75,7 @@ def test_weights_correct_for_the_probabilities():
 def test_new_steps_get_the_greatest_priority_and_forgotten_ones_none():
     algo, buffer, ring = filled()
     sample = buffer.sample(50)
-    buffer.update_priorities(sample, {"default_policy": np.full(50, 9.0)})
+    buffer.update_priorities({"default_policy": np.full(50, 9.0)}, sample=sample)
     before = ring.flags.copy(), ring.columns["t"].copy(), ring.tree.weights.copy()
     buffer.add(algo.env_runner.sample(num_timesteps=64))
     changed = (ring.columns["t"] != before[1]) & ((ring.flags & ACTED) > 0)
@@ -88,7 +88,7 @@ def test_priorities_stay_with_their_steps_when_lanes_are_added():
     _, buffer, ring = filled(capacity=4000)
     sample = buffer.sample(300)
     positions = sample.segments["default_policy"].positions
-    buffer.update_priorities(sample, {"default_policy": positions.astype(float)})
+    buffer.update_priorities({"default_policy": positions.astype(float)}, sample=sample)
     by_obs = {ring.columns["obs"][p].tobytes(): ring.tree.weights[p] for p in np.flatnonzero(ring.flags & ACTED)}
     ring._widen(ring.num_lanes + 3)
     steps = np.flatnonzero(ring.flags & ACTED)
@@ -100,7 +100,7 @@ def test_priorities_stay_with_their_steps_when_lanes_are_added():
 def test_a_restored_buffer_draws_what_the_first_one_draws(capacity, tmp_path):
     _, first, _ = filled(seed=4, capacity=capacity)
     sample = first.sample(40)
-    first.update_priorities(sample, {"default_policy": np.arange(40.0)})
+    first.update_priorities({"default_policy": np.arange(40.0)}, sample=sample)
     save_state(tmp_path / "buffer", first.get_state())
     assert sum(path.stat().st_size for path in (tmp_path / "buffer").iterdir()) < 100_000  # only what is in use
     second = PrioritizedEpisodeReplayBuffer(capacity)
@@ -115,7 +115,7 @@ def test_new_steps_of_a_restored_buffer_get_the_greatest_priority_of_the_first_o
     first = PrioritizedEpisodeReplayBuffer(100)
     first.add([chunk("default_policy", 0, 3)])
     sample = first.sample(5)
-    first.update_priorities(sample, {"default_policy": np.full(5, 9.0)})
+    first.update_priorities({"default_policy": np.full(5, 9.0)}, sample=sample)
     second = PrioritizedEpisodeReplayBuffer(100)
     second.set_state(first.get_state())
     second.add([chunk("default_policy", 10, 1)])
@@ -129,7 +129,7 @@ def test_priorities_stay_with_their_steps_in_a_buffer_of_another_capacity(capaci
     _, first, ring = filled()
     sample = first.sample(200)
     positions = sample.segments["default_policy"].positions
-    first.update_priorities(sample, {"default_policy": positions.astype(float)})
+    first.update_priorities({"default_policy": positions.astype(float)}, sample=sample)
     by_obs = {ring.columns["obs"][p].tobytes(): ring.tree.weights[p] for p in np.flatnonzero(ring.flags & ACTED)}
     second = PrioritizedEpisodeReplayBuffer(capacity)
     second.set_state(first.get_state())
@@ -144,4 +144,4 @@ def test_priorities_stay_with_their_steps_in_a_buffer_of_another_capacity(capaci
 def test_wrong_errors_are_named(errors):
     _, buffer, _ = filled()
     with pytest.raises(EpisodeError, match="expected 2 finite errors of module 'default_policy'"):
-        buffer.update_priorities(buffer.sample(2), {"default_policy": errors})
+        buffer.update_priorities({"default_policy": errors}, sample=buffer.sample(2))

@@ -10,7 +10,7 @@ from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import differences, plain
 from marl_connectors import Algorithm, Columns, MADDPGConfig, QMIXConfig, VDNConfig
 from marl_connectors.errors import EpisodeError
-from marl_connectors.replay_buffers.prioritized_team_replay_buffer import (
+from marl_connectors.replay_buffers.replay_buffer import (
     PrioritizedJointReplayBuffer,
     PrioritizedTeamReplayBuffer,
 )
@@ -43,7 +43,7 @@ def test_env_steps_are_drawn_in_proportion_to_their_priorities_and_weighted_agai
     buffer = filled(cls, seed, alpha=0.5, beta=1.0)
     everything = buffer.every_step()
     sizes = np.random.default_rng(seed).uniform(0, 4, len(everything.window.positions))
-    buffer.update_priorities(everything, errors_of(everything, sizes))
+    buffer.update_priorities(errors_of(everything, sizes), sample=everything)
     expected = np.sqrt(sizes + 1e-6)
     expected = dict(zip(everything.window.positions.tolist(), expected / expected.sum(), strict=True))
     sample = buffer.sample(20_000)
@@ -61,14 +61,14 @@ def test_env_steps_are_drawn_in_proportion_to_their_priorities_and_weighted_agai
 def test_new_env_steps_have_the_greatest_priority_and_old_ones_keep_theirs_when_lanes_are_added(cls):
     buffer = filled(cls, alpha=1.0)
     sample = buffer.sample(5)
-    buffer.update_priorities(sample, errors_of(sample, np.full(5, 7.0)))
-    tree = buffer._ring_of_all.tree
+    buffer.update_priorities(errors_of(sample, np.full(5, 7.0)), sample=sample)
+    tree = buffer._rings["all agents"].tree
     assert tree.weights.max() == pytest.approx(7.0) and (tree.weights[sample.window.positions] > 6.9).all()
     before = len(buffer)
     with small_config(LifeEnv, env_config={"max_steps": 9}).multi_agent(policies="a=x,*=y").build_algo() as algo:
         buffer.add(algo.env_runner.sample(num_timesteps=6))
     added = len(buffer) - before
-    assert np.isclose(buffer._ring_of_all.tree.weights, 7.0).sum() == len(set(sample.window.positions)) + added
+    assert np.isclose(buffer._rings["all agents"].tree.weights, 7.0).sum() == len(set(sample.window.positions)) + added
 
 
 def test_rows_of_agents_have_the_weights_of_their_env_steps():
@@ -84,7 +84,7 @@ def test_errors_that_do_not_fit_are_refused(cls):
     buffer = filled(cls)
     sample = buffer.sample(4)
     with pytest.raises(EpisodeError, match=rf"{cls.__name__}: expected \d+ finite errors of module 'y'"):
-        buffer.update_priorities(sample, {"y": np.zeros(1)})
+        buffer.update_priorities({"y": np.zeros(1)}, sample=sample)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_modules_that_act_at_unlike_numbers_of_env_steps_have_an_error_for_each(
         numbers = {m: len(errors) for m, errors in algo.learner.td_errors.items()}
         assert numbers == {m: len(own) for m, own in sample.segments.items()}
         assert len(set(numbers.values())) == 3
-        algo.replay_buffer.update_priorities(sample, algo.learner.td_errors)
+        algo.replay_buffer.update_priorities(algo.learner.td_errors, sample=sample)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_run_with_priorities_sets_them_and_continues_exactly(cls, memory, tmp_
     ).reporting(min_sample_timesteps_per_iteration=40)
     with config.build_algo() as whole:
         whole.train()
-        assert len(np.unique(whole.replay_buffer._ring_of_all.tree.weights)) > 5
+        assert len(np.unique(whole.replay_buffer._rings["all agents"].tree.weights)) > 5
         path = whole.save_to_path(tmp_path / "checkpoint")
         with Algorithm.from_checkpoint(path, config=config) as resumed:
             assert whole.train()["learners"] == resumed.train()["learners"]
