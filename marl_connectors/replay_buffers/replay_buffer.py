@@ -68,8 +68,10 @@ class ReplayBuffer:
         capacity: The greatest number of rows: of each module, or of env steps. The last observation of an episode is
             a row, too.
         agents: The agents of each module; None in a buffer of agents' steps, which learns them from episodes.
-        alpha: 0 for equal probabilities, 1 for probabilities in proportion to the priorities.
-        beta: How much the ``weights`` correct for unequal probabilities: 0 for not at all, 1 for fully.
+        alpha: 0 for equal probabilities, 1 for probabilities in proportion to the priorities. Only buffers with
+            priorities have it.
+        beta: How much the ``weights`` correct for unequal probabilities: 0 for not at all, 1 for fully. Only buffers
+            with priorities have it.
         extra_columns: The recorded module outputs that are kept, such as ``state_out``, and ``env_state``.
         seed: The seed of what is drawn.
         spill_folder: A folder for files that hold the columns, if the buffer may be larger than the memory; None to
@@ -82,6 +84,8 @@ class ReplayBuffer:
 
     unit: ClassVar[str] = AGENT_STEP
     has_priorities: ClassVar[bool] = False
+    alpha: float
+    beta: float
     prepare_added: Callable[[Iterable[Any]], Iterable[Any]] | None = None
 
     def __init__(
@@ -100,8 +104,8 @@ class ReplayBuffer:
         Args:
             capacity: As above.
             agents: As above.
-            alpha: As above, 0.6 by default. Only buffers with priorities have it.
-            beta: As above, 0.4 by default. Only buffers with priorities have it.
+            alpha: As above, 0.6 by default.
+            beta: As above, 0.4 by default.
             extra_columns: As above.
             seed: As above.
             spill_folder: As above.
@@ -111,12 +115,13 @@ class ReplayBuffer:
         """
         name = type(self).__name__
         self.capacity = integer(min=2).check(capacity, name, "capacity")
-        if not self.has_priorities and (alpha, beta) != (None, None):
+        if self.has_priorities:
+            self.alpha = number(min=0).check(0.6 if alpha is None else alpha, name, "alpha")
+            self.beta = number(min=0).check(0.4 if beta is None else beta, name, "beta")
+        elif (alpha, beta) != (None, None):
             raise ConfigError(
                 f"{name}: all steps are equally likely, so alpha and beta have no effect. Leave them out."
             )
-        self.alpha = number(min=0).check(0.6 if alpha is None else alpha, name, "alpha")
-        self.beta = number(min=0).check(0.4 if beta is None else beta, name, "beta")
         self.seed = integer(min=0).check(seed, name, "seed")
         self.extra_columns = tuple(extra_columns)
         self.spill_folder = None if spill_folder is None else Path(spill_folder)
@@ -316,6 +321,9 @@ class ReplayBuffer:
             lengths = [length for m, length in (sequence_lens or {}).items() if self.agents is not None or m == key]
             if lengths:
                 sequences.append(key)
+            weights = None
+            if self.has_priorities:
+                weights = ring.importance(positions, self.beta if beta is None else beta)
             windows[key] = Window(
                 ring,
                 positions,
@@ -323,7 +331,7 @@ class ReplayBuffer:
                 num_steps=min(lengths) - burn_in_len if lengths else batch_length_T,
                 lookback=max(lookback, 1) if lengths else lookback,  # the state before a sequence is in the row before
                 burn_in=burn_in_len if lengths or self.agents is not None else 0,
-                weights=ring.importance(positions, self.beta if beta is None else beta),
+                weights=weights,
             )
         self.num_samples += 1
         self._newest = sample = self._sample_of(windows, module_ids, sequences)

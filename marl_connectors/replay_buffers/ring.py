@@ -770,18 +770,14 @@ class Ring:
             self._overwritten.append((self.tree.set, positions, self.tree.weights[positions]))
         self.tree.set(positions, weights)
 
-    def importance(self, positions: np.ndarray, beta: float) -> np.ndarray | None:
-        """Returns ``[N]`` importance of drawn steps in a loss: 1 for the rarest one, and less for the others.
+    def importance(self, positions: np.ndarray, beta: float) -> np.ndarray:
+        """Returns ``[N]`` float32, the importance of drawn steps in a loss: 1 for the rarest one, less for the others.
 
         Args:
             positions: ``[N]`` their positions.
             beta: How much it corrects for unequal probabilities: 0 for not at all, 1 for fully.
-
-        Returns:
-            float32; None if all steps are equally likely.
         """
-        if self.tree is None:
-            return None
+        assert self.tree is not None
         weights = (self.num_steps * self.tree.weights[positions] / self.tree.total) ** -beta
         return (weights / weights.max()).astype(np.float32)
 
