@@ -9,7 +9,7 @@ from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline import episode_writer
 from marl_connectors.offline.episode_reader import files_of
-from marl_connectors.offline.folder_index import read_index
+from marl_connectors.offline.recording_file import read_index
 
 
 def ids(folder):
@@ -98,8 +98,7 @@ def on_a_disk_with_room(monkeypatch, room):
     monkeypatch.setattr(episode_writer, "open", lambda path, mode: FullFile(path, mode, room), raising=False)
 
 
-@pytest.mark.parametrize("starts", [[0], [0, 10]], ids=["no room for the end", "no room for the second block"])
-def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
+def test_a_full_disk_leaves_whole_samples(tmp_path, monkeypatch):
     def write(folder, starts):
         with EpisodeWriter(tmp_path / folder) as writer:
             for start in starts:
@@ -109,8 +108,8 @@ def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
     size = write("whole", [0])
     on_a_disk_with_room(monkeypatch, size + 1)
     with pytest.raises(OfflineDataError, match=r"episodes-000000\.episodes cannot be written: .*No space left"):
-        write("data", starts)
-    (file,) = (tmp_path / "data").iterdir()
+        write("data", [0, 10])
+    (file,) = files_of(tmp_path / "data")
     assert file.stat().st_size == size
     assert ids(tmp_path / "data") == ["m0"] and not EpisodeReader(tmp_path / "data", check_all=True).damages
 

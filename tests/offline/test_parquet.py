@@ -18,7 +18,7 @@ from marl_connectors import (
     to_parquet,
 )
 from marl_connectors.errors import EpisodeError, OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.agent_rows import agent_rows
+from marl_connectors.offline.exchange import agent_rows
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

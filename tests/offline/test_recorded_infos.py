@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.runs.random_runs import plain
-from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
+from marl_connectors.offline.recorded_infos import pack_infos, storable_part, unpack_infos, unstorable
 
 INFOS = [
     {"n": 1, "x": 0.5, "is_on": True, "who": None, "name": "é"},
