@@ -147,8 +147,7 @@ class EpisodeReader:
         self._fitting: set[int] = set()
         self._samples = self._read_samples(found, inputs)
         if check_all:
-            for sample in self._each_sample():
-                self._is_lost(sample)
+            self.samples()
         self._digest = hashlib.sha256("".join(sample.digest for sample, _ in self._samples).encode()).hexdigest()
         self.num_incomplete = 0
         self._units = _chains(self.records()) if self._joined else [[record] for record in self.records()]
@@ -175,8 +174,8 @@ class EpisodeReader:
         files = {file for file, _ in found}
         extents: dict[Path, Extent] = {}
         for folder in dict.fromkeys(file.parent for file in files):
-            own, is_intact = read_index(folder)
-            extents |= {folder / name: extent for name, extent in own.items()}
+            known, is_intact = read_index(folder)
+            extents |= {folder / name: extent for name, extent in known.items()}
             if not is_intact:
                 self._note(Damage(folder / INDEX_FILE, None, "a line is damaged", num_episodes=0))
         for file, extent in extents.items():
@@ -195,10 +194,6 @@ class EpisodeReader:
                 self._note(damage)
             samples += [(sample, folder) for sample in own.samples]
         return samples
-
-    def _each_sample(self) -> list[Sample]:
-        """Returns the samples, also those of files that are read twice, once."""
-        return list({id(sample): sample for sample, _ in self._samples}.values())
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -370,15 +365,15 @@ class EpisodeReader:
         by_sample: dict[int, list[Record]] = {}
         for record in (record for unit in units for record in unit):
             by_sample.setdefault(id(record.sample), []).append(record)
-        made: dict[tuple[int, int, int], Any] = {}
+        made: dict[tuple[int, int], Any] = {}
         for records in by_sample.values():
             sample, folder, _ = records[0]
             self._check_values(sample)
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
             episodes = sample.episodes(numbers, self._module_for, prefix, self._without)
-            made.update({(id(r.sample), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
+            made.update({(id(sample), r.number): e for r, e in zip(records, episodes, strict=True)})
         try:
-            return joined([[made[id(r.sample), r.folder, r.number] for r in unit] for unit in units])
+            return joined([[made[id(r.sample), r.number] for r in unit] for unit in units])
         except EpisodeError as error:
             files = dict.fromkeys(str(record.sample.file) for unit in units for record in unit)
             raise OfflineDataError(
@@ -398,7 +393,7 @@ class EpisodeReader:
             OfflineDataError: For the first episode that does not fit. ``sample`` may raise it, too.
         """
         self._fit, self._fitting = fit, set()
-        for sample in self._each_sample():
+        for sample, _ in self._samples:
             try:
                 fit.check_table(sample)
             except OfflineDataError:

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
@@ -98,7 +98,6 @@ class EpisodeWriter:
         self._pieces = None if pieces is None else list(pieces)
         self._dropped: set[Any] = set()
         self._written = EpisodeWriterState()
-        self._file: IO[bytes] | None = None
         self._is_begun = False
         self._made: list[Path] = []
 
@@ -168,11 +167,9 @@ class EpisodeWriter:
             )
         self._shorten_index()
         for file in files:  # of samples after the one that the state is of, which are made again
-            if file > path or (file == path and not size):
+            if file > path:
                 file.unlink()
-        if size:
-            os.truncate(path, size)
-            self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
+        self._keep_whole_samples()
 
     def _shorten_index(self) -> None:
         """Lets the index count no sample behind the position of the state."""
@@ -207,10 +204,16 @@ class EpisodeWriter:
         document, arrays = recorded(episodes, self._note_dropped if self._drops else None, self._pieces)
         written = self._written
         place = {"offset": written.size, "number": written.samples, "episodes_before": written.episodes}
+        sample = encoded_sample(document, arrays, **place, num_episodes=len(episodes))
         try:
-            self._append(encoded_sample(document, arrays, **place, num_episodes=len(episodes)))
-        except OSError as error:
-            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
+            with open(self._path(), "ab") as file:
+                file.write(sample)
+        except BaseException as error:  # also if a signal interrupts it
+            self._keep_whole_samples()
+            if isinstance(error, OSError):
+                raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
+            raise
+        written.size += len(sample)
         rows = sum(episode.agent_steps() for episode in episodes)
         written.rows += rows
         written.episodes += len(episodes)
@@ -222,27 +225,12 @@ class EpisodeWriter:
         if is_long or (self._max_file_size is not None and written.size >= self._max_file_size):
             self._close_file()
 
-    def _append(self, sample: bytes) -> None:
-        if self._file is None:
-            self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
-        try:
-            self._file.write(sample)
-            self._file.flush()
-        except BaseException:  # also if a signal interrupts it
-            self._keep_whole_samples()
-            raise
-        self._written.size += len(sample)
-
     def _keep_whole_samples(self) -> None:
-        """Closes the file after a write that has failed. A later call continues after the last whole sample."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # it may try to write the rest again
-                self._file.close()
-        self._file, self._is_begun = None, False
+        """Removes what is behind the last whole sample of the file."""
         if self._written.size:
             os.truncate(self._path(), self._written.size)
         else:
-            self._path().unlink()
+            self._path().unlink(missing_ok=True)
 
     def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
         if key not in self._dropped:
@@ -256,26 +244,23 @@ class EpisodeWriter:
 
     def _close_file(self) -> None:
         """Completes the file."""
-        if self._file is None:
-            return
-        try:
-            self._sync(is_closed=True)
-        except OSError as error:
-            self._keep_whole_samples()
-            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
-        self._file.close()
-        self._file = None
         written = self._written
-        written.file_number += 1
-        written.size = written.samples = written.episodes = written.rows = 0
+        if self._is_begun and written.size:
+            self._sync(is_closed=True)
+            written.file_number += 1
+            written.size = written.samples = written.episodes = written.rows = 0
 
     def _sync(self, *, is_closed: bool = False) -> None:
         """Waits until all samples are on disk, and then notes them in the folder's index."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        if not (self._is_begun and self._written.size):
+            return
+        try:
+            with open(self._path(), "rb+") as file:
+                os.fsync(file.fileno())
             sync_directory(self.folder)
             append_to_index(self.folder, self._extent(is_closed=is_closed))
+        except OSError as error:
+            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""
@@ -304,9 +289,5 @@ class EpisodeWriter:
         Raises:
             CheckpointError: If it is damaged.
         """
-        written = copy.copy(read_state(EpisodeWriterState, state))
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._written = written
+        self._written = copy.copy(read_state(EpisodeWriterState, state))
         self._is_begun = False

@@ -35,7 +35,7 @@ from marl_connectors.offline.exchange import (
 )
 from marl_connectors.offline.recorded_sample import check_space
 from marl_connectors.packages import how_to_install
-from marl_connectors.state import Index, State, as_state, decode_state, encode_state, fields_of
+from marl_connectors.state import STORED_KINDS, Index, State, as_state, decode_state, encode_state, fields_of
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 
@@ -73,18 +73,6 @@ class ParquetMetadata(State):
     action_space: dict[str, Any] | None
     action_units: ActionUnits | None
     trees: dict[str, Any]
-
-
-class _JsonValue(State):
-    """Plain data as JSON.
-
-    Attributes:
-        value: The data, as ``encode_state`` returns them.
-        arrays: Its arrays: their dtypes, shapes and numbers.
-    """
-
-    value: Any
-    arrays: dict[str, tuple[str, list[Index], list[Any]]]
 
 
 def _pyarrow() -> Any:
@@ -234,16 +222,16 @@ def _json(value: Any, own: Any) -> str | None:
         return None
     if isinstance(value, str):
         return value
-    tensors: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
-        encoded = encode_state(value, (), tensors)
+        encoded = encode_state(value, (), arrays)
     except CheckpointError as error:
         raise EpisodeError(
             f"to_parquet: agent {own.agent_id!r} of episode {own.id_!r} has an info or id that JSON cannot hold. "
             f"{error}"
         ) from error
-    arrays = {key: (array.dtype.str, list(array.shape), array.ravel().tolist()) for key, array in tensors.items()}
-    return json.dumps(fields_of(_JsonValue(encoded, arrays)))
+    plain = {key: (array.dtype.str, array.shape, array.ravel().tolist()) for key, array in arrays.items()}
+    return json.dumps({"value": encoded, "arrays": plain})
 
 
 def _from_json(text: str | None) -> Any:
@@ -254,9 +242,21 @@ def _from_json(text: str | None) -> Any:
         data = None
     if data is None:
         return text
-    own = as_state(_JsonValue, data)
-    arrays = {key: np.array(flat, dtype).reshape(shape) for key, (dtype, shape, flat) in own.arrays.items()}
-    return decode_state(own.value, arrays)
+    known = data["arrays"].items()
+    arrays = {key: np.array(flat, _number_type(dtype)).reshape(shape) for key, (dtype, shape, flat) in known}
+    return decode_state(data["value"], arrays)
+
+
+def _number_type(name: str) -> np.dtype[Any]:
+    """Returns the dtype of a name that a file has, as others could take any memory.
+
+    Raises:
+        ValueError: If it is not one of numbers.
+    """
+    dtype = np.dtype(name)
+    if dtype.kind not in STORED_KINDS or dtype.itemsize > 8:
+        raise ValueError(f"{name!r} is no type of numbers")
+    return dtype
 
 
 def _as_arrow(pa: Any, values: np.ndarray) -> Any:
@@ -476,7 +476,8 @@ def _leaf_kind(table: Any, name: str, space: Space | None) -> list[Any]:
 def _tree_of(name: str, kind: Any, table: Any, file: Path) -> Tree:
     """Returns a column as the tree of a kind."""
     if isinstance(kind, list):
-        return _leaf(table.column(name).combine_chunks(), *kind, name, file)
+        dtype, shape = kind
+        return _leaf(table.column(name).combine_chunks(), dtype, shape, name, file)
     if "dict" in kind:
         return {key: _tree_of(f"{name}.{key}", part, table, file) for key, part in kind["dict"]}
     return tuple(_tree_of(f"{name}.{i}", part, table, file) for i, part in enumerate(kind["tuple"]))
@@ -498,7 +499,7 @@ def _leaf(column: Any, dtype: str, shape: Sequence[int], name: str, file: Path) 
             own = np.array(item, object).ravel()
             if len(own) != size or None in own.tolist():
                 _refuse(file, name, row, f"{brief(item)}, but {size} numbers are expected")
-    return flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(len(column), *shape)
+    return flat.to_numpy(zero_copy_only=False).astype(_number_type(dtype)).reshape(len(column), *shape)
 
 
 def _plain(chunked: Any, name: str, file: Path) -> np.ndarray:

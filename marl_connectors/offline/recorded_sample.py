@@ -387,18 +387,15 @@ def _rollouts_of(chunks: Sequence[Any]) -> tuple[list[Rollout], list[_Place]]:
     return rollouts, places
 
 
-def _recorded_rollout(rollout: Rollout) -> RecordedRollout:
+def _recorded_rollout(rollout: Rollout) -> dict[str, Any]:
+    """Returns the fields of a ``RecordedRollout``."""
     infos = {row: info for row, given in rollout.infos.items() if (info := storable_part(given))}
     both = rollout.observation_space, rollout.action_space
     seen, taken = (None if space is None else json.dumps(spaces.to_json(space)) for space in both)
-    return RecordedRollout(
-        num_rows=rollout.num_rows,
-        observation_space=seen,
-        action_space=taken,
-        action_units=rollout.action_units,  # type: ignore[arg-type]
-        infos=pack_infos(infos),
-        **rollout.arrays(),
-    )
+    return {
+        **{"num_rows": rollout.num_rows, "observation_space": seen, "action_space": taken},
+        **{"action_units": rollout.action_units, **rollout.arrays(), "infos": pack_infos(infos)},
+    }
 
 
 # Reading.

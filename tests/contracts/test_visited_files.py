@@ -17,7 +17,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 import marl_connectors
-from marl_connectors import Algorithm, ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors import Algorithm, BCConfig, ColumnConnector, Columns, ConnectorV2, PPOConfig
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.train import run as new_run
 from marl_connectors.errors import ConfigError
@@ -53,6 +53,7 @@ LIMITS = {
     "words become an algorithm": Limit(32, files_aimed_at=12),
     "update": Limit(42),
     "update of independent modules": Limit(42),
+    "recorded episodes become a loss of BC": Limit(52, files_aimed_at=35),
 }
 """Lower these as the numbers fall, which ``pytest -rP`` prints; raise one only with a reason."""
 
@@ -246,6 +247,22 @@ def test_an_update_visits_no_more_than_it_did(name, policies):
     visits.stop()
     algo.stop()
     visits.check(LIMITS[name])
+
+
+def test_recorded_episodes_become_a_loss_in_no_more_files_than_they_did(tmp_path):
+    with config_of(NullEnv).offline_data(output=tmp_path).build_algo() as algo:
+        algo.train()
+    config = BCConfig().environment(NullEnv, disable_env_checking=True).offline_data(input_=str(tmp_path))
+    config.env_runners(num_env_workers=0).multi_agent(policies="shared")
+    config.training(train_batch_size_per_learner=160, minibatch_size=64, num_epochs=1)
+    config.rl_module(model_config={"fcnet_hiddens": [8, 8]})
+    visits = Visits()
+    with config.build_algo() as algo:
+        visits.start()
+        episodes, _ = algo.offline_data.sample(160, by_agent_steps=True)
+        algo.learner.update(episodes=episodes.episodes())
+        visits.stop()
+    visits.check(LIMITS["recorded episodes become a loss of BC"])
 
 
 def test_words_become_an_algorithm_in_no_more_files_than_they_did(tmp_path, monkeypatch):

@@ -102,7 +102,6 @@ def test_samples_that_were_on_disk_at_a_checkpoint_are_missed_though_the_file_wa
         ["m0"],
         [f"{file}: sample 1 is missing or damaged; 1 episodes or chunks are lost, whose ids are unknown."],
     )
-    writer._file.close()
 
 
 @pytest.mark.few(2)
@@ -178,19 +177,22 @@ def test_a_first_sample_that_cannot_be_written_leaves_no_file(tmp_path, monkeypa
     from marl_connectors.offline import episode_writer
 
     class Full:
-        def __init__(self, file):
-            self.file = file
+        def __init__(self, *args):
+            self.file = open(*args)  # noqa: SIM115  # closed by __exit__
+
+        def __enter__(self):
+            return self
 
         def write(self, data):
             self.file.write(data[:9])
             raise OSError("no space left")
 
-        def close(self):
+        def __exit__(self, *exc_info):
             self.file.close()
 
     writer = EpisodeWriter(tmp_path / "d")
     with monkeypatch.context() as patch:
-        patch.setattr(episode_writer, "open", lambda *args: Full(open(*args)), raising=False)  # noqa: SIM115
+        patch.setattr(episode_writer, "open", Full, raising=False)
         with pytest.raises(OfflineDataError, match="no space left"):
             writer.write([chunk("m", 0, 3)])
     assert not list((tmp_path / "d").iterdir())

@@ -28,7 +28,7 @@ def test_infos_come_back_with_their_types():
 def test_infos_with_the_same_keys_and_types_share_columns():
     groups = pack_infos({i: {"mask": np.full(3, i)} for i in range(100)})
     assert len(groups) == 1
-    assert groups[0].values.parts["mask"].arrays.shape == (100, 3)
+    assert groups[0].values["mask"].shape == (100, 3)
 
 
 def test_the_keys_stay_in_their_order():
