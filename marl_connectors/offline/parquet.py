@@ -39,7 +39,7 @@ from marl_connectors.state import STORED_KINDS, Index, State, as_state, decode_s
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, Tree
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 1
 _KEY: Final = b"marl_connectors"
 _DIGEST: Final = b"marl_connectors_sha256"
 _FACTS: Final = AgentFacts.__struct_fields__

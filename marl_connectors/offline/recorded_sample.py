@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 from msgspec import Meta
@@ -359,22 +359,17 @@ def _check_infos(chunks: Sequence[Any], note_dropped: NoteDropped | None) -> Non
                 note_dropped(chunk.agent_id, key, kind)
 
 
-class _Place(NamedTuple):
-    """Where the rows of an agent's episode are: a rollout and row numbers, as in ``LaneStorage``."""
+def _rollouts_of(chunks: Sequence[Any]) -> tuple[list[Rollout], list[tuple[int, ...]]]:
+    """Returns rollouts of one lane with the rows of agents' episodes, and where the rows of each are.
 
-    rollout: int
-    first_row: int
-    start_row: int
-    stop_row: int
-
-
-def _rollouts_of(chunks: Sequence[Any]) -> tuple[list[Rollout], list[_Place]]:
-    """Returns rollouts of one lane with the rows of agents' episodes, one for each of theirs, and the places."""
+    Such a place is the number of the rollout, and ``first_row``, ``start_row`` and ``stop_row`` in it.
+    """
     storages: list[Any] = [chunk if isinstance(chunk, AgentChunk) else chunk.storage for chunk in chunks]
     by_rollout: dict[int, list[int]] = {}
     for i, storage in enumerate(storages):
         by_rollout.setdefault(id(storage.rollout), []).append(i)
-    rollouts, places = [], [_Place(0, 0, 0, 0)] * len(chunks)
+    rollouts: list[Rollout] = []
+    places: list[tuple[int, ...]] = [()] * len(chunks)
     for number, members in enumerate(by_rollout.values()):
         rollout = storages[members[0]].rollout
         table = np.array([(s.lane, s.first_row, s.start_row, s.last_row) for s in map(storages.__getitem__, members)])
@@ -383,7 +378,7 @@ def _rollouts_of(chunks: Sequence[Any]) -> tuple[list[Rollout], list[_Place]]:
         begin = np.cumsum(last - first + 1) - (last - first + 1)
         rows = np.stack([begin, begin + start - first, begin + last - first], axis=1).tolist()
         for i, own in zip(members, rows, strict=True):
-            places[i] = _Place(number, *own)
+            places[i] = (number, *own)
     return rollouts, places
 
 

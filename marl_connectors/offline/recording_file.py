@@ -38,7 +38,7 @@ from marl_connectors.state import Count, State, as_state, fields_of
 
 SUFFIX: Final = ".episodes"
 INDEX_FILE: Final = "episodes.index"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 1
 _MARK: Final = b"\n#marl-connectors-sample-"
 MARK: Final = _MARK + b"%d " % FORMAT_VERSION
 """What the line of a sample begins with."""

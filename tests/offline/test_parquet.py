@@ -250,7 +250,7 @@ def test_a_file_cannot_ask_for_items_of_any_size(tmp_path):
     (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
     table = pq.read_table(file)
     about = json.loads(table.schema.metadata[b"marl_connectors"])
-    about["trees"]["obs"][0] = "<U1000000000"
+    about["trees"]["obs"][0] = "<U1000000"
     pq.write_table(table.replace_schema_metadata({"marl_connectors": json.dumps(about)}), file)
     with pytest.raises(OfflineDataError, match="is no type of numbers"):
         from_parquet(file)

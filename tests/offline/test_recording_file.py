@@ -33,7 +33,7 @@ def test_a_sound_file_has_no_damage(file):
     found = RecordingFile(file)
     assert (found.damages, [sample.number for sample in found.samples]) == ([], [0, 1, 2])
     assert all(sample.damage is None for sample in found.samples)
-    assert file.read_bytes().startswith(b"\n#marl-connectors-sample-2 {")
+    assert file.read_bytes().startswith(b"\n#marl-connectors-sample-1 {")
 
 
 def test_the_columns_are_safetensors_that_others_can_read(file):
@@ -152,8 +152,8 @@ def test_another_file_is_refused(tmp_path, content):
 
 
 def test_another_format_is_refused(file):
-    file.write_bytes(file.read_bytes().replace(b"sample-2 ", b"sample-31 "))
-    with pytest.raises(OfflineDataError, match=r"has format version 31, but .* reads 2\. Install the version"):
+    file.write_bytes(file.read_bytes().replace(b"sample-1 ", b"sample-31 "))
+    with pytest.raises(OfflineDataError, match=r"has format version 31, but .* reads 1\. Install the version"):
         RecordingFile(file)
 
 
