@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors import EpisodeReader, EpisodeWriter, PPOConfig
-from marl_connectors.offline.stored_episodes import stored_state
+from marl_connectors.offline.recorded_sample import recorded
 
 
 def sampled(env: str, num_steps: int, num_samples: int) -> tuple[Any, list[list[Any]]]:
@@ -28,7 +28,7 @@ def sampled(env: str, num_steps: int, num_samples: int) -> tuple[Any, list[list[
 def measured(env: str, num_steps: int, num_samples: int) -> dict[str, float]:
     seconds, samples = sampled(env, num_steps, num_samples)
     steps = sum(episode.agent_steps() for sample in samples for episode in sample)
-    arrays = [tensor for sample in samples for tensor in stored_state(sample)[1].values()]
+    arrays = [tensor for sample in samples for tensor in recorded(sample)[1].values()]
     raw = sum(array.nbytes for array in arrays)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

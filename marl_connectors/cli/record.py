@@ -21,7 +21,7 @@ from marl_connectors.errors import ConfigError, MarlConnectorsError
 from marl_connectors.json_data import jsonable
 from marl_connectors.offline.episode_reader import EpisodeReader
 from marl_connectors.offline.episode_writer import EpisodeWriter
-from marl_connectors.offline.shard import SUFFIX
+from marl_connectors.offline.recording_file import SUFFIX
 from marl_connectors.programs import PROGRAM, command
 
 RANDOM = "random"

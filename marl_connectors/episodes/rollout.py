@@ -597,28 +597,33 @@ class Rollout:
 
     def arrays(self) -> dict[str, Any]:
         """Returns the columns of a rollout of one lane, without copying them, for ``of_arrays``."""
-        return {
-            "names": list(self.columns),
-            "columns": {name: column for name, column in self.columns.items() if name not in self._layers},
-            "layers": self._layers,
-            "level": self.layered,
-            "given": self.given,
-        }
+        layers = {name: self._layers.get(name, [column]) for name, column in self.columns.items()}
+        return {"layers": layers, "level": self.layered, "given": self.given}
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, Any], *spaces_of: Any, num_rows: int, action_units: str) -> Rollout:
-        """Returns the rollout that ``arrays`` described.
+    def of_arrays(
+        cls,
+        spaces_of: tuple[Any, Any],
+        *,
+        num_rows: int,
+        action_units: str,
+        layers: dict[str, list[Tree]],
+        level: dict[str, np.ndarray],
+        given: dict[str, np.ndarray],
+    ) -> Rollout:
+        """Returns the rollout whose columns are the result of ``arrays``, which are not copied.
 
         Args:
-            arrays: The result of ``arrays``, which is not copied.
-            *spaces_of: The observation space and the action space.
+            spaces_of: The observation space and the action space.
             num_rows: The number of rows.
             action_units: As the attribute.
+            layers: The layers of each column; a single one if no piece has written to it.
+            level: The layer of each row, of the columns to which a piece has written.
+            given: As the attribute.
         """
-        rollout = cls.of_columns({}, *spaces_of, num_rows=num_rows, action_units=action_units)
-        rollout._layers, rollout.layered, rollout.given = arrays["layers"], arrays["level"], arrays["given"]
-        rollout.columns = {name: arrays["columns"].get(name) for name in arrays["names"]}
-        rollout._share_layers()
+        columns = {name: own[-1] for name, own in layers.items()}
+        rollout = cls.of_columns(columns, *spaces_of, num_rows=num_rows, action_units=action_units)
+        rollout._layers, rollout.layered, rollout.given = {name: layers[name] for name in level}, level, given
         return rollout
 
     def set_states(

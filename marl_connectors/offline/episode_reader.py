@@ -16,18 +16,17 @@ from marl_connectors.episodes.continuations import joined
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.choices import AS_RECORDED, ORDERS, SHUFFLED
 from marl_connectors.offline.fit import Fit
-from marl_connectors.offline.folder_index import INDEX_FILE, read_index
-from marl_connectors.offline.shard import (
+from marl_connectors.offline.recorded_sample import ModuleFor
+from marl_connectors.offline.recording_file import (
+    INDEX_FILE,
     SUFFIX,
-    Block,
     Damage,
     Extent,
-    Shard,
-    UnreadableShardError,
-    name_of_file,
-    number_of_file,
+    RecordingFile,
+    Sample,
+    UnreadableFileError,
+    read_index,
 )
-from marl_connectors.offline.stored_episodes import ModuleFor
 from marl_connectors.seeding import stream
 from marl_connectors.state import Count, Index, Seed, State, read_state
 from marl_connectors.validators import boolean, integer, number, one_of, optional
@@ -36,26 +35,26 @@ _CAUSES_SHOWN: Final = 3
 
 
 class Record(NamedTuple):
-    """An episode, or a chunk of one, in a block.
+    """An episode, or a chunk of one, in a sample.
 
     Attributes:
-        block: The block.
+        sample: The sample.
         folder: The number of its input, which is a folder or a file.
-        number: Its number in the block.
+        number: Its number in the sample.
     """
 
-    block: Block
+    sample: Sample
     folder: int
     number: int
 
     @property
     def id(self) -> str:
         """The id of the episode."""
-        return self.block.stored.ids[self.number]
+        return self.sample.ids[self.number]
 
     def fact(self, name: str) -> Any:
         """Returns a fact of the table, such as ``"env_t"``."""
-        return self.block.stored.table[name][self.number].item()
+        return self.sample.table[name][self.number].item()
 
 
 class EpisodeReaderState(State):
@@ -85,7 +84,7 @@ class EpisodeReader:
 
     Attributes:
         files: The files, in the order in which they were written.
-        damages: What of them is lost. ``str(damage)`` says which file, block and episodes, and why.
+        damages: What of them is lost. ``str(damage)`` says which file, sample and episodes, and why.
         num_incomplete: With ``complete_episodes``, the number of chunks that are left out, because the rest of their
             episode was not recorded or is lost.
     """
@@ -117,7 +116,7 @@ class EpisodeReader:
                 episodes.
             id_prefix: What is put before the ids of episodes.
             policy_mapping_fn: Chooses the modules of the agents; None for the modules that acted.
-            check_all: Whether all columns are read at once to find damage; else each block is checked when it is used.
+            check_all: Whether all columns are read at once to find damage; else each sample is checked when it is used.
             held_out_fraction: The share of the episodes that is held out, at least one if it is above 0. Which ones
                 follows from the ids of all episodes alone, and chunks of an episode stay together.
             only_held_out: Whether the held-out episodes are read, and not the others.
@@ -146,15 +145,10 @@ class EpisodeReader:
         self.damages: list[Damage] = []
         self._fit: Fit | None = None
         self._fitting: set[int] = set()
-        extents: dict[Path, Extent] = {}
-        for given in map(Path, inputs):
-            if given.is_dir():
-                extents |= self._extents_of(given)
-        self._blocks = self._read_blocks(found, extents)
+        self._samples = self._read_samples(found, inputs)
         if check_all:
-            for block in {id(block): block for block, _ in self._blocks}.values():
-                self._is_lost(block)
-        self._digest = hashlib.sha256("".join(block.digest for block, _ in self._blocks).encode()).hexdigest()
+            self.samples()
+        self._digest = hashlib.sha256("".join(sample.digest for sample, _ in self._samples).encode()).hexdigest()
         self.num_incomplete = 0
         self._units = _chains(self.records()) if self._joined else [[record] for record in self.records()]
         if self._complete:
@@ -167,53 +161,39 @@ class EpisodeReader:
         self._pass = self._position = 0
         self._read = np.zeros(2, np.int64)
 
-    def _read_blocks(
-        self, found: Sequence[tuple[Path, int]], extents: Mapping[Path, Extent]
-    ) -> list[tuple[Block, int]]:
-        """Returns the blocks of files, with the numbers of the inputs; notes what is lost already.
+    def _read_samples(self, found: Sequence[tuple[Path, int]], inputs: Sequence[Any]) -> list[tuple[Sample, int]]:
+        """Returns the samples of files, with the numbers of the inputs; notes what is lost already.
 
         Args:
             found: The files, and the numbers of the inputs.
-            extents: How much of each file was written, as far as this is known.
+            inputs: The inputs. Of those that are folders, no file may be missing.
 
         Raises:
-            UnreadableShardError: If the only file is none of recorded episodes.
+            UnreadableFileError: If the only file is none of recorded episodes.
         """
-        blocks: list[tuple[Block, int]] = []
-        for i, (file, folder) in enumerate(found):
+        files = {file for file, _ in found}
+        extents: dict[Path, Extent] = {}
+        for folder in dict.fromkeys(file.parent for file in files):
+            known, is_intact = read_index(folder)
+            extents |= {folder / name: extent for name, extent in known.items()}
+            if not is_intact:
+                self._note(Damage(folder / INDEX_FILE, None, "a line is damaged", num_episodes=0))
+        for file, extent in extents.items():
+            if file.parent in map(Path, inputs) and file not in files:
+                self._note(Damage(file, None, "the file is missing", num_episodes=_whole_number(extent)))
+        samples: list[tuple[Sample, int]] = []
+        for file, folder in found:
             try:
-                shard = Shard(file, extents.get(file))
-            except UnreadableShardError as error:
+                own = RecordingFile(file, extents.get(file))
+            except UnreadableFileError as error:
                 if len(found) == 1:
                     raise
                 self._note(Damage(file, None, error.why, num_episodes=_whole_number(extents.get(file))))
                 continue
-            for damage in shard.damages:
+            for damage in own.damages:
                 self._note(damage)
-            is_last = not any(later == folder for _, later in found[i + 1 :])
-            is_said = any(damage.ids is None and damage.num_episodes is None for damage in shard.damages)
-            if not shard.is_closed and not is_said and not is_last:
-                self._note(Damage(file, None, "its end is missing, although it is not the newest file"))
-            blocks += [(block, folder) for block in shard.blocks]
-        return blocks
-
-    def _extents_of(self, folder: Path) -> dict[Path, Extent]:
-        """Returns what was written of the files of a folder, by its index; notes the files that are missing.
-
-        They are those that the index has, and those whose numbers are missing between the others.
-        """
-        names = {file.name for file in files_of(folder)}
-        extents, is_intact = read_index(folder)
-        if not is_intact:
-            self._note(Damage(folder / INDEX_FILE, None, "a line is damaged", num_episodes=0))
-        expected = set(extents)
-        numbers = [number for name in names if (number := number_of_file(name)) is not None]
-        if len(numbers) == len(names):
-            expected.update(map(name_of_file, range(max(numbers))))
-        for name in sorted(expected - names):
-            why = "the file is missing"
-            self._note(Damage(folder / name, None, why, num_episodes=_whole_number(extents.get(name))))
-        return {folder / name: extent for name, extent in extents.items()}
+            samples += [(sample, folder) for sample in own.samples]
+        return samples
 
     def _hold_out(self, fraction: float, only_held_out: bool) -> None:
         """Leaves out the episodes that are held out, or all others.
@@ -240,11 +220,11 @@ class EpisodeReader:
         self.damages.append(damage)
         warnings.warn(f"offline data: {damage} The rest is used.", OfflineDataWarning, stacklevel=4)
 
-    def _is_lost(self, block: Block) -> bool:
-        """Whether a block is damaged, which is noted once."""
-        if block.damage is not None and block.damage not in self.damages:
-            self._note(block.damage)
-        return block.damage is not None
+    def _is_lost(self, sample: Sample) -> bool:
+        """Whether a sample is damaged, which is noted once."""
+        if sample.damage is not None and sample.damage not in self.damages:
+            self._note(sample.damage)
+        return sample.damage is not None
 
     def _nothing_error(self) -> OfflineDataError:
         where = ", ".join(str(file) for file in self.files[:3]) + (", ..." if len(self.files) > 3 else "")
@@ -257,8 +237,8 @@ class EpisodeReader:
         return OfflineDataError(f"offline data: there is no intact episode in {where}. {causes}".rstrip())
 
     def records(self) -> list[Record]:
-        """Returns the episodes and chunks in all blocks, in the order in which they were written."""
-        return [Record(block, folder, i) for block, folder in self._blocks for i in range(len(block.stored))]
+        """Returns the episodes and chunks in all samples, in the order in which they were written."""
+        return [Record(sample, folder, i) for sample, folder in self._samples for i in range(len(sample))]
 
     @staticmethod
     def whole_episodes(records: Sequence[Record]) -> tuple[list[list[Record]], int]:
@@ -307,9 +287,9 @@ class EpisodeReader:
         """The number of passes over the data that are completed."""
         return self._pass + (self._position >= len(self._units))
 
-    def blocks(self) -> list[Block]:
-        """Returns the intact blocks, in the order in which they were written."""
-        return [block for block, _ in self._blocks if not self._is_lost(block)]
+    def samples(self) -> list[Sample]:
+        """Returns the intact samples that were written, in their order. The position of ``sample`` stays as it is."""
+        return [sample for sample, _ in self._samples if not self._is_lost(sample)]
 
     def __iter__(self) -> Iterator[Any]:
         """Yields all episodes in the order in which they were written. The position of ``sample`` stays as it is."""
@@ -355,9 +335,9 @@ class EpisodeReader:
             self._pass, self._position = self._pass + 1, 0
         order, begin = self._order(), self._position
         if self.order == AS_RECORDED:
-            first = self._units[begin][0].block
+            first = self._units[begin][0].sample
             end = begin
-            while end < len(order) and self._units[end][0].block is first:
+            while end < len(order) and self._units[end][0].sample is first:
                 end += 1
         elif wanted is None:
             end = len(order)
@@ -377,25 +357,25 @@ class EpisodeReader:
         return self._order_of_pass[1]
 
     def _lost_of(self, unit: Sequence[Record]) -> bool:
-        return any(self._is_lost(record.block) for record in unit)
+        return any(self._is_lost(record.sample) for record in unit)
 
     def _episodes(self, units: Sequence[Sequence[Record]]) -> list[Any]:
         """Returns the episodes of units that are intact."""
         units = [unit for unit in units if not self._lost_of(unit)]
-        by_block: dict[int, list[Record]] = {}
+        by_sample: dict[int, list[Record]] = {}
         for record in (record for unit in units for record in unit):
-            by_block.setdefault(id(record.block), []).append(record)
-        made: dict[tuple[int, int, int], Any] = {}
-        for records in by_block.values():
-            self._check_values(records[0].block)
-            stored, folder = records[0].block.stored, records[0].folder
+            by_sample.setdefault(id(record.sample), []).append(record)
+        made: dict[tuple[int, int], Any] = {}
+        for records in by_sample.values():
+            sample, folder, _ = records[0]
+            self._check_values(sample)
             numbers, prefix = [r.number for r in records], self._prefixes[folder]
-            episodes = stored.episodes(numbers, self._module_for, prefix, self._without)
-            made.update({(id(r.block), r.folder, r.number): e for r, e in zip(records, episodes, strict=True)})
+            episodes = sample.episodes(numbers, self._module_for, prefix, self._without)
+            made.update({(id(sample), r.number): e for r, e in zip(records, episodes, strict=True)})
         try:
-            return joined([[made[id(r.block), r.folder, r.number] for r in unit] for unit in units])
+            return joined([[made[id(r.sample), r.number] for r in unit] for unit in units])
         except EpisodeError as error:
-            files = dict.fromkeys(str(record.block.file) for unit in units for record in unit)
+            files = dict.fromkeys(str(record.sample.file) for unit in units for record in unit)
             raise OfflineDataError(
                 f"offline data: chunks of an episode in {', '.join(files)} are not those of one episode: {error} Leave "
                 f"the file out, or read with complete_episodes=False and join_chunks=False."
@@ -404,7 +384,7 @@ class EpisodeReader:
     # What has to fit.
 
     def check(self, fit: Fit) -> None:
-        """Checks that the tables of all blocks fit a run now, and that the columns of each do when it is first used.
+        """Checks that the tables of all samples fit a run now, and that the columns of each do when it is first used.
 
         Args:
             fit: What the run needs.
@@ -413,19 +393,19 @@ class EpisodeReader:
             OfflineDataError: For the first episode that does not fit. ``sample`` may raise it, too.
         """
         self._fit, self._fitting = fit, set()
-        for block in {id(block): block for block, _ in self._blocks}.values():
+        for sample, _ in self._samples:
             try:
-                fit.check_table(block)
+                fit.check_table(sample)
             except OfflineDataError:
                 raise
             except Exception:  # as a file that is none can raise anything
-                if not self._is_lost(block):
+                if not self._is_lost(sample):
                     raise
 
-    def _check_values(self, block: Block) -> None:
-        if self._fit is not None and id(block) not in self._fitting:
-            self._fit.check_values(block)
-            self._fitting.add(id(block))
+    def _check_values(self, sample: Sample) -> None:
+        if self._fit is not None and id(sample) not in self._fitting:
+            self._fit.check_values(sample)
+            self._fitting.add(id(sample))
 
     # State.
 
@@ -513,8 +493,8 @@ def _chains(records: Sequence[Record]) -> list[list[Record]]:
 
 def _steps_of(unit: Sequence[Record]) -> tuple[int, int]:
     """Returns the number of env steps and that of agent steps."""
-    stored = [(record.block.stored, record.number) for record in unit]
-    return sum(int(s.env_steps[i]) for s, i in stored), sum(int(s.agent_steps[i]) for s, i in stored)
+    env_steps = sum(int(record.sample.env_steps[record.number]) for record in unit)
+    return env_steps, sum(int(record.sample.agent_steps[record.number]) for record in unit)
 
 
 def _is_done(record: Record) -> bool:

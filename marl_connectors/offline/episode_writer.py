@@ -8,15 +8,21 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from marl_connectors.checkpoints import sync_directory
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.choices import DEFAULT_FILE_SIZE, UNSTORABLE_INFOS
-from marl_connectors.offline.folder_index import append_to_index, read_index, replace_index
-from marl_connectors.offline.shard import SUFFIX, Extent, encoded_block, encoded_end, file_header, name_of_file
-from marl_connectors.offline.stored_block import StoredBlock
-from marl_connectors.offline.stored_episodes import stored_state
+from marl_connectors.offline.recorded_sample import recorded
+from marl_connectors.offline.recording_file import (
+    SUFFIX,
+    Extent,
+    append_to_index,
+    encoded_sample,
+    name_of_file,
+    read_index,
+    replace_index,
+)
 from marl_connectors.state import Count, State, read_state
 from marl_connectors.validators import integer, one_of, optional
 
@@ -33,7 +39,7 @@ class EpisodeWriterState(State):
         num_agent_steps: The number of agent steps.
         file_number: The number of the newest file.
         size: Its bytes.
-        blocks: Its blocks.
+        samples: Its samples.
         episodes: The episodes in them.
         rows: The agent steps in them.
     """
@@ -43,7 +49,7 @@ class EpisodeWriterState(State):
     num_agent_steps: Count = 0
     file_number: Count = 0
     size: Count = 0
-    blocks: Count = 0
+    samples: Count = 0
     episodes: Count = 0
     rows: Count = 0
 
@@ -92,7 +98,6 @@ class EpisodeWriter:
         self._pieces = None if pieces is None else list(pieces)
         self._dropped: set[Any] = set()
         self._written = EpisodeWriterState()
-        self._file: IO[bytes] | None = None
         self._is_begun = False
         self._made: list[Path] = []
 
@@ -147,7 +152,7 @@ class EpisodeWriter:
                     f"EpisodeWriter: {self.folder} holds recorded episodes already ({files[0].name}). Choose another "
                     f"folder, or delete it."
                 )
-            replace_index(self.folder, {})  # that of files which were deleted
+            replace_index(self.folder, [])  # that of files which were deleted
             return
         size = self._written.size
         before = map(self._path, range(self._written.file_number))
@@ -162,21 +167,23 @@ class EpisodeWriter:
             )
         self._shorten_index()
         for file in files:  # of samples after the one that the state is of, which are made again
-            if file > path or (file == path and not size):
+            if file > path:
                 file.unlink()
-        if size:
-            os.truncate(path, size)
-            self._file = open(path, "ab")  # noqa: SIM115  # closed by close()
+        self._keep_whole_samples()
 
     def _shorten_index(self) -> None:
-        """Lets the index count no block behind the position of the state."""
+        """Lets the index count no sample behind the position of the state."""
         before = {self._path(number).name for number in range(self._written.file_number)}
-        name, here = self._path().name, Extent(self._written.blocks, self._written.episodes, False)
-        found = read_index(self.folder).extents
-        kept = {own: extent for own, extent in found.items() if own in before}
-        if self._written.size and name in found:
-            kept[name] = min(here, found[name]._replace(is_closed=False))
+        found, _ = read_index(self.folder)
+        kept = [extent for name, extent in found.items() if name in before]
+        here = self._extent()
+        if here.samples and (newest := found.get(here.file)):
+            newest.is_closed = False
+            kept.append(min(here, newest, key=lambda extent: extent.samples))
         replace_index(self.folder, kept)
+
+    def _extent(self, *, is_closed: bool = False) -> Extent:
+        return Extent(self._path().name, self._written.samples, self._written.episodes, is_closed)
 
     def _path(self, number: int | None = None) -> Path:
         return self.folder / name_of_file(self._written.file_number if number is None else number)
@@ -194,17 +201,23 @@ class EpisodeWriter:
         if not episodes:
             return
         self.begin()
-        stored, tensors = stored_state(episodes, self._note_dropped if self._drops else None)
-        stored.sample, stored.pieces = self.num_samples, self._pieces
-        try:
-            self._append(stored, tensors)
-        except OSError as error:
-            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
-        rows = sum(episode.agent_steps() for episode in episodes)
+        document, arrays = recorded(episodes, self._note_dropped if self._drops else None, self._pieces)
         written = self._written
+        place = {"offset": written.size, "number": written.samples, "episodes_before": written.episodes}
+        sample = encoded_sample(document, arrays, **place, num_episodes=len(episodes))
+        try:
+            with open(self._path(), "ab") as file:
+                file.write(sample)
+        except BaseException as error:  # also if a signal interrupts it
+            self._keep_whole_samples()
+            if isinstance(error, OSError):
+                raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
+            raise
+        written.size += len(sample)
+        rows = sum(episode.agent_steps() for episode in episodes)
         written.rows += rows
         written.episodes += len(episodes)
-        written.blocks += 1
+        written.samples += 1
         written.num_samples += 1
         written.num_episodes += len(episodes)
         written.num_agent_steps += rows
@@ -212,31 +225,12 @@ class EpisodeWriter:
         if is_long or (self._max_file_size is not None and written.size >= self._max_file_size):
             self._close_file()
 
-    def _append(self, stored: StoredBlock, tensors: dict[str, Any]) -> None:
-        written = self._written
-        header = b"" if written.size else file_header()
-        offset = written.size + len(header)
-        block = encoded_block(stored, tensors, offset=offset, number=written.blocks, episodes_before=written.episodes)
-        if self._file is None:
-            self._file = open(self._path(), "xb")  # noqa: SIM115  # closed by close()
-        try:
-            self._file.write(header + block)
-            self._file.flush()
-        except BaseException:  # also if a signal interrupts it
-            self._keep_whole_blocks()
-            raise
-        written.size += len(header) + len(block)
-
-    def _keep_whole_blocks(self) -> None:
-        """Closes the file after a write that has failed. A later call continues after the last whole block."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # it may try to write the rest again
-                self._file.close()
-        self._file, self._is_begun = None, False
+    def _keep_whole_samples(self) -> None:
+        """Removes what is behind the last whole sample of the file."""
         if self._written.size:
             os.truncate(self._path(), self._written.size)
         else:
-            self._path().unlink()
+            self._path().unlink(missing_ok=True)
 
     def _note_dropped(self, agent_id: Any, key: Any, kind: str) -> None:
         if key not in self._dropped:
@@ -250,28 +244,23 @@ class EpisodeWriter:
 
     def _close_file(self) -> None:
         """Completes the file."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(encoded_end(self._written.blocks, self._written.episodes))
-            self._sync(is_closed=True)
-        except OSError as error:
-            self._keep_whole_blocks()
-            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
-        self._file.close()
-        self._file = None
         written = self._written
-        written.file_number += 1
-        written.size = written.blocks = written.episodes = written.rows = 0
+        if self._is_begun and written.size:
+            self._sync(is_closed=True)
+            written.file_number += 1
+            written.size = written.samples = written.episodes = written.rows = 0
 
     def _sync(self, *, is_closed: bool = False) -> None:
-        """Waits until all blocks are on disk, and then notes them in the folder's index."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """Waits until all samples are on disk, and then notes them in the folder's index."""
+        if not (self._is_begun and self._written.size):
+            return
+        try:
+            with open(self._path(), "rb+") as file:
+                os.fsync(file.fileno())
             sync_directory(self.folder)
-            extent = Extent(self._written.blocks, self._written.episodes, is_closed)
-            append_to_index(self.folder, self._path().name, extent)
+            append_to_index(self.folder, self._extent(is_closed=is_closed))
+        except OSError as error:
+            raise OfflineDataError(f"EpisodeWriter: {self._path()} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Completes the file; a later ``write`` begins another one. Folders made for no episode are removed."""
@@ -300,9 +289,5 @@ class EpisodeWriter:
         Raises:
             CheckpointError: If it is damaged.
         """
-        written = copy.copy(read_state(EpisodeWriterState, state))
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._written = written
+        self._written = copy.copy(read_state(EpisodeWriterState, state))
         self._is_begun = False

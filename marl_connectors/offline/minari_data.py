@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,25 +16,36 @@ from gymnasium import spaces as gym_spaces
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.action_units import ENV
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.multi_agent_episode import agent_episode_id
 from marl_connectors.errors import MissingDependencyError, OfflineDataError
-from marl_connectors.offline.agent_rows import (
+from marl_connectors.offline.exchange import (
+    AgentFacts,
+    AgentPart,
     AgentRows,
-    agent_episode,
-    agent_rows,
-    batches_of,
+    agent_part,
     leaf_columns,
-    left_out,
-    warn_of_left_out,
-    whole_episode,
+    samples_of_rows,
+    whole_episodes,
 )
 from marl_connectors.packages import how_to_install
+from marl_connectors.state import Count, as_state, fields_of
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 _VERSION: Final = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 _KEY: Final = "marl_connectors"
+
+
+class _Note(AgentFacts):
+    """What the metadata of an episode say of it.
+
+    Attributes:
+        t: The env step of each observation.
+        sha256: The ``_digest`` of the episode, if nothing may have changed it.
+    """
+
+    t: list[Count]
+    sha256: str | None = None
 
 
 def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | None, Any]:
@@ -62,23 +72,17 @@ def to_minari(data: Any, dataset_id: str, **metadata: Any) -> dict[AgentID | Non
     match = _VERSION.fullmatch(dataset_id)
     if match is None:
         raise OfflineDataError(f"to_minari: the id {dataset_id!r} has no version. Write it as NAME-v0.")
-    by_agent: dict[AgentID | None, list[tuple[int, Any, AgentRows]]] = {}
-    number = 0
-    lacking: Counter[str] = Counter()
-    for episodes in batches_of(data):
-        for episode in episodes:
-            lacking += left_out(episode)
-            for rows in agent_rows(episode):
-                by_agent.setdefault(rows.agent.agent_id, []).append((number, episode, rows))
-            number += 1
+    by_agent: dict[AgentID | None, list[AgentRows]] = {}
+    for sample in samples_of_rows(data, "to_minari"):
+        for rows in sample:
+            by_agent.setdefault(rows.agent.agent_id, []).append(rows)
     found: dict[AgentID | None, Any] = {}
     for agent_id, members in by_agent.items():
-        is_multi = isinstance(members[0][1], MultiAgentEpisode)
+        is_multi = members[0].is_multi_agent
         name = f"{match['name']}/{_agent_name(agent_id)}-v{match['version']}" if is_multi else dataset_id
         found[agent_id] = _written(minari, name, agent_id, members, metadata)
     if not found:
         raise OfflineDataError("to_minari: there is no episode with a step in the data.")
-    warn_of_left_out("to_minari", lacking)
     return found
 
 
@@ -103,22 +107,18 @@ def _agent_name(agent_id: Any) -> str:
 
 
 def _written(
-    minari: Any,
-    name: str,
-    agent_id: AgentID | None,
-    members: Sequence[tuple[int, Any, AgentRows]],
-    metadata: Mapping[str, Any],
+    minari: Any, name: str, agent_id: AgentID | None, members: Sequence[AgentRows], metadata: Mapping[str, Any]
 ) -> Any:
     """Writes the data set of an agent."""
     from minari.data_collector import EpisodeBuffer  # pyright: ignore[reportMissingImports]
 
-    own = members[0][2].agent
-    both = own.observation_space, own.action_space
-    for _, episode, rows in members:
+    first = members[0]
+    both = first.agent.observation_space, first.agent.action_space
+    for rows in members:
         if None in both or (rows.agent.observation_space, rows.agent.action_space) != both:
             raise OfflineDataError(
-                f"to_minari: agent {agent_id!r} has other spaces in episode {episode.id_!r} than in "
-                f"{members[0][1].id_!r}, or none, but a data set has the same ones for all episodes. Use to_parquet."
+                f"to_minari: agent {agent_id!r} has other spaces in episode {rows.facts.eps_id!r} than in "
+                f"{first.facts.eps_id!r}, or none, but a data set has the same ones for all episodes. Use to_parquet."
             )
     buffers = [
         EpisodeBuffer(
@@ -129,7 +129,7 @@ def _written(
             terminations=_last(len(rows.rewards), rows.agent.is_terminated),
             truncations=_last(len(rows.rewards), rows.agent.is_truncated),
         )
-        for i, (_, _, rows) in enumerate(members)
+        for i, rows in enumerate(members)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the user has given no author, and so on
@@ -147,20 +147,20 @@ def _written(
             )
         except (AssertionError, TypeError, ValueError) as error:
             raise OfflineDataError(f"to_minari: Minari refuses the data set {name!r}: {error}") from error
-    known = [_facts(*member) for member in members]
+    notes = [_Note(**fields_of(rows.facts), t=rows.t.tolist()) for rows in members]
     if not dataset.storage.metadata.get("jpeg_encoding"):  # which changes observations
-        for facts, buffer in zip(known, buffers, strict=True):
-            facts["sha256"] = _digest(facts, buffer, both)
-    dataset.storage.update_episode_metadata([{_KEY: json.dumps(facts)} for facts in known])
-    dataset.storage.update_metadata({_KEY: len(known)})
+        for note, buffer in zip(notes, buffers, strict=True):
+            note.sha256 = _digest(note, buffer, both)
+    dataset.storage.update_episode_metadata([{_KEY: json.dumps(fields_of(note))} for note in notes])
+    dataset.storage.update_metadata({_KEY: len(notes)})
     return dataset
 
 
-def _digest(facts: Mapping[str, Any], data: Any, spaces_of: tuple[Any, Any]) -> str:
+def _digest(note: _Note, data: Any, spaces_of: tuple[Any, Any]) -> str:
     """Returns a checksum of the data of an episode, and of what is known about it.
 
     Args:
-        facts: What is known.
+        note: What is known.
         data: The episode as Minari has it.
         spaces_of: The observation space and the action space.
     """
@@ -171,9 +171,9 @@ def _digest(facts: Mapping[str, Any], data: Any, spaces_of: tuple[Any, Any]) -> 
         "terminations": np.asarray(data.terminations, np.bool_),
         "truncations": np.asarray(data.truncations, np.bool_),
     }
-    found = hashlib.sha256(json.dumps({**facts, "sha256": None}, sort_keys=True).encode())
+    found = hashlib.sha256(json.dumps({**fields_of(note), "sha256": None}, sort_keys=True).encode())
     for name, column in columns.items():
-        for key, leaf in leaf_columns(name, column).items():
+        for key, leaf in leaf_columns(name, column):
             found.update(f"{key} {leaf.dtype} {leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
     return found.hexdigest()
 
@@ -190,22 +190,6 @@ def _last(steps: int, value: bool) -> list[bool]:
     return [False] * (steps - 1) + [bool(value)]
 
 
-def _facts(number: int, episode: Any, rows: AgentRows) -> dict[str, Any]:
-    """Returns what a data set lacks, for the metadata of an episode."""
-    is_multi = isinstance(episode, MultiAgentEpisode)
-    return {
-        "number": number,
-        "id": episode.id_,
-        "agent_eps_id": rows.agent.id_,
-        "module_id": rows.agent.module_id,
-        "agent_t": rows.agent.t_started,
-        "t": rows.t.tolist(),
-        "begin": episode.env_t_started if is_multi else episode.t_started,
-        "end": episode.env_t if is_multi else episode.t,
-        "ends": [episode.is_terminated, episode.is_truncated],
-    }
-
-
 def from_minari(datasets: Any) -> list[Any]:
     """Returns the episodes of Minari data sets.
 
@@ -219,41 +203,29 @@ def from_minari(datasets: Any) -> list[Any]:
         MissingDependencyError: If Minari is not installed.
     """
     minari = _minari()
-    if not isinstance(datasets, Mapping):
-        return [own for _, own in _read(minari, datasets, None)]
-    by_number: dict[int, list[tuple[dict[str, Any], SingleAgentEpisode]]] = {}
-    counts = {}
-    for agent_id, given in datasets.items():
-        found = _read(minari, given, agent_id)
-        counts[agent_id] = len(found) if any("id" not in facts for facts, _ in found) else None
-        for facts, own in found:
-            by_number.setdefault(facts["number"], []).append((facts, own))
+    is_multi = isinstance(datasets, Mapping)
+    by_episode: dict[int, list[AgentPart]] = {}
+    counts: dict[Any, int | None] = {}
+    for agent_id, given in (datasets if is_multi else {None: datasets}).items():
+        found = _read(minari, given, agent_id, is_multi)
+        counts[agent_id] = len(found) if any(part.facts.eps_t is None for part in found) else None
+        for part in found:
+            by_episode.setdefault(part.facts.episode, []).append(part)
     if len(set(counts.values())) > 1:
         raise OfflineDataError(
             f"from_minari: the data sets have different numbers of episodes ({counts}), and no metadata of to_minari "
             f"that says which of them belong together. Read each alone, or make data sets that fit."
         )
-    return [_together(number, members) for number, members in sorted(by_number.items())]
+    return whole_episodes("from_minari", by_episode)
 
 
-def _together(number: int, members: Sequence[tuple[dict[str, Any], SingleAgentEpisode]]) -> MultiAgentEpisode:
-    facts = members[0][0]
-    agents = sorted((own for _, own in members), key=lambda own: int(own.storage.column(Columns.T)[0]))  # type: ignore
-    end = max(int(own.storage.column(Columns.T)[-1]) for own in agents)  # type: ignore[index]
-    over = (all(own.is_terminated for own in agents), any(own.is_truncated for own in agents))
-    ends = tuple(facts.get("ends", over if all(own.is_done for own in agents) else (False, False)))
-    return whole_episode(
-        facts.get("id", str(number)), agents, facts.get("begin", 0), facts.get("end", end), (ends[0], ends[1])
-    )
-
-
-def _read(minari: Any, given: Any, agent_id: AgentID | None) -> list[tuple[dict[str, Any], SingleAgentEpisode]]:
-    """Returns the episodes of a data set with what is known about each."""
+def _read(minari: Any, given: Any, agent_id: AgentID | None, is_multi_agent: bool) -> list[AgentPart]:
+    """Returns the episodes of a data set."""
     where = repr(given)
     try:
         dataset = minari.load_dataset(given) if isinstance(given, str) else given
         where = f"{dataset.id} ({dataset.storage.data_path})"
-        return list(_episodes_of(dataset, agent_id))
+        return list(_episodes_of(dataset, agent_id, is_multi_agent))
     except OfflineDataError:
         raise
     except Exception as error:  # Minari lets through what the libraries that it reads with raise
@@ -277,59 +249,57 @@ def _check_table(storage: Any, index: int) -> None:
         dataset(files, format="arrow").to_table().validate(full=True)
 
 
-def _episodes_of(dataset: Any, agent_id: AgentID | None) -> Iterator[tuple[dict[str, Any], SingleAgentEpisode]]:
+def _episodes_of(dataset: Any, agent_id: AgentID | None, is_multi_agent: bool) -> Iterator[AgentPart]:
     both = dataset.observation_space, dataset.action_space
     for number, index in enumerate(map(int, dataset.episode_indices)):
+        where = f"{dataset.id}, episode {index} ({Path(dataset.storage.data_path) / str(index)})"
+        note = None
         try:
             _check_table(dataset.storage, index)
             (data,), (metadata,) = dataset.iterate_episodes([index]), dataset.storage.get_episode_metadata([index])
-            known = json.loads(metadata[_KEY]) if _KEY in metadata else {}
-            is_lacking = not known and index < dataset.storage.metadata.get(_KEY, 0)
-            why = "its metadata lack what to_minari noted" if is_lacking else _damage_of(data, metadata, known, both)
+            if _KEY in metadata:
+                note = as_state(_Note, json.loads(metadata[_KEY]))
+            is_lacking = note is None and index < dataset.storage.metadata.get(_KEY, 0)
+            why = "its metadata lack what to_minari noted" if is_lacking else _damage_of(data, metadata, note, both)
         except Exception as error:  # Minari lets through what the libraries that it reads with raise
             why = f"{type(error).__name__}: {error}"
         if why:
-            raise _unreadable(f"{dataset.id}, episode {index} ({Path(dataset.storage.data_path) / str(index)})", why)
-        facts = {"number": number, **known}
-        id_ = facts.get("id", str(facts["number"]))
-        steps = len(data.rewards)
-        columns: dict[str, Tree] = {
-            Columns.OBS: _as_arrays(data.observations),
-            Columns.INFOS: [{} for _ in range(steps + 1)],
-            Columns.T: np.array(facts.get("t", range(steps + 1)), np.int64),
-            Columns.ACTIONS: _as_arrays(data.actions),
-            Columns.REWARDS: np.asarray(data.rewards, np.float64),
-        }
-        usual = id_ if agent_id is None else agent_episode_id(id_, agent_id, 0)
-        own = agent_episode(
-            columns,
-            id_=facts.get("agent_eps_id", usual),
-            agent_id=agent_id,
-            module_id=facts.get("module_id"),
-            whole_id=None if agent_id is None else id_,
-            t_started=facts.get("agent_t", 0),
+            raise _unreadable(where, why)
+        if note is None:
+            own_id = agent_episode_id(str(number), agent_id, 0) if is_multi_agent else str(number)
+            steps = list(range(len(data.rewards) + 1))
+            note = _Note(number, str(number), 0, None, None, None, own_id, agent_t=0, module_id=None, t=steps)
+        yield agent_part(
+            {
+                Columns.OBS: _as_arrays(data.observations),
+                Columns.INFOS: [{} for _ in note.t],
+                Columns.T: np.array(note.t, np.int64),
+                Columns.ACTIONS: _as_arrays(data.actions),
+                Columns.REWARDS: np.asarray(data.rewards, np.float64),
+            },
+            note,
+            agent_id,
+            is_multi_agent=is_multi_agent,
             spaces_of=both,
-            action_units=ENV,
             ends=(bool(data.terminations[-1]), bool(data.truncations[-1])),
+            action_units=ENV,
+            where=where,
         )
-        yield facts, own
 
 
-def _damage_of(
-    data: Any, metadata: Mapping[str, Any], known: Mapping[str, Any], spaces_of: tuple[Any, Any]
-) -> str | None:
+def _damage_of(data: Any, metadata: Mapping[str, Any], note: _Note | None, spaces_of: tuple[Any, Any]) -> str | None:
     """Returns what is wrong with an episode; None if its parts fit together.
 
     Args:
         data: The episode as Minari has it.
         metadata: Its metadata.
-        known: What ``to_minari`` noted in them, if it wrote the episode.
+        note: What ``to_minari`` noted in them, if it wrote the episode.
         spaces_of: The observation space and the action space.
     """
     steps = len(data.rewards)
     if metadata.get("total_steps", steps) != steps:
         return f"it has {steps} steps, but its metadata say {metadata['total_steps']}"
-    if "sha256" in known and known["sha256"] != _digest(known, data, spaces_of):
+    if note is not None and note.sha256 not in (None, _digest(note, data, spaces_of)):
         return "it is not what to_minari wrote: its SHA-256 differs"
     return None
 

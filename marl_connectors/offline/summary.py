@@ -10,7 +10,7 @@ import numpy as np
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.offline.episode_reader import EpisodeReader, Record
-from marl_connectors.offline.stored_episodes import StoredEpisodes
+from marl_connectors.offline.recorded_sample import RecordedSample
 from marl_connectors.typing import AgentID
 
 
@@ -29,15 +29,15 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
     """
     agents: dict[AgentID, dict[str, Any]] = {}
     returns_of: dict[int, np.ndarray] = {}
-    blocks = reader.blocks()
-    for block in blocks:
-        returns_of[id(block)] = _chunk_returns(block.stored)
-        _add_agents(agents, block.stored)
-    records = [record for record in reader.records() if id(record.block) in returns_of]
+    samples = reader.samples()
+    for sample in samples:
+        returns_of[id(sample)] = _chunk_returns(sample)
+        _add_agents(agents, sample)
+    records = [record for record in reader.records() if id(record.sample) in returns_of]
     wholes, _ = reader.whole_episodes(records)
     lengths, returns = [], []
     for chain in wholes:
-        lengths.append(sum(int(r.block.stored.env_steps[r.number]) for r in chain))
+        lengths.append(sum(int(r.sample.env_steps[r.number]) for r in chain))
         by_agent = _returns_by_agent(chain, returns_of)
         returns.append(sum(by_agent.values()))
         for agent_id in agents.keys() & by_agent.keys():
@@ -45,10 +45,10 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
     return {
         "files": [str(file) for file in reader.files],
         "bytes": sum(file.stat().st_size for file in reader.files),
-        "samples": len(blocks),
+        "samples": len(samples),
         "chunks": len(records),
-        "env_steps": sum(int(block.stored.env_steps.sum()) for block in blocks),
-        "agent_steps": sum(int(block.stored.agent_steps.sum()) for block in blocks),
+        "env_steps": sum(int(sample.env_steps.sum()) for sample in samples),
+        "agent_steps": sum(int(sample.agent_steps.sum()) for sample in samples),
         "whole_episodes": len(wholes),
         "lengths": _statistics(lengths),
         "returns": _statistics(returns),
@@ -59,28 +59,28 @@ def summarize(reader: EpisodeReader) -> dict[str, Any]:
     }
 
 
-def _chunk_returns(stored: StoredEpisodes) -> np.ndarray:
-    """Returns ``[N]``, the sum of the rewards of each agent's episode in a block."""
-    found = np.zeros(len(stored.chunks["rollout"]))
-    for number, rollout in enumerate(stored.rollouts):
+def _chunk_returns(sample: RecordedSample) -> np.ndarray:
+    """Returns ``[N]``, the sum of the rewards of each agent's episode in a sample."""
+    found = np.zeros(len(sample.agent_table["rollout"]))
+    for number, rollout in enumerate(sample.rollouts):
         rewards = np.concatenate([[0.0], np.cumsum(np.asarray(rollout.read(Columns.REWARDS, slice(None)), np.float64))])
-        own = np.flatnonzero(stored.chunks["rollout"] == number)
-        found[own] = rewards[stored.chunks["stop_row"][own]] - rewards[stored.chunks["start_row"][own]]
-    for number, notes in stored.chunk_notes.items():
+        own = np.flatnonzero(sample.agent_table["rollout"] == number)
+        found[own] = rewards[sample.agent_table["stop_row"][own]] - rewards[sample.agent_table["start_row"][own]]
+    for number, notes in sample.agent_notes.items():
         found[number] += notes.uncredited_reward
     return found
 
 
-def _add_agents(agents: dict[AgentID, dict[str, Any]], stored: StoredEpisodes) -> None:
-    """Adds the agents of a block, with their steps by module."""
-    chunks = stored.chunks
+def _add_agents(agents: dict[AgentID, dict[str, Any]], sample: RecordedSample) -> None:
+    """Adds the agents of a sample, with their steps by module."""
+    chunks = sample.agent_table
     steps = chunks["stop_row"] - chunks["start_row"]
     kinds = zip(*(chunks[name].tolist() for name in ("agent", "module", "rollout")), strict=True)
     for agent, module, rollout in dict.fromkeys(kinds):
         members = (chunks["agent"] == agent) & (chunks["module"] == module) & (chunks["rollout"] == rollout)
-        observation_space, action_space = stored.spaces_of(rollout)
+        observation_space, action_space = sample.state.rollouts[rollout].spaces()
         own = agents.setdefault(
-            stored.agents[agent],
+            sample.state.agents[agent],
             {
                 "observation_space": None if observation_space is None else spaces.describe(observation_space),
                 "action_space": None if action_space is None else spaces.describe(action_space),
@@ -90,10 +90,10 @@ def _add_agents(agents: dict[AgentID, dict[str, Any]], stored: StoredEpisodes) -
                 "returns": [],
             },
         )
-        module_id = stored.modules[module]
+        module_id = sample.state.modules[module]
         counts = own["steps_by_module"]
         counts[module_id] = counts.get(module_id, 0) + int(steps[members].sum())
-        recorded = stored.rollouts[rollout]
+        recorded = sample.rollouts[rollout]
         own["columns"] = list(dict.fromkeys([*own["columns"], *recorded.columns]))
         own["action_units"] = list(dict.fromkeys([*own["action_units"], recorded.action_units]))
 
@@ -101,11 +101,11 @@ def _add_agents(agents: dict[AgentID, dict[str, Any]], stored: StoredEpisodes) -
 def _returns_by_agent(chain: Sequence[Record], returns_of: dict[int, np.ndarray]) -> dict[AgentID, float]:
     found: dict[AgentID, float] = {}
     for record in chain:
-        stored = record.block.stored
-        for i in stored.chunk_numbers(record.number):
-            agent_id = stored.agents[stored.chunks["agent"][i]]
-            found[agent_id] = found.get(agent_id, 0.0) + float(returns_of[id(record.block)][i])
-        for agent_id, reward in stored.notes_of(record.number).unclaimed.items():
+        sample = record.sample
+        for i in sample.agent_numbers(record.number):
+            agent_id = sample.state.agents[sample.agent_table["agent"][i]]
+            found[agent_id] = found.get(agent_id, 0.0) + float(returns_of[id(record.sample)][i])
+        for agent_id, reward in sample.unclaimed(record.number).items():
             found[agent_id] = found.get(agent_id, 0.0) + reward
     return found
 

@@ -106,7 +106,6 @@ def test_a_resumed_run_continues_its_files_exactly(tmp_path, rows):
     trained(part, 2)
     part.save_to_path(tmp_path / "checkpoint")
     trained(part, 1)  # and then the process is killed: this sample is made again
-    part.offline_data.writer._file and part.offline_data.writer._file.close()
     resumed = Algorithm.from_checkpoint(tmp_path / "checkpoint", config=config("part"))
     assert not differences(expected, trained(resumed, 2)[1])
     resumed.stop()

@@ -13,9 +13,7 @@ from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.errors import OfflineDataError, OfflineDataWarning
 from marl_connectors.offline.episode_reader import files_of
-from marl_connectors.offline.folder_index import INDEX_FILE
-
-MARK = "\n#block "
+from marl_connectors.offline.recording_file import INDEX_FILE, MARK
 
 
 @pytest.fixture
@@ -57,29 +55,38 @@ def test_a_file_that_is_none_loses_no_other_file(number, content, folder):
     file.write_bytes(content)
     ids, (damage,) = ids_and_damages(folder)
     assert ids == [f"m{i}" for i in range(0, 80, 10) if i // 20 != number]
-    assert damage.startswith(f"{file}: it{'s first line is not that of one' if content else ' is empty'}; 2 episodes")
+    assert damage.startswith(f"{file}: {'there is no sample in it' if content else 'it is empty'}; 2 episodes")
 
 
-def test_the_newest_file_and_the_newest_blocks_are_missed(folder):
-    file = folder / "episodes-000003.episodes"
+def test_the_newest_file_and_the_newest_samples_are_missed(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        for i in range(3):
+            writer.write([chunk("m", 20 * i, 3), chunk("m", 20 * i + 10, 2)])
+    (file,) = files_of(tmp_path)
     data = file.read_bytes()
-    file.write_bytes(data[: data.index(b"\n#end")])
-    assert ids_and_damages(folder)[1] == [f"{file}: its last line is missing; no episode is lost."]
-    file.write_bytes(data[: data.index(MARK.encode())])
-    ids, (damage,) = ids_and_damages(folder)
-    assert ids == [f"m{10 * i}" for i in range(6)]
-    assert damage == f"{file}: block 0 is missing at the end; 2 episodes or chunks are lost, whose ids are unknown."
+    file.write_bytes(data[: data.rindex(MARK)])
+    ids, (damage,) = ids_and_damages(tmp_path)
+    assert ids == [f"m{10 * i}" for i in range(4)]
+    assert damage == f"{file}: sample 2 is missing or damaged; 2 episodes or chunks are lost, whose ids are unknown."
+    (tmp_path / INDEX_FILE).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EpisodeReader(tmp_path).num_episodes == 4
+
+
+def test_the_newest_file_is_missed(folder):
+    file = files_of(folder)[-1]
     file.unlink()
     assert ids_and_damages(folder)[1] == [
         f"{file}: the file is missing; 2 episodes or chunks are lost, whose ids are unknown."
     ]
-    (folder / INDEX_FILE).unlink()  # as in folders of older versions
+    (folder / INDEX_FILE).unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert EpisodeReader(folder).num_episodes == 6
 
 
-def test_blocks_that_were_on_disk_at_a_checkpoint_are_missed_though_the_file_was_never_closed(tmp_path):
+def test_samples_that_were_on_disk_at_a_checkpoint_are_missed_though_the_file_was_never_closed(tmp_path):
     writer = EpisodeWriter(tmp_path)
     for i in range(3):
         writer.write([chunk("m", 10 * i, 2)])
@@ -87,15 +94,14 @@ def test_blocks_that_were_on_disk_at_a_checkpoint_are_missed_though_the_file_was
             writer.get_state()
     (file,) = files_of(tmp_path)
     data = file.read_bytes()
-    begins = [m.start() for m in re.finditer(MARK.encode(), data)]
+    begins = [m.start() for m in re.finditer(MARK, data)]
     file.write_bytes(data[: begins[2]])
     assert EpisodeReader(tmp_path).damages == []
     file.write_bytes(data[: begins[1]])
     assert ids_and_damages(tmp_path) == (
         ["m0"],
-        [f"{file}: block 1 is missing at the end; 1 episodes or chunks are lost, whose ids are unknown."],
+        [f"{file}: sample 1 is missing or damaged; 1 episodes or chunks are lost, whose ids are unknown."],
     )
-    writer._file.close()
 
 
 @pytest.mark.few(2)
@@ -137,7 +143,7 @@ def test_if_nothing_is_left_the_error_says_why(folder):
     file.write_bytes(data)
     with (
         pytest.warns(OfflineDataWarning),
-        pytest.raises(OfflineDataError, match=r"no intact episode .* block 0: its columns are not what was written"),
+        pytest.raises(OfflineDataError, match=r"no intact episode .* sample 0: its columns are not what was written"),
     ):
         EpisodeReader(folder, check_all=True).sample()
 
@@ -167,23 +173,26 @@ def test_a_killed_writer_leaves_a_folder_that_can_be_read(tmp_path):
     assert len(reader.damages) <= 1 and all(damage.file == files[-1] for damage in reader.damages)
 
 
-def test_a_first_block_that_cannot_be_written_leaves_no_file(tmp_path, monkeypatch):
+def test_a_first_sample_that_cannot_be_written_leaves_no_file(tmp_path, monkeypatch):
     from marl_connectors.offline import episode_writer
 
     class Full:
-        def __init__(self, file):
-            self.file = file
+        def __init__(self, *args):
+            self.file = open(*args)  # noqa: SIM115  # closed by __exit__
+
+        def __enter__(self):
+            return self
 
         def write(self, data):
             self.file.write(data[:9])
             raise OSError("no space left")
 
-        def close(self):
+        def __exit__(self, *exc_info):
             self.file.close()
 
     writer = EpisodeWriter(tmp_path / "d")
     with monkeypatch.context() as patch:
-        patch.setattr(episode_writer, "open", lambda *args: Full(open(*args)), raising=False)  # noqa: SIM115
+        patch.setattr(episode_writer, "open", Full, raising=False)
         with pytest.raises(OfflineDataError, match="no space left"):
             writer.write([chunk("m", 0, 3)])
     assert not list((tmp_path / "d").iterdir())
@@ -198,7 +207,7 @@ DAMAGES = ("flip", "replace", "truncate", "delete", "empty")
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(400)])
 def test_random_damage_loses_nothing_but_what_is_damaged_and_says_what(seed, tmp_path):
-    """Each block is a folder's part that damage either touches or not."""
+    """Each sample is a folder's part that damage either touches or not."""
     rng = np.random.default_rng(seed)
     with EpisodeWriter(tmp_path / "data", max_rows_per_file=15) as writer:
         for i in range(12):
@@ -210,7 +219,7 @@ def test_random_damage_loses_nothing_but_what_is_damaged_and_says_what(seed, tmp
     for number in sorted({int(n) for n in rng.integers(0, len(files), int(rng.integers(1, 3)))}):
         file, kind = files[number], str(rng.choice(DAMAGES))
         data = file.read_bytes()
-        marks = [m.start() for m in re.finditer(rb"\n#(block|end) ", data)]
+        marks = [*(m.start() for m in re.finditer(MARK, data)), len(data)]
         begin = int(rng.integers(len(data))) if kind not in ("delete", "empty") else 0
         end = {"flip": begin + 1, "replace": begin + int(rng.integers(1, 300))}.get(kind, len(data))
         broken = bytearray(data)
@@ -223,7 +232,7 @@ def test_random_damage_loses_nothing_but_what_is_damaged_and_says_what(seed, tmp
         file.write_bytes(broken)
         if kind == "delete":
             file.unlink()
-        touched |= {3 * number + i for i in range(3) if begin < marks[i + 1] + len(MARK) and end > marks[i]}
+        touched |= {3 * number + i for i in range(3) if begin < marks[i + 1] and end > marks[i]}
         kinds.append((number, kind, begin, end, marks))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -232,7 +241,7 @@ def test_random_damage_loses_nothing_but_what_is_damaged_and_says_what(seed, tmp
         except OfflineDataError:
             assert len(touched) == 12
             return
-        found = [episode for block in reader.blocks() for episode in block.stored.episodes()]
+        found = [episode for sample in reader.samples() for episode in sample.episodes()]
     sound = {f"m{20 * i + k}" for i in range(12) if i not in touched for k in (0, 10)}
     assert sound <= {episode.id_ for episode in found}
     for episode in found:  # nothing that is read is changed

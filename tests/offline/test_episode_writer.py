@@ -1,6 +1,5 @@
 import errno
 import os
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,7 @@ from marl_connectors import EpisodeReader, EpisodeWriter
 from marl_connectors.errors import ConfigError, EpisodeError, OfflineDataError, OfflineDataWarning
 from marl_connectors.offline import episode_writer
 from marl_connectors.offline.episode_reader import files_of
-from marl_connectors.offline.folder_index import read_index
+from marl_connectors.offline.recording_file import read_index
 
 
 def ids(folder):
@@ -74,20 +73,23 @@ def test_a_folder_that_was_made_for_no_episode_is_removed(tmp_path):
 
 
 class FullFile:
-    """Takes some bytes of all that is written, and fails again when it is closed, as files with a buffer do."""
+    """Takes the bytes for which a disk has room, and fails again when it is closed, as files with a buffer do."""
 
-    def __init__(self, path, mode, room):
-        self.file, self.room = open(path, mode), room  # noqa: SIM115  # closed by close()
+    def __init__(self, path, mode, disk):
+        self.file, self.disk = open(path, mode), disk  # noqa: SIM115  # closed by __exit__
+
+    def __enter__(self):
+        return self
 
     def write(self, data):
-        part = data[: self.room]
-        self.room -= self.file.write(part)
+        part = data[: self.disk["room"]]
+        self.disk["room"] -= self.file.write(part)
         if len(part) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def close(self):
+    def __exit__(self, *exc_info):
         self.file.close()
-        if not self.room:
+        if not self.disk["room"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def __getattr__(self, name):
@@ -95,11 +97,11 @@ class FullFile:
 
 
 def on_a_disk_with_room(monkeypatch, room):
-    monkeypatch.setattr(episode_writer, "open", lambda path, mode: FullFile(path, mode, room), raising=False)
+    disk = {"room": room}
+    monkeypatch.setattr(episode_writer, "open", lambda path, mode: FullFile(path, mode, disk), raising=False)
 
 
-@pytest.mark.parametrize("starts", [[0], [0, 10]], ids=["no room for the end", "no room for the second block"])
-def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
+def test_a_full_disk_leaves_whole_samples(tmp_path, monkeypatch):
     def write(folder, starts):
         with EpisodeWriter(tmp_path / folder) as writer:
             for start in starts:
@@ -109,8 +111,8 @@ def test_a_full_disk_leaves_whole_blocks(tmp_path, monkeypatch, starts):
     size = write("whole", [0])
     on_a_disk_with_room(monkeypatch, size + 1)
     with pytest.raises(OfflineDataError, match=r"episodes-000000\.episodes cannot be written: .*No space left"):
-        write("data", starts)
-    (file,) = (tmp_path / "data").iterdir()
+        write("data", [0, 10])
+    (file,) = files_of(tmp_path / "data")
     assert file.stat().st_size == size
     assert ids(tmp_path / "data") == ["m0"] and not EpisodeReader(tmp_path / "data", check_all=True).damages
 
@@ -125,16 +127,17 @@ def test_a_full_disk_leaves_no_empty_folder(tmp_path, monkeypatch):
 
 
 def test_a_write_that_is_interrupted_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    def interrupted(data):
-        file.write(data[: len(data) // 2])
-        raise KeyboardInterrupt
+    class Interrupted(FullFile):
+        def write(self, data):
+            self.file.write(data[: len(data) // 2])
+            raise KeyboardInterrupt
 
     with EpisodeWriter(tmp_path) as writer:
         writer.write([chunk("m", 0, 1)])
-        file = writer._file
-        monkeypatch.setattr(writer, "_file", SimpleNamespace(write=interrupted, close=file.close))
-        with pytest.raises(KeyboardInterrupt):
-            writer.write([chunk("m", 10, 1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(episode_writer, "open", lambda *args: Interrupted(*args, {"room": 1}), raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write([chunk("m", 10, 1)])
         writer.write([chunk("m", 20, 1)])
     assert ids(tmp_path) == ["m0", "m20"]
 
@@ -202,7 +205,6 @@ def test_what_a_killed_process_has_written_can_be_read_and_continued(tmp_path):
     second.write([chunk("m", 20, 2)])
     second.close()
     assert ids(tmp_path) == ["m0", "m20"]
-    writer._file.close()
 
 
 def test_a_state_without_its_files_is_an_error(tmp_path):

@@ -8,7 +8,7 @@ from helpers.fresh_seeds import fresh_seeds
 from helpers.runs.random_runs import random_config
 from marl_connectors import MultiAgentEpisode, from_minari, to_minari
 from marl_connectors.errors import OfflineDataError
-from marl_connectors.offline.agent_rows import agent_rows
+from marl_connectors.offline.exchange import agent_rows
 
 minari = pytest.importorskip("minari")
 BOX, ACTIONS = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3)

@@ -1,5 +1,6 @@
 import base64
 import contextlib
+import json
 import warnings
 
 import numpy as np
@@ -18,7 +19,7 @@ from marl_connectors import (
     to_parquet,
 )
 from marl_connectors.errors import EpisodeError, OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.agent_rows import agent_rows
+from marl_connectors.offline.exchange import agent_rows
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -243,6 +244,16 @@ def test_no_flipped_bit_changes_anything_silently(bit, tmp_path):
             if facts(found) != usual:
                 places.append(place)
     assert places == []
+
+
+def test_a_file_cannot_ask_for_items_of_any_size(tmp_path):
+    (file,) = to_parquet([chunk("m", 10, 3)], tmp_path)
+    table = pq.read_table(file)
+    about = json.loads(table.schema.metadata[b"marl_connectors"])
+    about["trees"]["obs"][0] = "<U1000000"
+    pq.write_table(table.replace_schema_metadata({"marl_connectors": json.dumps(about)}), file)
+    with pytest.raises(OfflineDataError, match="is no type of numbers"):
+        from_parquet(file)
 
 
 BOX, TWO = spaces.Box(-99, 99, (2,), np.float32), spaces.Discrete(2)

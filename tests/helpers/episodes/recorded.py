@@ -7,21 +7,19 @@ import json
 from typing import Any
 
 from helpers.runs.random_runs import plain
-from marl_connectors.offline.agent_rows import agent_rows
-from marl_connectors.offline.stored_episodes import StoredEpisodes, stored_state
-from marl_connectors.state import fields_of
+from marl_connectors.offline.exchange import agent_rows
+from marl_connectors.offline.recorded_sample import RecordedSample, recorded
 
 
 def through_columns(episodes: list[Any], **reading: Any) -> list[Any]:
     """The episodes after they were turned into JSON and arrays, without files."""
-    document, tensors = stored_document(episodes)
-    return StoredEpisodes(document, lambda: dict(tensors)).episodes(**reading)
+    return RecordedSample(*document_of(episodes)).episodes(**reading)
 
 
-def stored_document(episodes: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON data and the arrays of a block of episodes."""
-    block, tensors = stored_state(episodes)
-    return json.loads(json.dumps(block, default=fields_of)), tensors
+def document_of(episodes: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON data and the arrays of a sample of episodes."""
+    document, arrays = recorded(episodes)
+    return json.loads(json.dumps(document)), arrays
 
 
 def train_batch(algo: Any, episodes: list[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 from marl_connectors.algorithms.mappo import MAPPOConfig
 from marl_connectors.episodes.rollout import spans
 from marl_connectors.errors import EpisodeError
-from marl_connectors.offline.stored_episodes import stored_state
+from marl_connectors.offline.recorded_sample import RecordedSample, recorded
 
 
 def assert_same_batches(config, iterations=3):
@@ -106,7 +106,7 @@ def test_episodes_made_by_hand_come_back(history, cuts, to_numpy):
 def test_writing_changes_no_episode():
     episode = chunk("m", 10, 3, lookback=1, logp=0.5)
     storage = episode.storage
-    stored_state([episode])
+    recorded([episode])
     assert episode.storage is storage and isinstance(storage.columns["obs"], list)
 
 
@@ -129,24 +129,24 @@ def test_an_agent_id_that_no_file_can_hold_is_named():
     episode = MultiAgentEpisode("e")
     episode.add_env_reset(observations={frozenset("x"): 1.0})
     with pytest.raises(EpisodeError, match=r"episodes from 'e' to 'e', agents/0 is a frozenset, which no file"):
-        stored_state([episode])
+        recorded([episode])
 
 
 def test_custom_data_that_no_file_can_hold_is_named():
     episode = chunk("m", 0, 1)
     episode.custom_data["lock"] = object()
     with pytest.raises(EpisodeError, match="custom_data/lock is a object, which no file can hold"):
-        stored_state([episode])
+        recorded([episode])
 
 
 def test_an_info_that_no_file_can_hold_is_named():
     episode = chunk("m", 0, 2)
     episode.storage.columns["infos"][1] = {"fine": 1, "odd": [1, {2}]}
     with pytest.raises(EpisodeError, match=r"episode 'g', agent 'a', env step 1: info\['odd'\]\[1\] is a set"):
-        stored_state([episode])
+        recorded([episode])
     dropped = []
-    block, _ = stored_state([episode], lambda *what: dropped.append(what))
-    assert dropped == [("a", "odd", "set")] and block.episodes.id == ["m0"]
+    document, _ = recorded([episode], lambda *what: dropped.append(what))
+    assert dropped == [("a", "odd", "set")] and document["episodes"]["id"] == ["m0"]
 
 
 def test_agents_with_other_columns_stay_apart():
@@ -165,14 +165,12 @@ def test_some_episodes_are_read_in_the_wanted_order():
 
 
 def test_what_a_piece_writes_to_an_episode_is_not_in_the_next_one_that_is_read():
-    block, tensors = stored_state([chunk("m", 10, 2)])
-    from marl_connectors.offline.stored_episodes import StoredEpisodes
-
-    for tensor in tensors.values():
-        tensor.flags.writeable = False
-    stored = StoredEpisodes(block, lambda: dict(tensors))
-    stored.episodes()[0].set_rewards(new_data=[9.0, 9.0])
-    assert stored.episodes()[0].get_rewards().tolist() == [0.5, 1.5]
+    document, arrays = recorded([chunk("m", 10, 2)])
+    for array in arrays.values():
+        array.flags.writeable = False
+    sample = RecordedSample(document, arrays)
+    sample.episodes()[0].set_rewards(new_data=[9.0, 9.0])
+    assert sample.episodes()[0].get_rewards().tolist() == [0.5, 1.5]
 
 
 def test_another_mapping_function_replaces_the_modules_that_acted():

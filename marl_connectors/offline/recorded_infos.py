@@ -7,47 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from marl_connectors.state import Column, Ints, State, fields_of
+from marl_connectors.state import Ints, State
 
 _DTYPES: Final[dict[str, Any]] = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 _KINDS: Final = "biuf"
 _PLAIN: Final = (bool, int, float, str, bytes, type(None))
-
-
-class InfoColumn(State):
-    """The values of some rows, in one of four forms.
-
-    Attributes:
-        parts: The columns of dicts with the same keys.
-        numbers: Python's numbers of one type.
-        arrays: Numpy's numbers of one type, or arrays of one type and shape.
-        items: Anything else.
-    """
-
-    parts: dict[str, InfoColumn] | None = None
-    numbers: Column | None = None
-    arrays: Column | None = None
-    items: list[Any] | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name, value in fields_of(self).items() if value is not None]
-        if len(given) != 1 or isinstance(self.numbers, (dict, tuple)) or isinstance(self.arrays, (dict, tuple)):
-            raise ValueError(f"Expected values in one form, got {given}")
-
-    def has(self, length: int) -> bool:
-        """Whether it has so many rows."""
-        if self.parts is not None:
-            return all(part.has(length) for part in self.parts.values())
-        return len(next(value for value in (self.numbers, self.arrays, self.items) if value is not None)) == length
-
-    def values(self, length: int) -> list[Any]:
-        """Returns the values of so many rows."""
-        if self.parts is not None:
-            parts = {key: part.values(length) for key, part in self.parts.items()}
-            return [{key: items[i] for key, items in parts.items()} for i in range(length)]
-        if self.numbers is not None:
-            return self.numbers.tolist()
-        return list(self.items) if self.items is not None else list(np.array(self.arrays))
 
 
 class InfoGroup(State):
@@ -55,23 +19,21 @@ class InfoGroup(State):
 
     Attributes:
         rows: The rows that have them.
-        values: Their values.
+        values: Their values as a column. That of dicts with the same keys is a dict of columns; of numpy's numbers of
+            one type, or arrays of one type and shape, an array; of Python's numbers of one type, a tuple with an array;
+            and of anything else, a list.
     """
 
     rows: Ints
-    values: InfoColumn
-
-    def __post_init__(self) -> None:
-        if not self.values.has(len(self.rows)) or (self.values.parts is None and self.values.items is None):
-            raise ValueError(f"Expected the infos of {len(self.rows)} rows")
+    values: Any
 
 
 def pack_infos(infos: Mapping[int, dict[str, Any]]) -> list[InfoGroup]:
     """Returns a group for each structure of info dicts.
 
     >>> (group,) = pack_infos({0: {"n": 1}, 3: {"n": 2}})
-    >>> group.rows, group.values.parts["n"].numbers
-    (array([0, 3]), array([1, 2]))
+    >>> group.rows, group.values
+    (array([0, 3]), {'n': (array([1, 2]),)})
     """
     groups: dict[Any, list[int]] = {}
     for row, info in infos.items():
@@ -83,11 +45,33 @@ def pack_infos(infos: Mapping[int, dict[str, Any]]) -> list[InfoGroup]:
 
 
 def unpack_infos(groups: Sequence[InfoGroup]) -> dict[int, dict[str, Any]]:
-    """Returns the info dicts that ``pack_infos`` got."""
+    """Returns the info dicts that ``pack_infos`` got.
+
+    Raises:
+        Exception: Any, if it cannot have returned these groups.
+    """
     found: dict[int, dict[str, Any]] = {}
     for group in groups:
         rows = group.rows.tolist()
-        found.update(zip(rows, group.values.values(len(rows)), strict=True))
+        infos = _values(group.values, len(rows))
+        if any(type(info) is not dict for info in infos):
+            raise ValueError("an info is no dict")
+        found.update(zip(rows, infos, strict=True))
+    return found
+
+
+def _values(column: Any, length: int) -> list[Any]:
+    """Returns the values of a column of so many rows."""
+    if isinstance(column, dict):
+        parts = {key: _values(part, length) for key, part in column.items()}
+        return [{key: items[i] for key, items in parts.items()} for i in range(length)]
+    if isinstance(column, tuple):
+        (numbers,) = column
+        found = numbers.tolist()
+    else:
+        found = list(column if isinstance(column, list) else np.array(column))
+    if len(found) != length:
+        raise ValueError(f"there are {len(found)} values of infos for {length} rows")
     return found
 
 
@@ -127,12 +111,11 @@ def _structure(value: Any) -> Any:
     return "items"
 
 
-def _column(structure: Any, values: list[Any]) -> InfoColumn:
+def _column(structure: Any, values: list[Any]) -> Any:
+    """Returns the values of a structure as ``InfoGroup`` has them."""
     kind = structure if isinstance(structure, str) else structure[0]
-    if kind == "items":
-        return InfoColumn(items=values)
     if kind == "dict":
-        return InfoColumn(parts={key: _column(part, [value[key] for value in values]) for key, part in structure[1:]})
+        return {key: _column(part, [value[key] for value in values]) for key, part in structure[1:]}
     if kind in _DTYPES:
-        return InfoColumn(numbers=np.array(values, _DTYPES[kind]))
-    return InfoColumn(arrays=np.array(values))
+        return (np.array(values, _DTYPES[kind]),)
+    return values if kind == "items" else np.array(values)

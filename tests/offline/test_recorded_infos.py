@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from helpers.runs.random_runs import plain
-from marl_connectors.offline.info_columns import pack_infos, storable_part, unpack_infos, unstorable
+from marl_connectors.offline.recorded_infos import pack_infos, storable_part, unpack_infos, unstorable
 
 INFOS = [
     {"n": 1, "x": 0.5, "is_on": True, "who": None, "name": "é"},
@@ -28,7 +28,7 @@ def test_infos_come_back_with_their_types():
 def test_infos_with_the_same_keys_and_types_share_columns():
     groups = pack_infos({i: {"mask": np.full(3, i)} for i in range(100)})
     assert len(groups) == 1
-    assert groups[0].values.parts["mask"].arrays.shape == (100, 3)
+    assert groups[0].values["mask"].shape == (100, 3)
 
 
 def test_the_keys_stay_in_their_order():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import tracemalloc
 import warnings
+import zlib
 from functools import lru_cache
 
 import numpy as np
@@ -15,15 +15,13 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX as BOX_OF_LIFE
 from helpers.envs.scripted_envs import LifeEnv, small_config
-from helpers.episodes.recorded import stored_document
+from helpers.episodes.recorded import document_of
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import EpisodeReader, EpisodeWriter, FlattenObservations, MultiAgentEpisode
 from marl_connectors.errors import MarlConnectorsError, OfflineDataError, OfflineDataWarning
-from marl_connectors.offline.agent_rows import agent_rows
+from marl_connectors.offline.exchange import agent_rows
 from marl_connectors.offline.fit import Fit
-from marl_connectors.offline.folder_index import INDEX_FILE
-from marl_connectors.offline.shard import crc32, encoded_block, file_header
-from marl_connectors.offline.stored_episodes import stored_state
+from marl_connectors.offline.recording_file import INDEX_FILE, encoded_sample
 from marl_connectors.offline.summary import summarize
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
@@ -115,19 +113,11 @@ def mutated(document, tensors, rng):
     return document, tensors
 
 
-def write(folder, document, tensors, *, index=True):
-    """Writes a file of one block, whose checksums are right."""
-    number = len(document["episodes"]["id"]) if isinstance(document.get("episodes"), dict) else 0
-    text = json.dumps(document, separators=(",", ":")).encode()
-    header = file_header()
-    other, _ = stored_state([])
-    block = encoded_block(other, tensors, offset=len(header), number=0, episodes_before=0)
-    line, _, rest = block.lstrip(b"\n").partition(b"\n")
-    own = json.loads(line.removeprefix(b"#block "))
-    columns = rest[own["document_bytes"] :]
-    own |= {"document_sha256": hashlib.sha256(text).hexdigest(), "document_bytes": len(text), "num_episodes": number}
+def write(folder, document, arrays):
+    """Writes a file of one sample, whose checksums are right."""
     folder.mkdir(exist_ok=True)
-    data = header + b"\n#block " + json.dumps(own).encode() + b"\n" + text + columns
+    number = len(document["episodes"]["id"]) if isinstance(document.get("episodes"), dict) else 0
+    data = encoded_sample(document, arrays, offset=0, number=0, episodes_before=0, num_episodes=number)
     (folder / "episodes-000000.episodes").write_bytes(data)
 
 
@@ -150,7 +140,7 @@ def use(folder, spaces_of):
 def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
     rng = np.random.default_rng(seed)
     source, spaces_of = (episodes(), ODD) if seed % 2 else (sampled(), dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
-    document, tensors = mutated(*stored_document(source), rng)
+    document, tensors = mutated(*document_of(source), rng)
     try:
         write(tmp_path / "data", document, tensors)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError):
@@ -169,21 +159,21 @@ def test_a_changed_file_with_right_checksums_is_damaged_or_read(seed, tmp_path):
 
 
 def test_what_a_run_with_pieces_has_written_is_read(tmp_path):
-    document, tensors = stored_document(sampled())
-    assert any(own["written"] for own in document["rollouts"])
+    document, tensors = document_of(sampled())
+    assert any(own["level"] for own in document["rollouts"])
     write(tmp_path / "data", document, tensors)
     use(tmp_path / "data", dict.fromkeys("ab", (BOX_OF_LIFE, ACTIONS)))
 
 
-def test_what_is_wrong_is_named_with_the_file_and_the_block(tmp_path):
-    document, tensors = stored_document(episodes())
+def test_what_is_wrong_is_named_with_the_file_and_the_sample(tmp_path):
+    document, tensors = document_of(episodes())
     write(tmp_path / "sound", document, tensors)
     use(tmp_path / "sound", ODD)
-    document["chunks"]["stop_row"][0] = 10**6
+    document["agent_episodes"]["stop_row"][0] = 10**6
     write(tmp_path / "data", document, tensors)
     with (
         pytest.warns(OfflineDataWarning, match="rows are not those of a rollout"),
-        pytest.raises(OfflineDataError, match=r"no intact episode in .*episodes-000000.episodes.*block 0"),
+        pytest.raises(OfflineDataError, match=r"no intact episode in .*episodes-000000.episodes.*sample 0"),
     ):
         EpisodeReader(tmp_path / "data")
 
@@ -192,25 +182,27 @@ def test_rows_cannot_be_those_of_many_chunks(tmp_path):
     """Each of them would be copied, so that a small file would make a reader fill the memory."""
     with EpisodeWriter(tmp_path / "sound") as writer:
         writer.write(episodes())
-    document, tensors = stored_document(episodes())
-    for column in document["chunks"].values():
+    document, tensors = document_of(episodes())
+    for column in document["agent_episodes"].values():
         column += column[-1:] * 1000
     document["episodes"]["end"][-1] += 1000
     write(tmp_path / "data", document, tensors)
     with (
-        pytest.warns(OfflineDataWarning, match="rows are those of several chunks"),
+        pytest.warns(OfflineDataWarning, match="rows are those of several agents' episodes"),
         pytest.raises(OfflineDataError, match="no intact episode"),
     ):
         EpisodeReader(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
-    "line", [{"blocks": "many"}, {"episodes": None}, {"is_closed": 3}, {"file": 7}, {"blocks": -1}, {"more": 1}]
+    "line", [{"samples": "many"}, {"episodes": None}, {"is_closed": 3}, {"file": 7}, {"samples": -1}, {"more": 1}]
 )
 def test_a_line_of_the_index_with_other_types_is_damage(line, tmp_path):
     with EpisodeWriter(tmp_path) as writer:
         writer.write(episodes())
-    own = {"file": "episodes-000000.episodes", "blocks": 1, "episodes": 2, "is_closed": True, **line}
-    (tmp_path / INDEX_FILE).write_bytes(json.dumps({**own, "crc32": crc32(own)}).encode() + b"\n")
+    own = {"file": "episodes-000000.episodes", "samples": 1, "episodes": 2, "is_closed": True, **line}
+    (tmp_path / INDEX_FILE).write_bytes(
+        json.dumps({**own, "crc32": zlib.crc32(json.dumps(own).encode())}).encode() + b"\n"
+    )
     with pytest.warns(OfflineDataWarning, match="a line is damaged"):
         assert len(EpisodeReader(tmp_path).sample()) == 2
