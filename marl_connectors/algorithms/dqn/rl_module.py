@@ -51,6 +51,7 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """
 
     stackable = True
+    model_config_class = DQNModelConfig
 
     def setup(self) -> None:
         """Builds the encoder and the heads that ``model_config`` (a DQNModelConfig or dict) describes."""

@@ -25,6 +25,7 @@ from marl_connectors.validators import (
 )
 
 if TYPE_CHECKING:
+    from marl_connectors.learner.learner import Learner
     from marl_connectors.replay_buffers.n_step import NStep
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
@@ -119,8 +120,32 @@ class OffPolicyReporting(ReportingSettings):
 class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
     """The settings that all algorithms with a replay buffer share."""
 
+    _algo_class = "marl_connectors.algorithms.off_policy.replay_algorithm:ReplayAlgorithm"
     training = chain(OffPolicyTraining)
     reporting = chain(OffPolicyReporting)
+
+    def get_default_rl_module_class(self) -> Any:
+        """Returns the ``module_class`` of the algorithm."""
+        return self.algo_class.module_class or super().get_default_rl_module_class()
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """Returns the ``learner_class`` of the algorithm."""
+        return self.algo_class.learner_class or super().get_default_learner_class()
+
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """Adds ``model_settings`` to the settings of the default module."""
+        settings = self.model_settings(setup, env_to_module)
+        return _with_model_settings(spec, self.get_default_rl_module_class(), settings) if settings else spec
+
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns what the algorithm sets in the ``model_config`` of its default module; nothing unless overridden.
+
+        Args:
+            setup: The environment.
+            env_to_module: The env-to-module pipeline.
+        """
+        del setup, env_to_module
+        return {}
 
     def validate(self) -> None:
         """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
@@ -174,15 +199,12 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
                 )
 
 
-def with_model_settings(
-    spec: RLModuleSpec, module_class: type, config_class: Any, settings: Mapping[str, Any]
-) -> RLModuleSpec:
+def _with_model_settings(spec: RLModuleSpec, module_class: Any, settings: Mapping[str, Any]) -> RLModuleSpec:
     """Returns a spec whose ``model_config`` has settings of the algorithm, if it is one of a default module.
 
     Args:
         spec: The spec.
         module_class: The class of the default module. Modules of other classes stay as they are.
-        config_class: The dataclass of its settings, a subclass of DefaultModelConfig.
         settings: The settings. Those that a dict names itself stay as they are.
     """
     given: Any = spec.model_config
@@ -190,6 +212,7 @@ def with_model_settings(
         return spec
     if given is None or isinstance(given, Mapping):
         return dataclasses.replace(spec, model_config={**settings, **(given or {})})
+    config_class = module_class.model_config_class
     own = config_class.of(given)
     own = own if isinstance(own, config_class) else config_class(**dataclasses.asdict(own))
     return dataclasses.replace(spec, model_config=dataclasses.replace(own, **settings))

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
-from marl_connectors.algorithms.off_policy.config import (
-    OffPolicyConfig,
-    OffPolicyTraining,
-    with_model_settings,
-)
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, either, number, one_of, optional, section, setting
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 _BY_MODEL_CONFIG = ("twin_q", "initial_alpha")
@@ -65,27 +59,15 @@ class SACConfig(OffPolicyConfig, SACTraining):
     have learning rates of their own.
     """
 
-    _algo_class = "marl_connectors.algorithms.sac.sac:SAC"
+    _algo_class = "marl_connectors.algorithms.sac.learner:SAC"
     training = chain(SACTraining)
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
-
-    def get_default_rl_module_class(self) -> Any:
-        """Returns DefaultSACRLModule."""
-        from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule
-
-        return DefaultSACRLModule
-
-    def get_default_learner_class(self) -> type[Learner]:
-        """Returns SACLearner."""
-        from marl_connectors.algorithms.sac.learner import SACLearner
-
-        return SACLearner
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns ``twin_q`` and ``initial_alpha``."""
+        return {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
 
     def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``twin_q`` and ``initial_alpha`` to the settings of the default module.
+        """Checks in addition that the action distribution covers the action space.
 
         Raises:
             ConfigError: If the action distribution is bounded and the space has other bounds.
@@ -93,8 +75,7 @@ class SACConfig(OffPolicyConfig, SACTraining):
         from marl_connectors.algorithms.action_bounds import check_action_bounds
         from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule, SACModelConfig
 
-        settings = {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
-        completed = with_model_settings(spec, DefaultSACRLModule, SACModelConfig, settings)
+        completed = super().complete_rl_module_spec(spec, setup, env_to_module)
         check_action_bounds(self, completed, DefaultSACRLModule, SACModelConfig.action_distribution)
         return completed
 

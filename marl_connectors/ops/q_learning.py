@@ -1,10 +1,36 @@
-"""Targets of Q-learning within sequences of steps."""
+"""The formulas of Q-learning: values of actions, the targets of these values, and the losses of their errors."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def taken_values(values: Tensor, actions: Tensor) -> Tensor:
+    """Returns ``[...]`` the values of the actions that were taken, of ``[..., n]`` values of all actions."""
+    return values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+
+def best_values(values: Tensor, judged: Tensor) -> Tensor:
+    """Returns ``[...]`` those of ``[..., n]`` values whose actions are judged best.
+
+    In double Q-learning (van Hasselt et al., 2016), ``values`` are those of the target network, and ``judged`` those of
+    the network that is trained.
+    """
+    return values.gather(-1, judged.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def td_losses(values: Tensor, targets: Tensor, loss_fn: str) -> Tensor:
+    """Returns the losses of values: ``"huber"``, which grows linearly beyond an error of 1, or ``"mse"``."""
+    if loss_fn == "huber":
+        return F.huber_loss(values, targets, reduction="none")
+    return (values - targets).square()
+
+
+def td_slopes(errors: Tensor, loss_fn: str) -> Tensor:
+    """Returns the derivatives of ``td_losses`` with respect to the values, given ``values - targets``."""
+    return errors.clamp(-1.0, 1.0) if loss_fn == "huber" else 2.0 * errors
 
 
 def n_step_targets(
