@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,16 +53,15 @@ class ClosedDQNLoss:
     """DQN's loss of some default modules, with its gradients in closed form.
 
     Attributes:
-        stack: The modules. A new loss is needed when ``bind_buckets`` has made another stack of them.
         config: The settings of the loss.
         values: What computes the values of actions in targets.
         uses_values: Whether the modules have a value head.
     """
 
-    def __init__(self, learner: Any, module_ids: tuple[ModuleID, ...], stack: MemberStack, config: Any):
-        self.stack = stack
-        self.config = config
+    def __init__(self, learner: Any, module_ids: Sequence[ModuleID], stack: MemberStack):
+        """Binds the loss of a DQNLearner to modules, which are the members of a stack."""
         module: Any = stack.load()
+        self.config = learner.config.get_config_for_module(module_ids[0])
         self.uses_values = module.is_dueling
         self.values = ClosedValues(stack, module)
         self._learner = learner
@@ -84,24 +83,3 @@ class ClosedDQNLoss:
         if values is None:
             return LossAndGradients(losses, by_inputs, None)
         return LossAndGradients(losses, by_inputs.sub_(slopes / of_actions.shape[-1]), slopes.squeeze(-1))
-
-
-class ClosedLosses:
-    """The losses of a learner in closed form, each of which is bound once."""
-
-    def __init__(self, learner: Any):
-        self.bound: dict[tuple[ModuleID, ...], ClosedDQNLoss] = {}
-        self._learner = learner
-
-    def of(self, module_ids: tuple[ModuleID, ...]) -> ClosedDQNLoss | None:
-        """Returns the loss of default modules; None if they are in no bucket."""
-        learner = self._learner
-        known, stack = self.bound.get(module_ids), learner.optimizers.stack_of(module_ids)
-        config = learner.config.get_config_for_module(module_ids[0])
-        if stack is None:
-            return None
-        if known is None or known.stack is not stack or known.config is not config:
-            known = ClosedDQNLoss(learner, module_ids, stack, config)
-            current = {k: own for k, own in self.bound.items() if own.stack.bucket in learner.module.buckets}
-            self.bound = {**current, module_ids: known}
-        return known

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from torch import Tensor
 
-from marl_connectors.algorithms.dqn.closed_loss import ClosedDQNLoss, ClosedLosses
+from marl_connectors.algorithms.dqn.closed_loss import ClosedDQNLoss
 from marl_connectors.algorithms.dqn.config import DQNConfig
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
 from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
@@ -24,15 +24,12 @@ class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     expected = ("compute_q_values", "forward_target")
+    loss_settings = ("double_q", "td_error_loss_fn")
 
     def explore(self, module: Any, config: Any, timestep: float) -> None:
         """Sets the module's epsilon, if it has one."""
         if isinstance(getattr(module, "epsilon", None), Tensor):
             module.epsilon.data.fill_(value_at(config.epsilon, timestep))
-
-    def stacking_key(self, config: Any) -> Hashable:
-        """Returns the settings of the loss."""
-        return config.double_q, config.td_error_loss_fn
 
     def targets(self, rows: ReplayedRows) -> Tensor:
         """Returns ``[...]``, the rewards and the value of the best action after them."""
@@ -76,16 +73,13 @@ class DQNLearner(OffPolicyLearner):
             },
         )
 
-    def build(self) -> None:
-        """Makes the optimizers, and puts the pieces into the pipeline that the learner needs."""
-        self._closed_losses = ClosedLosses(self)
-        super().build()
-
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedDQNLoss | None:
         """Returns the same loss in closed form, for default modules."""
-        is_own = self._is_as_new("closed_loss", "loss")
+        stack = self.optimizers.stack_of(module_ids)
         are_default = all(isinstance(self.module[m], DefaultDQNRLModule) for m in module_ids)
-        return self._closed_losses.of(tuple(module_ids)) if is_own and are_default else None
+        if stack is None or not are_default or not self._is_as_new("closed_loss", "loss"):
+            return None
+        return ClosedDQNLoss(self, module_ids, stack)
 
 
 class DQN(ReplayAlgorithm):

@@ -12,7 +12,6 @@ from marl_connectors.validators import boolean, integer, number, optional, secti
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 @section
@@ -72,6 +71,7 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
     """
 
     _algo_class = "marl_connectors.algorithms.maddpg.learner:MADDPG"
+    _own_rates = "actor_lr", "critic_lr"
     training = chain(MADDPGTraining)
     rollout_fragment_length = 100
 
@@ -83,19 +83,6 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
     def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
         """Returns ``twin_q`` and the number of the critic's inputs."""
         return {"twin_q": self.twin_q, "critic_inputs": self.joint_inputs(setup, env_to_module).size}
-
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Checks in addition the range of actions.
-
-        Raises:
-            ConfigError: If actions are not in [-1, 1] and not stretched to their space.
-        """
-        from marl_connectors.algorithms.action_bounds import check_action_bounds
-        from marl_connectors.algorithms.maddpg.rl_module import DefaultMADDPGRLModule
-
-        completed = super().complete_rl_module_spec(spec, setup, env_to_module)
-        check_action_bounds(self, completed, DefaultMADDPGRLModule, None)
-        return completed
 
     def joint_inputs(self, setup: Any, env_to_module: Any) -> JointInputs:
         """Returns the layout of the critics' inputs.
@@ -124,15 +111,6 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         from marl_connectors.algorithms.maddpg.joint_inputs import AddJointInputsToTrainBatch
 
         return [AddJointInputsToTrainBatch(inputs=self.joint_inputs(setup, env_to_module))]
-
-    def validate(self) -> None:
-        """Checks in addition that the learning rates are set by their names."""
-        super().validate()
-        if self.lr is not None:
-            raise ConfigError(
-                f"{type(self).__name__}: lr={self.lr!r}, but there is no common learning rate. Set actor_lr and "
-                f"critic_lr, and leave lr at None."
-            )
 
 
 class MATD3Config(MADDPGConfig):

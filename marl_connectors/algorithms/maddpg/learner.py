@@ -53,6 +53,8 @@ class MADDPGLearner(OffPolicyLearner):
     """
 
     reads_action_masks = True
+    loss_settings = ("actor_feature_reg",)
+    rates = {OTHERS: "actor_lr", **dict.fromkeys(CRITICS, "critic_lr")}
 
     def build(self) -> None:
         """Checks that the modules have central critics."""
@@ -63,11 +65,6 @@ class MADDPGLearner(OffPolicyLearner):
                     f"subclass of DefaultMADDPGRLModule, because the critics of all modules read its actions."
                 )
         super().build()
-
-    def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
-        """Registers Adam with learning rates for the critics and for all other parameters."""
-        rates = {OTHERS: config.actor_lr, **dict.fromkeys(CRITICS, config.critic_lr)}
-        self.optimizers.register_default(module_id, rates)
 
     def explore(self, module: Any, config: Any, timestep: float) -> None:
         """Sets the standard deviation of the module's noise."""
@@ -160,10 +157,6 @@ class MADDPGLearner(OffPolicyLearner):
         group[NEW_CRITIC_OBS] = torch.cat([group[NEW_CRITIC_OBS][:, : inputs.actions_begin], others * present], 1)
 
     # The losses.
-
-    def stacking_key(self, config: Any) -> float:
-        """Returns the settings of the loss."""
-        return config.actor_feature_reg
 
     def targets(self, rows: ReplayedRows) -> Tensor:
         """Returns ``[...]``, the rewards and the value of what all target policies do after them."""

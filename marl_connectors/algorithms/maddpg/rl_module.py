@@ -59,13 +59,11 @@ class DefaultMADDPGRLModule(RLModule, TwinCritics):
 
     stackable = True
     model_config_class = MADDPGModelConfig
+    action_distribution = None  # actions are always in [-1, 1]
 
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a MADDPGModelConfig or dict) describes."""
-        given: Any = self.model_config
-        is_other = isinstance(given, DefaultModelConfig) and not isinstance(given, MADDPGModelConfig)
-        config: Any = MADDPGModelConfig.of(dataclasses.asdict(given) if is_other else given)
-        self.config: MADDPGModelConfig = config
+        config = self.config = MADDPGModelConfig.of(self.model_config)
         self._check(config)
         assert self.observation_space is not None and self.action_space is not None
         self._is_discrete = isinstance(self.action_space, spaces.Discrete)

@@ -6,7 +6,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -165,6 +165,10 @@ class OffPolicyLearner(Learner):
     """The attributes that the loss needs of the modules."""
     reads_action_masks = False
     """Whether the loss reads the action masks of the steps, in addition to those of the next steps."""
+    loss_settings: tuple[str, ...] = ()
+    """The settings of the loss, in which modules must agree to be computed together."""
+    rates: Mapping[str, str] = {}
+    """Names of layers to the settings of their learning rates, ``OTHERS`` for all others; none for ``lr`` alone."""
 
     # To override.
 
@@ -202,6 +206,15 @@ class OffPolicyLearner(Learner):
         return ()
 
     # The update.
+
+    def stacking_key(self, config: Any) -> Hashable:
+        """Returns the settings of the loss."""
+        return tuple(getattr(config, name) for name in self.loss_settings)
+
+    def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
+        """Registers Adam with the learning rates of the layers."""
+        rates = {layer: getattr(config, setting) for layer, setting in self.rates.items()}
+        self.optimizers.register_default(module_id, rates)
 
     def build(self) -> None:
         """Puts the piece for n-step returns into the pipeline.

@@ -42,14 +42,18 @@ class AgentMatrix(NamedTuple):
         minibatches: The rows.
         column: The name of their column with their places in the matrix.
         shape: ``(K, A)``.
+        device: Their device.
     """
 
     minibatches: list[MiniBatch]
     column: str
     shape: tuple[int, int]
+    device: torch.device
 
     def of(self, values: Sequence[Tensor]) -> Tensor:
         """Returns ``[K, A]`` values, of which the rows of each minibatch are given; 0 for agents without a row."""
+        if not values:
+            return torch.zeros(self.shape, device=self.device)
         size = self.shape[0] * self.shape[1]
         places = []
         for minibatch in self.minibatches:
@@ -85,7 +89,8 @@ class TeamRows:
         learned = np.flatnonzero(sample.counted)
         items, steps = np.divmod(learned, sample.counted.shape[1])
         read = np.unique(learned + np.minimum(n_step, sample.last[items] - steps))
-        row_at, begin, self.sizes = np.full(sample.counted.size, -1), 0, {}
+        device = batch.groups[0][Columns.REWARDS].device
+        row_at, begin, sizes = np.full(sample.counted.size, -1), 0, {}
         of_learned, of_read = [], []
         for group in batch.groups:
             own: list[Any] = [sample.segments[module_id] for module_id in group.module_ids]
@@ -97,23 +102,22 @@ class TeamRows:
                 _place(group, _LEARNED, learned, np.where(acted, env_steps, -1), agents, sample.num_agents)
             )
             of_read.append(_place(group, _READ, read, env_steps, agents, sample.num_agents))
-            self.sizes |= {module_id: own.number for module_id, own in of_learned[-1].modules.items()}
+            sizes |= {module_id: own.number for module_id, own in of_learned[-1].modules.items()}
         with_states = [GroupRows.of(group) for group in batch.groups if group.sequences is not None]
         plain = [i for i, group in enumerate(batch.groups) if group.sequences is None]
         sequences = minibatches_of(with_states) if with_states else []  # in which a state passes from row to row
         self.learned, self.read = (
-            AgentMatrix([*sequences, *minibatches_of([rows[i] for i in plain])], name, (len(at), sample.num_agents))
-            for name, at, rows in ((_LEARNED, learned, of_learned), (_READ, read, of_read))
+            AgentMatrix(
+                [*sequences, *minibatches_of([rows[i] for i in plain])], name, (size, sample.num_agents), device
+            )
+            for name, size, rows in ((_LEARNED, len(learned), of_learned), (_READ, len(read), of_read))
         )
+        self.sizes = {m: sizes[m] for minibatch in self.learned.minibatches for m in minibatch.module_ids}
         left = np.maximum(sample.last[:, None] - np.arange(sample.counted.shape[1]), 0)
         weights = [] if sample.weights is None else [sample.weights[sample.counted_items]]
-        found = all_moved([learned, read, np.maximum(row_at, 0), row_at >= 0, left, *weights], self._device)
+        found = all_moved([learned, read, np.maximum(row_at, 0), row_at >= 0, left, *weights], device)
         self._learned_at, self._read_at, self._row_at, self._has_row, self._left, *of_priorities = found
         self.weights = of_priorities[0] if of_priorities else None
-
-    @property
-    def _device(self) -> torch.device:
-        return self._groups[0][Columns.REWARDS].device
 
     def states(self, name: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Returns a column of env steps at the ``K`` learned ones and the ``U`` read ones; None if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS as QF_TWIN_PR
 from marl_connectors.columns import Columns
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.ops.q_learning import taken_values
-from marl_connectors.typing import ModuleID
 
 _PREDS = QF_PREDS, QF_TWIN_PREDS
 _AUTO_SHARE = 0.98
@@ -48,15 +47,8 @@ class SACLearner(OffPolicyLearner):
 
     expected = ("critics", "compute_q_values", "forward_target", "log_alpha")
     reads_action_masks = True
-
-    def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
-        """Registers Adam with learning rates for the critics, the temperature, and all other parameters."""
-        rates = {OTHERS: config.actor_lr, "log_alpha": config.alpha_lr, **dict.fromkeys(CRITICS, config.critic_lr)}
-        self.optimizers.register_default(module_id, rates)
-
-    def stacking_key(self, config: Any) -> Hashable:
-        """Returns the settings of the loss."""
-        return config.target_entropy
+    loss_settings = ("target_entropy",)
+    rates = {OTHERS: "actor_lr", **dict.fromkeys(CRITICS, "critic_lr"), "log_alpha": "alpha_lr"}
 
     def targets(self, rows: ReplayedRows) -> Tensor:
         """Returns ``[...]``, the rewards and the soft value after them, by the target networks of the critics."""

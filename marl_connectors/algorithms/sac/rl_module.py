@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 import torch
@@ -52,16 +52,15 @@ class SACModelConfig(DefaultModelConfig):
     initial_alpha: Annotated[float, number(above=0)] = 1.0
 
     @classmethod
-    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
+    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> Self:
         """The settings in a model config of any accepted kind.
 
         The default distribution of a DefaultModelConfig stands for the default one of SAC.
         """
         if isinstance(model_config, DefaultModelConfig) and not isinstance(model_config, cls):
-            given = dataclasses.asdict(model_config)
-            if given["action_distribution"] == DefaultModelConfig.action_distribution:
-                given["action_distribution"] = cls.action_distribution
-            return cls(**given)
+            model_config = dataclasses.asdict(model_config)
+            if model_config["action_distribution"] == DefaultModelConfig.action_distribution:
+                del model_config["action_distribution"]
         return super().of(model_config)
 
 
@@ -172,11 +171,11 @@ class DefaultSACRLModule(RLModule, TwinCritics):
 
     stackable = True
     model_config_class = SACModelConfig
+    action_distribution = SACModelConfig.action_distribution
 
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a SACModelConfig or dict) describes."""
-        config: Any = SACModelConfig.of(self.model_config)
-        self.config: SACModelConfig = config
+        config = self.config = SACModelConfig.of(self.model_config)
         self._check_spaces()
         if config.use_lstm or config.use_gru:
             raise ModuleError(
@@ -204,8 +203,7 @@ class DefaultSACRLModule(RLModule, TwinCritics):
             )
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
-        config: Any = SACModelConfig.of(self.model_config)
-        return default_distribution(action_space, config.action_distribution)
+        return default_distribution(action_space, SACModelConfig.of(self.model_config).action_distribution)
 
     def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
         """Returns the encoder and the policy head."""

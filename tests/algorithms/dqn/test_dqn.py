@@ -205,14 +205,13 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
     for _ in range(2):
         algo.train()
-        assert algo.learner._closed_losses.bound
-        for loss in algo.learner._closed_losses.bound.values():
-            assert None not in (loss.stack.closed_targets(with_values=loss.uses_values), loss.stack._closed[1])
-            module, size = (
-                loss.stack.load(),
-                loss.stack.bucket.modules[loss.stack.module_ids[0]].observation_space.shape,
-            )
-            lead = (len(loss.stack.module_ids),) if len(loss.stack.module_ids) > 1 else ()
+        assert algo.learner._closed_updates
+        for module_ids in algo.learner._closed_updates:
+            stack = algo.learner.optimizers.stack_of(module_ids)
+            loss, module = algo.learner.closed_loss(module_ids), stack.load()
+            assert None not in (loss.values._own, loss.values._targets)
+            size = algo.get_module(module_ids[0]).observation_space.shape
+            lead = (len(module_ids),) if len(module_ids) > 1 else ()
             batch = {Columns.OBS: torch.from_numpy(rng.normal(size=(*lead, 7, *size)).astype(np.float32))}
             with torch.no_grad():
                 pairs = ((own.compute_q_values(batch), own.forward_target(batch)) for own in (loss.values, module))
@@ -220,7 +219,7 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo.stop()
 
 
-def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_forgotten_with_them():
+def test_closed_forms_are_bound_once_for_modules_of_several_architectures():
     specs = {m: RLModuleSpec(model_config={"fcnet_hiddens": (n,)}) for m, n in (("a", 4), ("b", 5))}
     config = small_dqn(LifeEnv, num_steps_sampled_before_learning_starts=200)
     config.multi_agent(
@@ -232,13 +231,12 @@ def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_fo
     learner, bound = algo.learner, []
     for _ in range(3):
         algo.replay._update_once({})
-        bound.append(dict(learner._closed_losses.bound))
-    assert len(bound[0]) == 2 and all(own is bound[2][key] for key, own in bound[0].items())
-    kept = learner.optimizers.stack_of(("a",))
+        bound.append([learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates])
+    assert len(bound[0]) == 2 and all(own is first for own, first in zip(bound[2], bound[0], strict=True))
     learner.module._buckets = None  # as after a change to a module
     algo.replay._update_once({})
-    losses = learner._closed_losses.bound
-    assert len(losses) == 2 and kept not in [own.stack for own in losses.values()]
+    later = [learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates]
+    assert len(later) == 2 and not any(own is first for own, first in zip(later, bound[0], strict=True))
     algo.stop()
 
 
