@@ -54,9 +54,8 @@ def n_step_targets(
         ``[..., T]`` targets.
     """
     taken = steps_left.clamp(0, n_step)
-    total = torch.zeros_like(rewards)
-    for k in range(n_step):
-        later = rewards if not k else F.pad(rewards[..., k:], (0, min(k, rewards.shape[-1])))
-        total = total + torch.where(taken > k, gamma**k * later, 0.0)
+    total = torch.where(taken > 0, rewards, 0.0)
+    for k in range(1, min(n_step, rewards.shape[-1])):
+        total = total + torch.where(taken > k, gamma**k * F.pad(rewards[..., k:], (0, k)), 0.0)
     after = torch.arange(rewards.shape[-1], device=rewards.device) + taken
     return total + gamma**taken * values.gather(-1, after.clamp(max=rewards.shape[-1] - 1))

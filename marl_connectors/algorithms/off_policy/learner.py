@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class ReplayedRows:
         config: The settings of the loss.
         columns: The columns of the minibatch.
         outputs: What ``forward_train`` returned for them.
+        are_sequences: Whether they are sequences, with a time axis.
     """
 
     learner: OffPolicyLearner
@@ -73,15 +74,14 @@ class ReplayedRows:
     config: Any
     columns: Mapping[str, Any]
     outputs: Mapping[str, Any]
-    _noise: Tensor | None = None
+    are_sequences: bool = field(init=False)
+    _noise: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.are_sequences = Columns.SEQ_LENS in self.columns
 
     def __getitem__(self, name: str) -> Any:
         return self.columns[name]
-
-    @property
-    def are_sequences(self) -> bool:
-        """Whether the rows are sequences of steps, with a time axis."""
-        return Columns.SEQ_LENS in self.columns
 
     @property
     def following(self) -> Mapping[str, Any]:
@@ -339,8 +339,9 @@ class OffPolicyLearner(Learner):
         sums = [functools.reduce(torch.add, own.values()) for own in (losses.others, of_values) if own]
         total = functools.reduce(torch.add, sums)
         of_rows = {TOTAL_LOSS: total, **losses.others, **of_values, **losses.statistics}
-        columns = torch.stack([counted.pick(column.detach()) for column in of_rows.values()])
-        self.log_table(rows.module_ids, list(of_rows), counted.mean(columns))
+        with torch.no_grad():
+            columns = torch.stack([counted.pick(column) for column in of_rows.values()])
+            self.log_table(rows.module_ids, list(of_rows), counted.mean(columns))
         errors: Any = losses.errors
         if rows.are_sequences:  # of which each has the mean size of its steps' errors
             mask = rows[Columns.LOSS_MASK]

@@ -26,7 +26,7 @@ from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import (
 from marl_connectors.errors import ConfigError, LearnerError
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch
 from marl_connectors.learner.updates import has_self_supervised_loss
-from marl_connectors.ops.q_learning import taken_values
+from marl_connectors.ops.q_learning import taken_values, td_slopes
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.n_step import largest_n_step
 from marl_connectors.replay_buffers.prioritized_team_replay_buffer import PrioritizedTeamReplayBuffer
@@ -180,14 +180,15 @@ class QMIXLearner(DQNLearner):
         learned_states, read_states = team.states(MIXER_STATE)
         with torch.no_grad():
             targets = team.targets(mixing.target(team.read.of(best), read_states), config.gamma)
-        leaves = [own.detach().requires_grad_() for own in taken]
-        losses = self.value_losses(mixing.mixer(team.learned.of(leaves), learned_states), targets, config)
-        loss = self._mean_of_team([m for one in learned for m in one.module_ids], losses, team.weights)
-        mixing.forget_gradients()
-        loss.backward()
-        for minibatch, own, leaf in zip(learned, taken, leaves, strict=True):
-            self.optimizers.compute_gradients((own * leaf.grad).sum(), minibatch.module_ids)
-        return loss.detach()
+        values_of_agents = team.learned.of([own.detach() for own in taken]).requires_grad_()
+        mixed = mixing.mixer(values_of_agents, learned_states)
+        losses = self.value_losses(mixed.detach(), targets, config)
+        slopes = td_slopes(losses.errors, config.td_error_loss_fn)
+        slopes = slopes if team.weights is None else slopes * team.weights
+        of_agents = mixing.compute_gradients(values_of_agents, mixed, slopes / len(targets))
+        for minibatch, own, of_rows in zip(learned, taken, team.learned.split(of_agents, taken), strict=True):
+            self.optimizers.compute_gradients((own * of_rows).sum(), minibatch.module_ids)
+        return self._mean_of_team([m for one in learned for m in one.module_ids], losses, team.weights)
 
     def _values_of_best(self, minibatch: MiniBatch, known: Tensor | None) -> Tensor:
         """Returns the target network's values of the best actions in the rows of a minibatch."""
@@ -198,7 +199,7 @@ class QMIXLearner(DQNLearner):
         (of_values,) = losses.of_values.values()
         of_values = of_values if weights is None else of_values * weights
         terms = {"total_loss": of_values, **dict.fromkeys(losses.of_values, of_values), **losses.statistics}
-        means = torch.stack([term.detach() for term in terms.values()]).mean(-1, keepdim=True)
+        means = torch.stack(list(terms.values())).mean(-1, keepdim=True)
         self.log_table(module_ids, list(terms), means.expand(-1, len(module_ids)))
         self.td_errors.update(dict.fromkeys(module_ids, losses.errors))
         return of_values.mean()

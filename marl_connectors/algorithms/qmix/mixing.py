@@ -121,10 +121,21 @@ class Mixing:
     def _trained(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.mixer.named_parameters() if p.requires_grad}
 
-    def forget_gradients(self) -> None:
-        """Sets the gradients of the mixer to 0."""
+    def compute_gradients(self, values: Tensor, mixed: Tensor, slopes: Tensor) -> Tensor:
+        """Computes the gradients of the mixer, and returns those of the values that it has mixed.
+
+        Args:
+            values: ``[B, A]``, which require gradients.
+            mixed: ``[B]``, what the mixer returned.
+            slopes: The gradient of the loss with respect to it.
+        """
         if self._bucket is not None:
             self._bucket.gradients.zero_()
+        if type(self.mixer) is VDNMixer:
+            return slopes.unsqueeze(-1).expand_as(values)
+        torch.autograd.backward(mixed, slopes)
+        assert values.grad is not None
+        return values.grad
 
     def norm(self) -> Tensor:
         """Returns the norm of the gradients, ``[1]``; no numbers if there are no parameters."""

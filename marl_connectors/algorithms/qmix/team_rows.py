@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
@@ -18,7 +19,7 @@ from marl_connectors.replay_buffers.team_replay_sample import TeamReplaySample
 from marl_connectors.transfers import all_moved, moved
 
 _LEARNED, _READ = "place_in_learned", "place_in_read"
-"""``[B]`` int64, the place of each row among the cells of an AgentMatrix; the one after the last for rows without."""
+"""``[B]`` int64, the place of each row in an AgentMatrix."""
 
 
 class TeamBatch(ColumnBatch):
@@ -40,29 +41,39 @@ class AgentMatrix(NamedTuple):
 
     Attributes:
         minibatches: The rows.
-        column: The name of their column with their places in the matrix.
+        places: The place of each row of each minibatch among the cells of the matrix; the one after the last for rows
+            without a place, and for those of padding.
         shape: ``(K, A)``.
         device: Their device.
     """
 
     minibatches: list[MiniBatch]
-    column: str
+    places: list[Tensor]
     shape: tuple[int, int]
     device: torch.device
 
+    @classmethod
+    def filled_by(cls, minibatches: list[MiniBatch], column: str, shape: tuple[int, int], device: Any) -> AgentMatrix:
+        """Returns the matrix, in which a column of the minibatches has the places."""
+        places = []
+        for minibatch in minibatches:
+            own = minibatch.columns[column]
+            if Columns.LOSS_MASK in minibatch.columns:
+                own = torch.where(minibatch.columns[Columns.LOSS_MASK].bool(), own, shape[0] * shape[1])
+            places.append(own.reshape(-1))
+        return cls(minibatches, places, shape, device)
+
     def of(self, values: Sequence[Tensor]) -> Tensor:
         """Returns ``[K, A]`` values, of which the rows of each minibatch are given; 0 for agents without a row."""
-        if not values:
-            return torch.zeros(self.shape, device=self.device)
-        size = self.shape[0] * self.shape[1]
-        places = []
-        for minibatch in self.minibatches:
-            own = minibatch.columns[self.column]
-            if Columns.LOSS_MASK in minibatch.columns:  # there are rows of padding
-                own = torch.where(minibatch.columns[Columns.LOSS_MASK].bool(), own, size)
-            places.append(own.reshape(-1))
-        flat = _joined([own.reshape(-1) for own in values])
-        return flat.new_zeros(size + 1).index_copy(0, _joined(places), flat)[:size].view(self.shape)
+        cells = torch.zeros(self.shape[0] * self.shape[1] + 1, device=self.device)
+        for places, own in zip(self.places, values, strict=True):
+            cells.index_copy_(0, places, own.reshape(-1))
+        return cells[:-1].view(self.shape)
+
+    def split(self, matrix: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what a ``[K, A]`` matrix has for the rows of each minibatch, in the form of its ``values``."""
+        cells = F.pad(matrix.reshape(-1), (0, 1))
+        return [cells.index_select(0, at).view(own.shape) for at, own in zip(self.places, values, strict=True)]
 
 
 class TeamRows:
@@ -91,6 +102,7 @@ class TeamRows:
         read = np.unique(learned + np.minimum(n_step, sample.last[items] - steps))
         device = batch.groups[0][Columns.REWARDS].device
         row_at, begin, sizes = np.full(sample.counted.size, -1), 0, {}
+        numbers = [_numbers(at, sample.counted.size) for at in (learned, read)]
         of_learned, of_read = [], []
         for group in batch.groups:
             own: list[Any] = [sample.segments[module_id] for module_id in group.module_ids]
@@ -98,19 +110,20 @@ class TeamRows:
             agents = np.concatenate([one.slots + sample.slots[one.module_id] for one in own])
             row_at[env_steps] = begin + np.arange(len(env_steps))
             begin += len(env_steps)
-            of_learned.append(
-                _place(group, _LEARNED, learned, np.where(acted, env_steps, -1), agents, sample.num_agents)
-            )
-            of_read.append(_place(group, _READ, read, env_steps, agents, sample.num_agents))
+            placed = agents, sample.num_agents
+            acting = numbers[0][np.where(acted, env_steps, -1)]
+            of_learned.append(_place(group, _LEARNED, acting, *placed, len(learned)))
+            of_read.append(_place(group, _READ, numbers[1][env_steps], *placed, len(read)))
             sizes |= {module_id: own.number for module_id, own in of_learned[-1].modules.items()}
         with_states = [GroupRows.of(group) for group in batch.groups if group.sequences is not None]
         plain = [i for i, group in enumerate(batch.groups) if group.sequences is None]
         sequences = minibatches_of(with_states) if with_states else []  # in which a state passes from row to row
         self.learned, self.read = (
-            AgentMatrix(
-                [*sequences, *minibatches_of([rows[i] for i in plain])], name, (size, sample.num_agents), device
+            AgentMatrix.filled_by([*sequences, *minibatches_of([rows[i] for i in plain])], name, shape, device)
+            for name, rows, shape in (
+                (_LEARNED, of_learned, (len(learned), sample.num_agents)),
+                (_READ, of_read, (len(read), sample.num_agents)),
             )
-            for name, size, rows in ((_LEARNED, len(learned), of_learned), (_READ, len(read), of_read))
         )
         self.sizes = {m: sizes[m] for minibatch in self.learned.minibatches for m in minibatch.module_ids}
         left = np.maximum(sample.last[:, None] - np.arange(sample.counted.shape[1]), 0)
@@ -123,38 +136,45 @@ class TeamRows:
         """Returns a column of env steps at the ``K`` learned ones and the ``U`` read ones; None if there is none."""
         if name not in self._groups[0]:
             return None, None
-        column = _joined([group[name] for group in self._groups])
-        return column[self._row_at[self._learned_at]], column[self._row_at[self._read_at]]
+        column, rows = _joined([group[name] for group in self._groups]), self._row_at
+        at = (rows.index_select(0, own) for own in (self._learned_at, self._read_at))
+        learned, read = (column.index_select(0, own) for own in at)
+        return learned, read
 
     def targets(self, values: Tensor, gamma: float) -> Tensor:
         """Returns ``[K]`` targets, given ``[U]`` values of the team and the discount for each env step."""
-        rewards = _joined([group[Columns.REWARDS] for group in self._groups])[self._row_at] * self._has_row
-        following = torch.zeros_like(rewards).index_copy(0, self._read_at, values * self._has_row[self._read_at])
-        shape = self._left.shape
-        found = n_step_targets(rewards.view(shape), following.view(shape), self._left, n_step=self._n_step, gamma=gamma)
-        return found.view(-1)[self._learned_at]
+        rewards = _joined([group[Columns.REWARDS] for group in self._groups]).index_select(0, self._row_at)
+        following = torch.zeros_like(rewards).index_copy_(0, self._read_at, values)
+        both = (torch.stack([rewards, following]) * self._has_row).view(2, *self._left.shape)
+        found = n_step_targets(*both, self._left, n_step=self._n_step, gamma=gamma)
+        return found.view(-1).index_select(0, self._learned_at)
+
+
+def _numbers(at: np.ndarray, num_env_steps: int) -> np.ndarray:
+    """Returns the place of each env step among those ``at``; ``len(at)`` for others, and for the env step -1."""
+    found = np.full(num_env_steps + 1, len(at))
+    found[at] = np.arange(len(at))
+    return found
 
 
 def _place(
-    group: ColumnGroup, name: str, at: np.ndarray, env_steps: np.ndarray, agents: np.ndarray, num_agents: int
+    group: ColumnGroup, name: str, numbers: np.ndarray, agents: np.ndarray, num_agents: int, size: int
 ) -> GroupRows:
-    """Adds the column with the places in a matrix of the env steps ``at``, and returns the rows that have one.
+    """Adds the column with the places in a matrix, and returns the rows that have one.
 
     Args:
         group: The rows.
         name: The name of the column.
-        at: ``[K]`` numbers of env steps, in order.
-        env_steps: ``[B]`` the number of each row's env step; -1 for rows that are left out.
+        numbers: ``[B]`` the number of each row's env step in the matrix; ``size`` for rows that are left out.
         agents: ``[B]`` the number of each row's agent.
         num_agents: The number of all agents.
+        size: The number of env steps in the matrix.
     """
-    number = np.minimum(np.searchsorted(at, env_steps), len(at) - 1)
-    is_in = at[number] == env_steps
-    places = np.where(is_in, number * num_agents + agents, len(at) * num_agents)
+    places = np.minimum(numbers * num_agents + agents, size * num_agents)
     group[name] = moved(places, group[Columns.REWARDS].device)
-    rows = [begin + np.flatnonzero(is_in[begin:end]) for begin, end in itertools.pairwise(group.splits)]
-    found = {m: ModuleRows(own, len(own)) for m, own in zip(group.module_ids, rows, strict=True)}
-    return GroupRows(found, group)
+    bounds = itertools.pairwise(group.splits)
+    rows = [begin + np.flatnonzero(numbers[begin:end] < size) for begin, end in bounds]
+    return GroupRows({m: ModuleRows(own, len(own)) for m, own in zip(group.module_ids, rows, strict=True)}, group)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -28,13 +28,6 @@ def clip(parameters, bound, by):
             parameter.grad.clamp_(-bound, bound)
 
 
-def gradients(mixing, values, loss):
-    """Computes the gradients of the mixer, and returns those of the values that it has mixed."""
-    mixing.forget_gradients()
-    loss.backward()
-    return values.grad
-
-
 @pytest.mark.parametrize(("bound", "by"), CLIPS)
 @pytest.mark.parametrize("seed", [0, *fresh_seeds(10)])
 def test_steps_are_those_of_adam_with_clipped_gradients(seed, bound, by):
@@ -52,7 +45,7 @@ def test_steps_are_those_of_adam_with_clipped_gradients(seed, bound, by):
             mixing = Mixing(QMixer(agents, size, 4), torch.device("cpu"))
             mixing.set_state(state)
         mixed = mixing.mixer(values.requires_grad_(), states)
-        found = gradients(mixing, values, mixed.square().mean())
+        found = mixing.compute_gradients(values, mixed, mixed.detach() * 2 / len(mixed))
         mixing.step(config, mixing.norm(), lr, FiniteCheck(is_lazy=False))
         adam.zero_grad()
         loss = by_hand(values, states).square().mean()
@@ -71,7 +64,7 @@ def test_a_step_that_is_not_finite_is_skipped_where_that_is_found_out_late():
     before, check = copy.deepcopy(mixing.mixer.state_dict()), FiniteCheck(is_lazy=True)
     values = torch.randn(5, 2, requires_grad=True)
     mixed = mixing.mixer(values, torch.randn(5, 3))
-    gradients(mixing, values, mixed.sum() * float("inf"))
+    mixing.compute_gradients(values, mixed, torch.full((5,), float("inf")))
     assert check.holds(mixed.sum(), mixing.norm())
     mixing.step(config, mixing.norm(), 0.1, check)
     for name, value in mixing.mixer.state_dict().items():
@@ -89,7 +82,7 @@ class Doubled(VDNMixer):
 def test_a_mixer_without_parameters_has_nothing_to_step(mixer, factor):
     mixing = Mixing(mixer, torch.device("cpu"))
     values, slopes = torch.randn(5, 2, requires_grad=True), torch.randn(5)
-    found = gradients(mixing, values, (mixing.mixer(values, None) * slopes).sum())
+    found = mixing.compute_gradients(values, mixing.mixer(values, None), slopes)
     mixing.step(SimpleNamespace(grad_clip=1.0, grad_clip_by="norm"), mixing.norm(), 0.1, FiniteCheck(is_lazy=False))
     torch.testing.assert_close(found, factor * slopes.unsqueeze(-1).expand(5, 2))
     assert not len(mixing.norm())

@@ -333,7 +333,7 @@ def test_a_module_for_acting_has_a_policy_alone(space):
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match=r"SACConfig: lr=0.001, but SAC has no common.*actor_lr, critic_lr"):
+    with pytest.raises(ConfigError, match=r"SACConfig: lr=0.001, but there is no common.*actor_lr, critic_lr"):
         small_sac("Pendulum-v1", lr=0.001).build_algo()
     own = {"default_policy": {"twin_q": False}}
     with pytest.raises(ConfigError, match=r"module.*'default_policy'.*twin_q is a setting of the module.*'twin_q'"):
