@@ -57,21 +57,7 @@ class DQNLearner(OffPolicyLearner):
     def loss(self, rows: ReplayedRows, targets: Tensor) -> RowLosses:
         """Returns the losses of the values of the actions that were taken."""
         taken = taken_values(rows.outputs[QF_PREDS], rows[Columns.ACTIONS])
-        return self.value_losses(taken, targets, rows.config)
-
-    def value_losses(self, values: Tensor, targets: Tensor, config: Any) -> RowLosses:
-        """Returns the losses of values, with their statistics."""
-        errors = (values - targets).detach()
-        return RowLosses(
-            {"qf_loss": td_losses(values, targets, config.td_error_loss_fn)},
-            errors,
-            statistics={
-                "qf_mean": values,
-                "td_error_mean": errors,
-                "td_error_abs_mean": errors.abs(),
-                "target_mean": targets,
-            },
-        )
+        return losses_of_values(taken, targets, rows.config.td_error_loss_fn)
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedDQNLoss | None:
         """Returns the same loss in closed form, for default modules."""
@@ -80,6 +66,13 @@ class DQNLearner(OffPolicyLearner):
         if stack is None or not are_default or not self._is_as_new("closed_loss", "loss"):
             return None
         return ClosedDQNLoss(self, module_ids, stack)
+
+
+def losses_of_values(values: Tensor, targets: Tensor, loss_fn: str) -> RowLosses:
+    """Returns the losses of values, with their statistics."""
+    errors = (values - targets).detach()
+    statistics = {"qf_mean": values, "td_error_mean": errors, "td_error_abs_mean": errors.abs(), "target_mean": targets}
+    return RowLosses({"qf_loss": td_losses(values, targets, loss_fn)}, errors, statistics=statistics)
 
 
 class DQN(ReplayAlgorithm):

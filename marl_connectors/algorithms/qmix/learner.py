@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.algorithms.build import reads_env_states
-from marl_connectors.algorithms.dqn.learner import DQN, DQNLearner
+from marl_connectors.algorithms.dqn.learner import DQN, DQNLearner, losses_of_values
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearnerState, RowLosses
 from marl_connectors.algorithms.off_policy.replay_training import TeamReplayTraining
@@ -86,8 +86,10 @@ class QMIXLearner(DQNLearner):
         """
         super().build()
         alone = [m for m, module in self.module.items() if has_self_supervised_loss(module)]
-        if alone or type(self).compute_loss_for_module is not DQNLearner.compute_loss_for_module:
-            what = f"module {alone[0]!r} computes its own" if alone else "compute_loss_for_module is overridden"
+        of_modules = ("compute_loss_for_module", "targets", "loss")
+        own = [name for name in of_modules if getattr(type(self), name) is not getattr(DQNLearner, name)]
+        if alone or own:
+            what = f"module {alone[0]!r} computes its own" if alone else f"{own[0]} is overridden"
             raise LearnerError(
                 f"{type(self).__name__}: there is one loss for the whole team, but {what}. Override make_mixer to "
                 f"change what is learned, or use DQNConfig for a loss of each module."
@@ -182,7 +184,7 @@ class QMIXLearner(DQNLearner):
             targets = team.targets(mixing.target(team.read.of(best), read_states), config.gamma)
         values_of_agents = team.learned.of([own.detach() for own in taken]).requires_grad_()
         mixed = mixing.mixer(values_of_agents, learned_states)
-        losses = self.value_losses(mixed.detach(), targets, config)
+        losses = losses_of_values(mixed.detach(), targets, config.td_error_loss_fn)
         slopes = td_slopes(losses.errors, config.td_error_loss_fn)
         slopes = slopes if team.weights is None else slopes * team.weights
         of_agents = mixing.compute_gradients(values_of_agents, mixed, slopes / len(targets))
