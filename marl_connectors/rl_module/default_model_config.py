@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.validators import (
@@ -25,6 +25,9 @@ from marl_connectors.validators import (
     shown,
     text,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _initializer_name(name: Any) -> str:

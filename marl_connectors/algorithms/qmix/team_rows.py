@@ -146,7 +146,7 @@ class TeamRows:
         rewards = _joined([group[Columns.REWARDS] for group in self._groups]).index_select(0, self._row_at)
         following = torch.zeros_like(rewards).index_copy_(0, self._read_at, values)
         both = (torch.stack([rewards, following]) * self._has_row).view(2, *self._left.shape)
-        found = n_step_targets(*both, self._left, n_step=self._n_step, gamma=gamma)
+        found = n_step_targets(both[0], both[1], self._left, n_step=self._n_step, gamma=gamma)
         return found.view(-1).index_select(0, self._learned_at)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from marl_connectors.rl_module.layers import MLP, RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.validators import Switch, number, one_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CRITICS: Final = "qf", "qf_twin"
 """The names of the critics, which have a learning rate of their own."""
