@@ -35,10 +35,13 @@ from marl_connectors import (
     ComputeReturnsToGo,
     ConnectorV2,
     DefaultPPORLModule,
+    DQNConfig,
     FlattenObservations,
     FrameStacking,
     ImageToFloat,
+    MADDPGConfig,
     MAPPOConfig,
+    MATD3Config,
     MeanStdFilter,
     MultiAgentObservationPreprocessor,
     MultiRLModule,
@@ -49,11 +52,14 @@ from marl_connectors import (
     PPOConfig,
     PPOLearner,
     PrevActionsPrevRewards,
+    QMIXConfig,
     RLModule,
     RLModuleSpec,
+    SACConfig,
     ScaleRewards,
     SelfSupervisedLossAPI,
     ValueFunctionAPI,
+    VDNConfig,
     WriteObservationsToEpisodes,
     load_policy,
     make_env,
@@ -741,6 +747,51 @@ def _imitating() -> Any:
     config = config_of(life(), policies="independent")
     return config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
+
+# Algorithms with a replay buffer. Agents die, join late and come back.
+
+
+def replayed(
+    name: str,
+    algorithm: Any,
+    *,
+    env: Any = None,
+    action: Any = None,
+    policies: str = "shared",
+    model: Mapping[str, Any] | None = None,
+    **training: Any,
+) -> None:
+    """Registers runs of an algorithm with a replay buffer, in which targets move often."""
+    spaces_of = {} if action is None else {"spaces_of": dict.fromkeys(AGENTS, (BOX, action))}
+
+    def make() -> Any:
+        config = algorithm().environment(env or life(**spaces_of, **ANYTHING), disable_env_checking=True)
+        config.rl_module(model_config={"fcnet_hiddens": (4,), **(model or {})}).multi_agent(policies=policies)
+        config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=3, num_env_workers=0)
+        config.training(train_batch_size_per_learner=16, num_steps_sampled_before_learning_starts=20, tau=0.3)
+        config.training(target_network_update_freq=9, **training)
+        return config.reporting(min_sample_timesteps_per_iteration=60).debugging(seed=3)
+
+    runs(f"replay: {name}", make, captures=False)
+
+
+GRU = {"use_gru": True, "gru_cell_size": 3, "max_seq_len": 5}
+PRIORITIES = {"type": "PrioritizedTeamReplayBuffer", "capacity": 300}
+for _policies in ("shared", "independent"):
+    replayed(f"DQN, {_policies}", DQNConfig, policies=_policies, n_step=3)
+    replayed(f"DQN, GRU, {_policies}", DQNConfig, policies=_policies, n_step=2, model=GRU, burn_in_len=1)
+    replayed(f"VDN, {_policies}", VDNConfig, policies=_policies, td_error_loss_fn="huber")
+    replayed(f"QMIX, {_policies}", QMIXConfig, policies=_policies, n_step=2)
+    replayed(f"QMIX, GRU, {_policies}", QMIXConfig, policies=_policies, n_step=2, model=GRU, burn_in_len=1)
+    for _kind, _space in (("Discrete", spaces.Discrete(3)), ("Box", spaces.Box(-1.0, 1.0, (2,)))):
+        replayed(f"SAC, {_kind}, {_policies}", SACConfig, policies=_policies, action=_space, n_step=2)
+        replayed(f"MADDPG, {_kind}, {_policies}", MADDPGConfig, policies=_policies, action=_space)
+        replayed(f"MATD3, {_kind}, {_policies}", MATD3Config, policies=_policies, action=_space, n_step=2)
+replayed("DQN, masks, mean squares", DQNConfig, env=Legal, td_error_loss_fn="mse", double_q=False, dueling=False)
+replayed("DQN, equal probabilities", DQNConfig, replay_buffer_config={"type": "EpisodeReplayBuffer"}, minibatch_size=5)
+replayed("SAC, masks, one critic", SACConfig, env=Legal, twin_q=False)
+replayed("QMIX, priorities, range of n_step", QMIXConfig, replay_buffer_config=PRIORITIES, n_step=(1, 3))
+replayed("VDN, masks", VDNConfig, env=Legal, policies="independent")
 
 # Built-in pieces.
 

@@ -30,7 +30,7 @@ from marl_connectors import (
     SingleAgentEpisode,
     VDNConfig,
 )
-from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
+from marl_connectors.algorithms.qmix.mixing import QMixer, VDNMixer
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 OBS, ACTIONS, BATCH, HIDDEN = 18, 5, 256, 64

@@ -4,7 +4,7 @@ from .algorithms.bc.bc import BC as BC
 from .algorithms.bc.config import BCConfig as BCConfig
 from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.dqn.config import DQNConfig as DQNConfig
-from .algorithms.dqn.dqn import DQN as DQN
+from .algorithms.dqn.learner import DQN as DQN
 from .algorithms.dqn.rl_module import DefaultDQNRLModule as DefaultDQNRLModule
 from .algorithms.dqn.rl_module import DQNModelConfig as DQNModelConfig
 from .algorithms.fitting.fit_results import FitResults as FitResults
@@ -13,8 +13,8 @@ from .algorithms.inference.onnx_policy import OnnxPolicy as OnnxPolicy
 from .algorithms.inference.policy import Policy as Policy
 from .algorithms.maddpg.config import MADDPGConfig as MADDPGConfig
 from .algorithms.maddpg.config import MATD3Config as MATD3Config
-from .algorithms.maddpg.maddpg import MADDPG as MADDPG
-from .algorithms.maddpg.maddpg import MATD3 as MATD3
+from .algorithms.maddpg.learner import MADDPG as MADDPG
+from .algorithms.maddpg.learner import MATD3 as MATD3
 from .algorithms.maddpg.rl_module import DefaultMADDPGRLModule as DefaultMADDPGRLModule
 from .algorithms.maddpg.rl_module import MADDPGModelConfig as MADDPGModelConfig
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
@@ -32,12 +32,12 @@ from .algorithms.ppo.ppo import PPO as PPO
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
 from .algorithms.qmix.config import QMIXConfig as QMIXConfig
 from .algorithms.qmix.config import VDNConfig as VDNConfig
-from .algorithms.qmix.qmix import QMIX as QMIX
-from .algorithms.qmix.qmix import VDN as VDN
+from .algorithms.qmix.learner import QMIX as QMIX
+from .algorithms.qmix.learner import VDN as VDN
 from .algorithms.sac.config import SACConfig as SACConfig
+from .algorithms.sac.learner import SAC as SAC
 from .algorithms.sac.rl_module import DefaultSACRLModule as DefaultSACRLModule
 from .algorithms.sac.rl_module import SACModelConfig as SACModelConfig
-from .algorithms.sac.sac import SAC as SAC
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns

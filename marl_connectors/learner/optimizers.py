@@ -316,6 +316,11 @@ class Optimizers:
         """
         self._resting = frozenset(names)
 
+    @property
+    def resting(self) -> Collection[str]:
+        """What ``rest`` was called with."""
+        return self._resting
+
     def refresh(self, *, timestep: int, never_updated: Collection[ModuleID] = ()) -> None:
         """Gives every parameter that exists now its optimizer, and sets the learning rates.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.validators import (
@@ -25,6 +25,9 @@ from marl_connectors.validators import (
     shown,
     text,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _initializer_name(name: Any) -> str:
@@ -174,14 +177,16 @@ class DefaultModelConfig(ChecksFields):
         return "model_config"
 
     @classmethod
-    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
+    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> Self:
         """The settings in a model config of any accepted kind.
 
         Raises:
             ConfigError: For an unknown key, a bad value, or another kind of object.
         """
-        if isinstance(model_config, DefaultModelConfig):
+        if isinstance(model_config, cls):
             return model_config
+        if isinstance(model_config, DefaultModelConfig):  # of a class with fewer settings
+            model_config = dataclasses.asdict(model_config)
         if model_config is not None and not isinstance(model_config, Mapping):
             raise ConfigError(
                 f"model_config: the default modules expect a DefaultModelConfig or a dict, got {shown(model_config)}."

@@ -6,6 +6,6 @@ from marl_connectors.re_exports import re_exports
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.dqn.config import DQNConfig as DQNConfig
-    from marl_connectors.algorithms.dqn.dqn import DQN as DQN
+    from marl_connectors.algorithms.dqn.learner import DQN as DQN
 
 __getattr__, __dir__, __all__ = re_exports(__name__, "DQN", "DQNConfig")

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.algorithms.config.sections import chain
-from marl_connectors.algorithms.off_policy.config import (
-    OffPolicyConfig,
-    OffPolicyTraining,
-    with_model_settings,
-)
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, one_of, section, setting
-
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 @section
@@ -62,7 +53,7 @@ class DQNConfig(OffPolicyConfig, DQNTraining):
     With several modules, each learns from its own agents' steps alone (independent Q-learning).
     """
 
-    _algo_class = "marl_connectors.algorithms.dqn.dqn:DQN"
+    _algo_class = "marl_connectors.algorithms.dqn.learner:DQN"
     training = chain(DQNTraining)
 
     @property
@@ -70,24 +61,6 @@ class DQNConfig(OffPolicyConfig, DQNTraining):
         """False: the policies take the actions of the highest values."""
         return False
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
-
-    def get_default_rl_module_class(self) -> Any:
-        """Returns DefaultDQNRLModule."""
-        from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
-
-        return DefaultDQNRLModule
-
-    def get_default_learner_class(self) -> type[Learner]:
-        """Returns DQNLearner."""
-        from marl_connectors.algorithms.dqn.learner import DQNLearner
-
-        return DQNLearner
-
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``dueling`` to the settings of the default module."""
-        from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule, DQNModelConfig
-
-        return with_model_settings(spec, DefaultDQNRLModule, DQNModelConfig, {"dueling": self.dueling})
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns ``dueling``."""
+        return {"dueling": self.dueling}

@@ -1,277 +1,89 @@
-"""DQN's loss, and the target networks that follow the modules."""
+"""DQN: its targets and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from marl_connectors.algorithms.dqn.closed_loss import ClosedDQNLoss
+from marl_connectors.algorithms.dqn.config import DQNConfig
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
-from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule, q_values
-from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
+from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner, ReplayedRows, RowLosses
+from marl_connectors.algorithms.off_policy.replay_algorithm import ReplayAlgorithm
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
-    DISCOUNTS,
-    NEXT_ACTION_MASK,
-)
-from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
-from marl_connectors.learner.minibatches import CountedRows
-from marl_connectors.ops.n_step_targets import n_step_targets
+from marl_connectors.ops.q_learning import best_values, taken_values, td_losses
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.replay_buffers.replay_sample import WEIGHTS
-from marl_connectors.rl_module.closed_form import ClosedForward, Outputs
 from marl_connectors.rl_module.masked_logits import apply_action_mask
-from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
-
-TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
-"""The loss statistics of Q-learning, in the order of ``TDErrors.terms``."""
-
-
-class TDErrors(NamedTuple):
-    """The temporal-difference errors of a minibatch, ``[B]`` of one module or ``[M, B]`` of ``M`` modules.
-
-    Attributes:
-        taken: The values of the actions that were taken.
-        targets: The targets of these values.
-        errors: ``taken - targets``.
-        losses: The loss of each row.
-        slopes: The derivative of each row's loss with respect to ``taken``.
-    """
-
-    taken: Tensor
-    targets: Tensor
-    errors: Tensor
-    losses: Tensor
-    slopes: Tensor
-
-    @classmethod
-    def of(cls, taken: Tensor, targets: Tensor, weights: Tensor | None = None, *, loss_fn: str) -> TDErrors:
-        """Returns the errors, with the losses that ``td_error_loss_fn`` names, times weights if there are any."""
-        errors = taken - targets
-        if loss_fn == "huber":
-            slopes = errors.clamp(-1.0, 1.0)
-            losses = slopes * (errors - 0.5 * slopes)
-        else:
-            slopes, losses = 2.0 * errors, errors.square()
-        if weights is not None:
-            slopes, losses = slopes * weights, losses * weights
-        return cls(taken, targets, errors, losses, slopes)
-
-    def terms(self) -> tuple[Tensor, ...]:
-        """Returns what the loss statistics are means of."""
-        return self.losses, self.losses, self.taken, self.errors, self.errors.abs(), self.targets
-
-
-class QFunctions(NamedTuple):
-    """What computes ``[..., n]`` values of all actions for the ``obs`` of a batch, if no gradients are wanted.
-
-    Attributes:
-        values: Computes them with the networks that are trained.
-        targets: Computes them with the target networks.
-    """
-
-    values: Callable[[Mapping[str, Any]], Tensor]
-    targets: Callable[[Mapping[str, Any]], Tensor]
-
-    @classmethod
-    def of_module(cls, module: Any) -> QFunctions:
-        """Returns those of a module."""
-        return cls(module.compute_q_values, lambda batch: module.forward_target(batch)[QF_PREDS])
-
-    @classmethod
-    def in_closed_form(cls, stack: MemberStack, module: Any) -> QFunctions:
-        """Returns those of default modules, which do not call layers where that is possible."""
-        own = stack.closed_forward(with_values=module.is_dueling)
-        targets = stack.closed_targets(with_values=module.is_dueling)
-        called = cls.of_module(module)
-        return cls(*(_closed_or(*both) for both in zip((own, targets), called, strict=True)))
-
-
-def _closed_or(
-    forward: ClosedForward | None, called: Callable[[Mapping[str, Any]], Tensor]
-) -> Callable[[Mapping[str, Any]], Tensor]:
-    def values(batch: Mapping[str, Any]) -> Tensor:
-        outputs = None if forward is None else forward.of_heads(batch)
-        return called(batch) if outputs is None else q_values_of(outputs)
-
-    return values
-
-
-def q_values_of(outputs: Outputs) -> Tensor:
-    """Returns the values of actions, given the outputs of the heads."""
-    return q_values(outputs.inputs, None if outputs.values is None else outputs.values.unsqueeze(-1))
 
 
 class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     expected = ("compute_q_values", "forward_target")
-    expected_class = "DefaultDQNRLModule"
+    loss_settings = ("double_q", "td_error_loss_fn")
 
-    def build(self) -> None:
-        """Makes the optimizers, and puts the pieces into the pipeline that the learner needs."""
-        self._closed_losses: dict[tuple[ModuleID, ...], ClosedDQNLoss] = {}
-        super().build()
+    def explore(self, module: Any, config: Any, timestep: float) -> None:
+        """Sets the module's epsilon, if it has one."""
+        if isinstance(getattr(module, "epsilon", None), Tensor):
+            module.epsilon.data.fill_(value_at(config.epsilon, timestep))
 
-    def explore_as_of(self, timestep: int) -> None:
-        """Sets the epsilon of all modules to that of ``timestep`` sampled steps; of those not trained, to the last."""
-        for module_id, module in self.module.items():
-            epsilon = getattr(module.unwrapped(), "epsilon", None)
-            if isinstance(epsilon, Tensor):
-                config = self.config.get_config_for_module(module_id)
-                epsilon.data.fill_(value_at(config.epsilon, self.time_to_explore(module_id, timestep)))
+    def targets(self, rows: ReplayedRows) -> Tensor:
+        """Returns ``[...]``, the rewards and the value of the best action after them."""
+        known = rows.outputs[QF_PREDS] if rows.are_sequences else None
+        return rows.bootstrapped(self.values_of_best(rows.config, rows.module, rows.following, known))
 
-    def stacking_key(self, config: Any) -> Hashable:
-        """Returns the settings of the loss."""
-        return config.double_q, config.td_error_loss_fn
-
-    def _loss(
-        self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
+    def values_of_best(
+        self, config: Any, module: Any, columns: Mapping[str, Any], known: Tensor | None = None
     ) -> Tensor:
-        functions = QFunctions.of_module(module)
-        found = self._errors_of(config, functions, batch, fwd_out[QF_PREDS], taken_actions(batch), module_ids)
-        rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        loss = rows.mean(rows.pick(found.losses))
-        self._log(module_ids, rows, found, batch[Columns.LOSS_MASK] if Columns.SEQ_LENS in batch else None)
-        return loss
+        """Returns ``[...]`` the target network's values of the best allowed actions.
 
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
+        Args:
+            config: Says which network judges the actions: the target network, or the module if ``double_q``.
+            module: The module, or the one that computes several.
+            columns: The observations, and their action masks if there are any.
+            known: The module's values of all actions, where they have been computed.
+        """
+        values = judged = module.forward_target(columns)[QF_PREDS]
+        if config.double_q:
+            judged = module.compute_q_values(columns) if known is None else known
+        if Columns.ACTION_MASK in columns:
+            judged = apply_action_mask(judged, columns[Columns.ACTION_MASK])
+        return best_values(values, judged)
+
+    def loss(self, rows: ReplayedRows, targets: Tensor) -> RowLosses:
+        """Returns the losses of the values of the actions that were taken."""
+        taken = taken_values(rows.outputs[QF_PREDS], rows[Columns.ACTIONS])
+        return losses_of_values(taken, targets, rows.config.td_error_loss_fn)
+
+    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedDQNLoss | None:
         """Returns the same loss in closed form, for default modules."""
-        key, config = tuple(module_ids), self.config.get_config_for_module(module_ids[0])
-        stack = self.optimizers.stack_of(key)
-        known = self._closed_losses.get(key)
-        if known is None or known.stack is not stack or known.config is not config:
-            if stack is None or not all(isinstance(self.module[m], DefaultDQNRLModule) for m in key):
-                return None
-            known = ClosedDQNLoss(self, key, stack, config)
-            current = {k: own for k, own in self._closed_losses.items() if own.stack.bucket in self.module.buckets}
-            self._closed_losses = {**current, key: known}
-        return known
-
-    def _errors_of(
-        self,
-        config: Any,
-        functions: QFunctions,
-        batch: Mapping[str, Any],
-        values: Tensor,
-        actions: Tensor,
-        module_ids: Sequence[ModuleID],
-    ) -> TDErrors:
-        """Returns the errors of the values of the actions that were taken, and the losses of all rows."""
-        taken = values.gather(-1, actions).squeeze(-1)
-        if Columns.SEQ_LENS in batch:
-            targets = self._targets_in_sequences(config, functions, batch, values, module_ids)
-        else:
-            targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * self._next_values(config, functions, batch)
-        weights = batch.get(WEIGHTS)
-        return TDErrors.of(taken, targets, weights, loss_fn=config.td_error_loss_fn)
-
-    def _log(
-        self, module_ids: Sequence[ModuleID], rows: CountedRows, found: TDErrors, counted: Tensor | None = None
-    ) -> None:
-        """Logs the loss statistics, and keeps the errors of all rows, or of all sequences."""
-        columns = torch.stack([rows.pick(column.detach()) for column in found.terms()])
-        self.log_table(module_ids, TERMS, rows.mean(columns))
-        errors = found.errors.detach()
-        if counted is not None:  # of a sequence, the mean size of its steps' errors
-            errors = (errors.abs() * counted).sum(-1) / counted.sum(-1)
-        self.log_td_errors(module_ids, errors)
-
-    @torch.no_grad()
-    def _next_values(self, config: Any, functions: QFunctions, batch: Mapping[str, Any]) -> Tensor:
-        """Returns the values of the best actions after each step, by the target networks."""
-        following = {Columns.OBS: batch[Columns.NEXT_OBS]}
-        values = functions.targets(following)
-        judged = functions.values(following) if config.double_q else values
-        return best_values(values, judged, batch.get(NEXT_ACTION_MASK))
-
-    @torch.no_grad()
-    def _targets_in_sequences(
-        self,
-        config: Any,
-        functions: QFunctions,
-        batch: Mapping[str, Any],
-        values: Tensor,
-        module_ids: Sequence[ModuleID],
-    ) -> Tensor:
-        """Returns ``[..., S, T]`` targets of all steps of sequences, whose values are ``values``."""
-        by_target = functions.targets(batch)
-        judged = values.detach() if config.double_q else by_target
-        best = best_values(by_target, judged, batch.get(Columns.ACTION_MASK))
-        ended = F.pad(batch[Columns.TERMINATEDS][..., :-1].float(), (1, 0))
-        last = batch[Columns.SEQ_LENS].unsqueeze(-1) - 1
-        left = (last - torch.arange(best.shape[-1], device=best.device)).clamp(min=0)
-        gammas: Any = [self.config.get_config_for_module(m).gamma for m in module_ids]
-        gamma = best.new_tensor(gammas).view(-1, 1, 1) if len(gammas) > 1 else gammas[0]
-        return n_step_targets(
-            batch[Columns.REWARDS], best * (1.0 - ended), left, n_step=self.config.n_step, gamma=gamma
-        )
-
-
-def taken_actions(batch: Mapping[str, Any]) -> Tensor:
-    """Returns ``[..., 1]`` int64, the actions that were taken, by which values can be gathered."""
-    return batch[Columns.ACTIONS].long().unsqueeze(-1)
-
-
-def best_values(values: Tensor, judged: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns ``[...]`` those of ``[..., n]`` values whose actions are judged best among the allowed ones."""
-    best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
-    return values.gather(-1, best).squeeze(-1)
-
-
-def head_gradients(
-    of_actions: Tensor, actions: Tensor, slopes: Tensor, *, is_dueling: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the gradients of the outputs of a module's heads: of the advantages, and of the value if ``is_dueling``.
-
-    Args:
-        of_actions: ``[..., n]`` values of all actions.
-        actions: ``[..., 1]`` the actions that were taken.
-        slopes: ``[...]`` the gradient of the values of these.
-        is_dueling: Whether there are two heads.
-    """
-    slopes_of_each = slopes.unsqueeze(-1)
-    by_inputs = torch.zeros_like(of_actions).scatter_(-1, actions, slopes_of_each)
-    if not is_dueling:
-        return by_inputs, None
-    return by_inputs.sub_(slopes_of_each / of_actions.shape[-1]), slopes  # the mean advantage is subtracted
-
-
-class ClosedDQNLoss:
-    """DQN's loss of some default modules, with its gradients in closed form.
-
-    Attributes:
-        stack: The modules. A new loss is needed when ``bind_buckets`` has made another stack of them.
-        config: The settings of the loss.
-        functions: What computes the values of actions in targets.
-        uses_values: Whether the modules have a value head.
-    """
-
-    def __init__(self, learner: DQNLearner, module_ids: tuple[ModuleID, ...], stack: MemberStack, config: Any):
-        self.stack = stack
-        self.config = config
-        module: Any = stack.load()
-        self.uses_values = module.is_dueling
-        self.functions = QFunctions.in_closed_form(stack, module)
-        self._learner = learner
-        self._module_ids = module_ids
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        stacked = len(self._module_ids) if len(self._module_ids) > 1 else 0
-        rows = CountedRows.of(batch, stacked=stacked)
-        if rows.weights is not None:
+        stack = self.optimizers.stack_of(module_ids)
+        are_default = all(isinstance(self.module[m], DefaultDQNRLModule) for m in module_ids)
+        if stack is None or not are_default or not self._is_as_new("closed_loss", "loss"):
             return None
-        of_actions = q_values_of(Outputs(inputs, values))
-        actions = taken_actions(batch)
-        found = self._learner._errors_of(self.config, self.functions, batch, of_actions, actions, self._module_ids)
-        self._learner._log(self._module_ids, rows, found)
-        slopes = found.slopes / found.errors.shape[-1]
-        by_inputs, by_values = head_gradients(of_actions, actions, slopes, is_dueling=values is not None)
-        return LossAndGradients(found.losses.mean(-1), by_inputs, by_values)
+        return ClosedDQNLoss(self, module_ids, stack)
+
+
+def losses_of_values(values: Tensor, targets: Tensor, loss_fn: str) -> RowLosses:
+    """Returns the losses of values, with their statistics."""
+    errors = (values - targets).detach()
+    statistics = {"qf_mean": values, "td_error_mean": errors, "td_error_abs_mean": errors.abs(), "target_mean": targets}
+    return RowLosses({"qf_loss": td_losses(values, targets, loss_fn)}, errors, statistics=statistics)
+
+
+class DQN(ReplayAlgorithm):
+    """Deep Q-learning. ``DQNConfig().build_algo()`` makes an object of this class."""
+
+    config_class = DQNConfig
+    learner_class = DQNLearner
+    module_class = DefaultDQNRLModule
+
+    config: DQNConfig
+    learner: DQNLearner
 
 
 DQNTorchLearner = DQNLearner

@@ -51,6 +51,7 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """
 
     stackable = True
+    model_config_class = DQNModelConfig
 
     def setup(self) -> None:
         """Builds the encoder and the heads that ``model_config`` (a DQNModelConfig or dict) describes."""
@@ -121,7 +122,7 @@ class DefaultDQNRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     @property
     def is_dueling(self) -> bool:
         """Whether the values of actions are the sum of an observation's value and the actions' advantages."""
-        return getattr(self.config, "dueling", True)
+        return self.config.dueling
 
     def compute_q_values(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns ``[B, n]``, the values of all actions in ``batch["obs"]``."""

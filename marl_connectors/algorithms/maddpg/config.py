@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config.sections import chain
-from marl_connectors.algorithms.off_policy.config import (
-    OffPolicyConfig,
-    OffPolicyTraining,
-    with_model_settings,
-)
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, integer, number, optional, section, setting
 
 if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.maddpg.joint_inputs import JointInputs
-    from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 @section
@@ -77,7 +70,8 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
     the gradients of the policy and of each critic separately.
     """
 
-    _algo_class = "marl_connectors.algorithms.maddpg.maddpg:MADDPG"
+    _algo_class = "marl_connectors.algorithms.maddpg.learner:MADDPG"
+    _own_rates = "actor_lr", "critic_lr"
     training = chain(MADDPGTraining)
     rollout_fragment_length = 100
 
@@ -86,35 +80,9 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
         """False: the policies are deterministic."""
         return False
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
-
-    def get_default_rl_module_class(self) -> Any:
-        """Returns DefaultMADDPGRLModule."""
-        from marl_connectors.algorithms.maddpg.rl_module import DefaultMADDPGRLModule
-
-        return DefaultMADDPGRLModule
-
-    def get_default_learner_class(self) -> type[Learner]:
-        """Returns MADDPGLearner."""
-        from marl_connectors.algorithms.maddpg.learner import MADDPGLearner
-
-        return MADDPGLearner
-
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``twin_q`` and the number of the critic's inputs to the settings of the default module.
-
-        Raises:
-            ConfigError: If actions are not in [-1, 1] and not stretched to their space.
-        """
-        from marl_connectors.algorithms.action_bounds import check_action_bounds
-        from marl_connectors.algorithms.maddpg.rl_module import DefaultMADDPGRLModule, MADDPGModelConfig
-
-        inputs = self.joint_inputs(setup, env_to_module)
-        settings = {"twin_q": self.twin_q, "critic_inputs": inputs.size}
-        check_action_bounds(self, spec, DefaultMADDPGRLModule, None)
-        return with_model_settings(spec, DefaultMADDPGRLModule, MADDPGModelConfig, settings)
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns ``twin_q`` and the number of the critic's inputs."""
+        return {"twin_q": self.twin_q, "critic_inputs": self.joint_inputs(setup, env_to_module).size}
 
     def joint_inputs(self, setup: Any, env_to_module: Any) -> JointInputs:
         """Returns the layout of the critics' inputs.
@@ -144,15 +112,6 @@ class MADDPGConfig(OffPolicyConfig, MADDPGTraining):
 
         return [AddJointInputsToTrainBatch(inputs=self.joint_inputs(setup, env_to_module))]
 
-    def validate(self) -> None:
-        """Checks in addition that the learning rates are set by their names."""
-        super().validate()
-        if self.lr is not None:
-            raise ConfigError(
-                f"{type(self).__name__}: lr={self.lr!r}, but there is no common learning rate. Set actor_lr and "
-                f"critic_lr, and leave lr at None."
-            )
-
 
 class MATD3Config(MADDPGConfig):
     """The settings of MADDPG with what TD3 (Fujimoto et al., 2018) adds: twin critics, delayed policies, noise."""
@@ -161,4 +120,4 @@ class MATD3Config(MADDPGConfig):
     policy_delay = 2
     target_noise = 0.2
 
-    _algo_class = "marl_connectors.algorithms.maddpg.maddpg:MATD3"
+    _algo_class = "marl_connectors.algorithms.maddpg.learner:MATD3"

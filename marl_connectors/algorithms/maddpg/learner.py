@@ -1,10 +1,11 @@
-"""MADDPG's losses: those of the central critics and of the policies."""
+"""MADDPG and MATD3: what target policies do, the targets of central critics, and the losses of critics and policies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
+from marl_connectors.algorithms.maddpg.config import MADDPGConfig, MATD3Config
 from marl_connectors.algorithms.maddpg.joint_inputs import (
     NEW_CRITIC_OBS,
     NEW_ITEMS,
@@ -20,21 +22,18 @@ from marl_connectors.algorithms.maddpg.joint_inputs import (
     AddJointInputsToTrainBatch,
     JointInputs,
 )
-from marl_connectors.algorithms.maddpg.rl_module import POLICY_OUTPUTS, DefaultMADDPGRLModule
-from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
-from marl_connectors.algorithms.sac.learner import frozen, smaller
-from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS
+from marl_connectors.algorithms.maddpg.rl_module import LEAST_STDDEV, POLICY_OUTPUTS, DefaultMADDPGRLModule
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner, ReplayedRows, RowLosses
+from marl_connectors.algorithms.off_policy.replay_algorithm import ReplayAlgorithm
+from marl_connectors.algorithms.off_policy.replay_training import TeamReplayTraining
+from marl_connectors.algorithms.sac.rl_module import CRITICS, by_critic, frozen, smaller
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import DISCOUNTS
-from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.batch import ColumnBatch
-from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.learner.optimizers import OTHERS
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer
-from marl_connectors.replay_buffers.replay_sample import WEIGHTS, EnvStepSample
+from marl_connectors.replay_buffers.replay_buffer import JointReplayBuffer, PrioritizedJointReplayBuffer
+from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
 from marl_connectors.rl_module.rl_module import apply_mask_of_module
 from marl_connectors.transfers import moved
@@ -43,7 +42,6 @@ from marl_connectors.typing import ModuleID
 
 TARGET_ACTIONS = "target_actions"
 """``[B, n]``, what the target policy of each row's agent does after the row's n-step return; one-hot if Discrete."""
-_LEAST_STDDEV = 1e-8
 
 
 class MADDPGLearner(OffPolicyLearner):
@@ -55,6 +53,8 @@ class MADDPGLearner(OffPolicyLearner):
     """
 
     reads_action_masks = True
+    loss_settings = ("actor_feature_reg",)
+    rates = {OTHERS: "actor_lr", **dict.fromkeys(CRITICS, "critic_lr")}
 
     def build(self) -> None:
         """Checks that the modules have central critics."""
@@ -66,27 +66,14 @@ class MADDPGLearner(OffPolicyLearner):
                 )
         super().build()
 
-    def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
-        """Registers Adam with learning rates for the critics and for all other parameters."""
-        rates = {OTHERS: config.actor_lr}
-        self.optimizers.register_default(module_id, {**rates, **dict.fromkeys(("qf", "qf_twin"), config.critic_lr)})
+    def explore(self, module: Any, config: Any, timestep: float) -> None:
+        """Sets the standard deviation of the module's noise."""
+        stddev = value_at(config.exploration_stddev, timestep)
+        module.log_stddev.data.fill_(math.log(max(stddev, LEAST_STDDEV)))
 
-    def explore_as_of(self, timestep: int) -> None:
-        """Sets the noise of all modules to that of ``timestep`` sampled steps; of those not trained, to the last."""
-        for module_id, module in self.module.items():
-            at = self.time_to_explore(module_id, timestep)
-            stddev = value_at(self.config.get_config_for_module(module_id).exploration_stddev, at)
-            parameter: Any = module.unwrapped().log_stddev
-            parameter.data.fill_(math.log(max(stddev, _LEAST_STDDEV)))
-
-    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Decides whether the policies are updated, without which the target networks stay as well."""
-        super().before_gradient_based_update(timesteps=timesteps)
-        self._moves_policies = self.num_updates % self.config.policy_delay == 0
-        self.optimizers.rest(() if self._moves_policies else (OTHERS,))
-
-    def _is_target_update_due(self) -> bool:
-        return self._moves_policies and super()._is_target_update_due()
+    def resting_layers(self) -> Collection[str]:
+        """Returns the policies, unless it is their turn."""
+        return () if self.num_updates % self.config.policy_delay == 0 else (OTHERS,)
 
     # The train batch.
 
@@ -95,7 +82,7 @@ class MADDPGLearner(OffPolicyLearner):
         sample = episodes if isinstance(episodes, EnvStepSample) else self._sample_of(episodes)
         batch = super().make_batch(sample)
         inputs = self._inputs()
-        actions = self._target_actions(sample, inputs)
+        actions = self._target_actions(cast(EnvStepSample, sample), inputs)
         for group in batch.groups:
             self._add_target_actions(group, inputs, actions)
         return batch
@@ -106,21 +93,13 @@ class MADDPGLearner(OffPolicyLearner):
                 return piece.inputs
         raise LearnerError(f"{type(self).__name__}: its pipeline has no AddJointInputsToTrainBatch.")
 
-    def _sample_of(self, episodes: Sequence[Any]) -> EnvStepSample:
-        """Returns all steps of episodes."""
-        agents: dict[ModuleID, dict[Any, None]] = {}
-        rows = 2
-        for chunk in chunks_of(episodes):
-            agents.setdefault(str(chunk.module_id), {})[chunk.agent_id] = None
-            rows += 1 + (chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk))
-        buffer = JointReplayBuffer(
-            rows * (1 + len(episodes)),
-            agents={m: list(own) for m, own in agents.items()},
-            extra_columns=[Columns.ACTION_MASK],
-        )
-        buffer.add(episodes)
-        sample: Any = buffer.every_step(n_step=self.config.n_step)
-        return sample
+    def _buffer_for(self, capacity: int, chunks: Sequence[Any]) -> Any:
+        """Returns an empty buffer with room for chunks of episodes."""
+        agents: dict[ModuleID, dict[Any, None]] = defaultdict(dict)
+        for chunk in chunks:
+            agents[str(chunk.module_id)][chunk.agent_id] = None
+        agents_of = {module_id: list(own) for module_id, own in agents.items()}
+        return JointReplayBuffer(capacity, agents=agents_of, extra_columns=[Columns.ACTION_MASK])
 
     @torch.no_grad()
     def _target_actions(self, sample: EnvStepSample, inputs: JointInputs) -> Tensor:
@@ -179,51 +158,66 @@ class MADDPGLearner(OffPolicyLearner):
 
     # The losses.
 
-    def stacking_key(self, config: Any) -> float:
-        """Returns the settings of the loss."""
-        return config.actor_feature_reg
+    def targets(self, rows: ReplayedRows) -> Tensor:
+        """Returns ``[...]``, the rewards and the value of what all target policies do after them."""
+        return rows.bootstrapped(
+            smaller(rows.module.compute_target_q_values(rows[NEW_CRITIC_OBS], rows[TARGET_ACTIONS]))
+        )
 
-    def _loss(
-        self, module_ids: Sequence[ModuleID], config: Any, module: Any, batch: Mapping[str, Any], fwd_out: Any
-    ) -> Tensor:
-        with torch.no_grad():
-            following = module.compute_target_q_values(batch[NEW_CRITIC_OBS], batch[TARGET_ACTIONS])
-            targets = batch[Columns.REWARDS] + batch[DISCOUNTS] * smaller(following)
-        found = module.compute_q_values(batch[Columns.CRITIC_OBS], _taken(module, batch))
-        values = [found[name] for name in (QF_PREDS, QF_TWIN_PREDS) if name in found]
-        qf_losses = [(own - targets).square() * batch.get(WEIGHTS, 1.0) for own in values]
-        chosen = self._chosen(module_ids, module, fwd_out[Columns.ACTION_DIST_INPUTS])
+    def loss(self, rows: ReplayedRows, targets: Tensor) -> RowLosses:
+        """Returns the losses of the critics, and of the policy by the first of them."""
+        module, critic_obs = rows.module, rows[Columns.CRITIC_OBS]
+        taken = list(module.compute_q_values(critic_obs, _taken(rows)).values())
         with frozen(module.critics()):
-            judged = module.compute_q_values(batch[Columns.CRITIC_OBS], chosen)[QF_PREDS]
-        policy_loss = config.actor_feature_reg * fwd_out[POLICY_OUTPUTS].square().mean(-1) - judged
-        rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        errors = (values[0] - targets).detach()
-        self.log_td_errors(module_ids, errors)
-        of_rows = {
-            "policy_loss": policy_loss,
-            "target_mean": targets,
-            "td_error_abs_mean": errors.abs(),
-            **{f"{name}_loss": own for name, own in zip(("qf", "qf_twin"), qf_losses, strict=False)},
-            **{f"{name}_mean": own for name, own in zip(("qf", "qf_twin"), values, strict=False)},
-        }
-        columns = torch.stack([rows.pick(column.detach()) for column in of_rows.values()])
-        self.log_table(module_ids, list(of_rows), rows.mean(columns))
-        return rows.mean(rows.pick(policy_loss + sum(qf_losses)))
-
-    def _chosen(self, module_ids: Sequence[ModuleID], module: Any, dist_inputs: Tensor) -> Tensor:
-        """Returns ``[..., n]`` actions of the policy, with gradients."""
-        dist_cls = module.get_train_action_dist_cls()
-        if isinstance(module.action_space, spaces.Box):
-            return dist_cls.from_logits(dist_inputs).to_deterministic()
-        noise = self.noise(module_ids, dist_cls, (dist_inputs.shape[-2],), dist_inputs.shape[-1])
-        soft = (dist_inputs + noise).softmax(-1)
-        hard = F.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
-        return hard + soft - soft.detach()
+            judged = module.compute_q_values(critic_obs, _chosen(rows))[QF_PREDS]
+        errors = (taken[0] - targets).detach()
+        return RowLosses(
+            by_critic("loss", [(values - targets).square() for values in taken]),
+            errors,
+            others={
+                "policy_loss": rows.config.actor_feature_reg * rows.outputs[POLICY_OUTPUTS].square().mean(-1) - judged
+            },
+            statistics={"target_mean": targets, "td_error_abs_mean": errors.abs(), **by_critic("mean", taken)},
+        )
 
 
-def _taken(module: Any, batch: Mapping[str, Any]) -> Tensor:
+def _taken(rows: ReplayedRows) -> Tensor:
     """Returns ``[..., n]`` actions that were taken, one-hot if they are Discrete."""
-    actions = batch[Columns.ACTIONS]
-    if isinstance(module.action_space, spaces.Discrete):
-        return F.one_hot(actions.long(), int(module.action_space.n)).float()
-    return actions.reshape(*batch[Columns.REWARDS].shape, -1)
+    actions, space = rows[Columns.ACTIONS], rows.module.action_space
+    if isinstance(space, spaces.Discrete):
+        return F.one_hot(actions.long(), int(space.n)).float()
+    return actions.reshape(*rows[Columns.REWARDS].shape, -1)
+
+
+def _chosen(rows: ReplayedRows) -> Tensor:
+    """Returns ``[..., n]`` actions of the policy, with gradients."""
+    dist_cls, inputs = rows.module.get_train_action_dist_cls(), rows.outputs[Columns.ACTION_DIST_INPUTS]
+    if isinstance(rows.module.action_space, spaces.Box):
+        return dist_cls.from_logits(inputs).to_deterministic()
+    soft = (inputs + rows.noise(dist_cls, inputs.shape[-1])[0]).softmax(-1)
+    hard = F.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
+    return hard + soft - soft.detach()
+
+
+class MADDPGReplayTraining(TeamReplayTraining):
+    """Keeps the steps of all agents, each with rewards of its own."""
+
+    buffer_classes = (JointReplayBuffer, PrioritizedJointReplayBuffer)
+
+
+class MADDPG(ReplayAlgorithm):
+    """Deterministic policies with central critics. ``MADDPGConfig().build_algo()`` makes an object of this class."""
+
+    config_class = MADDPGConfig
+    learner_class = MADDPGLearner
+    module_class = DefaultMADDPGRLModule
+    replay_class = MADDPGReplayTraining
+
+    config: MADDPGConfig
+    learner: MADDPGLearner
+
+
+class MATD3(MADDPG):
+    """MADDPG with twin critics. ``MATD3Config().build_algo()`` makes an object of this class."""
+
+    config_class = MATD3Config

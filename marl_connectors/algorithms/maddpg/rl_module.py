@@ -12,16 +12,10 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
-from marl_connectors.algorithms.sac.rl_module import QF_TWIN_PREDS, QNetwork
+from marl_connectors.algorithms.sac.rl_module import TwinCritics, by_critic
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.apis import (
-    TARGET_NETWORK_ACTION_DIST_INPUTS,
-    InferenceOnlyAPI,
-    TargetNetworkAPI,
-    make_target_network,
-)
+from marl_connectors.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, make_target_network
 from marl_connectors.rl_module.default_model_config import Activation, DefaultModelConfig, Sizes
 from marl_connectors.rl_module.distributions import Distribution, TorchCategorical, TorchClippedGaussian
 from marl_connectors.rl_module.encoders import Encoder, make_head
@@ -32,7 +26,8 @@ from marl_connectors.validators import Switch, integer
 
 POLICY_OUTPUTS: Final = "policy_outputs"
 """``[B, n]``, the outputs of the policy head, before ``tanh`` and masks."""
-_LEAST_STDDEV = 1e-8
+LEAST_STDDEV: Final = 1e-8
+"""The least standard deviation of the noise when exploring, of which there is a logarithm."""
 
 
 @dataclasses.dataclass
@@ -52,7 +47,7 @@ class MADDPGModelConfig(DefaultModelConfig):
     critic_inputs: Annotated[int, integer(min=0)] = 0
 
 
-class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
+class DefaultMADDPGRLModule(RLModule, TwinCritics):
     """A policy that reads ``obs``, and critics that read ``critic_obs`` and an action.
 
     The policy of a Box is deterministic: ``action_dist_inputs`` are actions, and the logarithm of the standard
@@ -63,27 +58,24 @@ class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """
 
     stackable = True
+    model_config_class = MADDPGModelConfig
+    action_distribution = None  # actions are always in [-1, 1]
 
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a MADDPGModelConfig or dict) describes."""
-        given: Any = self.model_config
-        is_other = isinstance(given, DefaultModelConfig) and not isinstance(given, MADDPGModelConfig)
-        config: Any = MADDPGModelConfig.of(dataclasses.asdict(given) if is_other else given)
-        self.config: MADDPGModelConfig = config
+        config = self.config = MADDPGModelConfig.of(self.model_config)
         self._check(config)
         assert self.observation_space is not None and self.action_space is not None
         self._is_discrete = isinstance(self.action_space, spaces.Discrete)
         self.num_actions = num_action_inputs(self.action_space)
-        self.log_stddev = nn.Parameter(torch.full((1,), math.log(_LEAST_STDDEV)), requires_grad=False)
+        self.log_stddev = nn.Parameter(torch.full((1,), math.log(LEAST_STDDEV)), requires_grad=False)
         self.encoder = Encoder(self.observation_space, config)
         self.pi = make_head(self.encoder.output_dim, self.num_actions, config, gain=0.01)
         if self.inference_only:
             return
         read = spaces.Box(-np.inf, np.inf, (config.critic_inputs,))
         judged = spaces.Box(-np.inf, np.inf, (self.num_actions,))
-        self.qf = QNetwork(read, judged, config)
-        if config.twin_q:
-            self.qf_twin = QNetwork(read, judged, config)
+        self.make_critics(read, judged)
 
     def _check(self, config: Any) -> None:
         space, name = self.action_space, type(self).__name__
@@ -146,32 +138,23 @@ class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         outputs = self.pi(self.encoder(batch[Columns.OBS]))
         return {Columns.ACTION_DIST_INPUTS: self._inputs(outputs), POLICY_OUTPUTS: outputs}
 
-    def critics(self) -> list[QNetwork]:
-        """Returns the critics."""
-        return [self.qf, self.qf_twin] if self.config.twin_q else [self.qf]
-
     def compute_q_values(self, critic_obs: Tensor, actions: Tensor) -> dict[str, Tensor]:
         """Returns ``qf_preds`` and, with ``twin_q``, ``qf_twin_preds``: ``[B]`` values of ``[B, n]`` actions."""
-        return _values(self.critics(), critic_obs, actions)
+        return by_critic("preds", (critic(critic_obs, actions) for critic in self.critics()))
 
     def compute_target_q_values(self, critic_obs: Tensor, actions: Tensor) -> dict[str, Tensor]:
         """Returns the same as ``compute_q_values``, by the target networks."""
-        return _values(self._target_critics(), critic_obs, actions)
+        return by_critic("preds", (critic(critic_obs, actions) for critic in self.target_critics()))
 
     def make_target_networks(self) -> None:
         """Makes copies of the policy and the critics."""
         self.target_encoder, self.target_pi = make_target_network(self.encoder), make_target_network(self.pi)
-        self.target_qf = make_target_network(self.qf)
-        if self.config.twin_q:
-            self.target_qf_twin = make_target_network(self.qf_twin)
-
-    def _target_critics(self) -> list[nn.Module]:
-        return [self.target_qf, self.target_qf_twin] if self.config.twin_q else [self.target_qf]
+        super().make_target_networks()
 
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Returns the policy and the critics with their copies."""
-        pairs: list[tuple[nn.Module, nn.Module]] = [(self.encoder, self.target_encoder), (self.pi, self.target_pi)]
-        return [*pairs, *zip(self.critics(), self._target_critics(), strict=True)]
+        of_policy = (self.encoder, self.target_encoder), (self.pi, self.target_pi)
+        return [*of_policy, *super().get_target_network_pairs()]
 
     def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns ``target_network_action_dist_inputs`` of ``obs``."""
@@ -181,12 +164,7 @@ class DefaultMADDPGRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
 
     def get_non_inference_attributes(self) -> list[str]:
         """Returns the critics and the target networks."""
-        return ["qf", "qf_twin", "target_encoder", "target_pi", "target_qf", "target_qf_twin"]
-
-
-def _values(networks: Sequence[nn.Module], critic_obs: Tensor, actions: Tensor) -> dict[str, Tensor]:
-    names = (QF_PREDS, QF_TWIN_PREDS)
-    return {name: network(critic_obs, actions) for name, network in zip(names, networks, strict=False)}
+        return [*super().get_non_inference_attributes(), "target_encoder", "target_pi"]
 
 
 def num_action_inputs(space: Any) -> int:

@@ -38,9 +38,7 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
 
     def setup(self) -> None:
         """Builds the policy, and the critic unless the module is for acting only."""
-        given = self.model_config
-        config: Any = given if isinstance(given, MAPPOModelConfig) else MAPPOModelConfig.of(given)
-        self.model_config = dataclasses.replace(config, vf_share_layers=False)
+        self.model_config = dataclasses.replace(MAPPOModelConfig.of(self.model_config), vf_share_layers=False)
         super().setup()
 
     def _make_value_layers(self, num_embeddings: int) -> None:

@@ -9,7 +9,7 @@ from marl_connectors.algorithms import build
 from marl_connectors.algorithms.action_mask_setting import AUTO, warn_of_late_masks
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.mixed.config import MixedConfig
-from marl_connectors.algorithms.off_policy.off_policy_algorithm import ReplayingAlgorithm
+from marl_connectors.algorithms.off_policy.replay_algorithm import ReplayAlgorithm
 from marl_connectors.algorithms.off_policy.replay_training import UpdateResults
 from marl_connectors.env_runners.sample import Sample
 from marl_connectors.episodes.continuations import put_together
@@ -18,7 +18,7 @@ from marl_connectors.learner.learner_set import LearnerSet
 from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 
 
-class Mixed(ReplayingAlgorithm):
+class Mixed(ReplayAlgorithm):
     """Trains modules with different algorithms. ``MixedConfig().build_algo()`` makes an object of this class.
 
     An iteration samples the largest train batch of the on-policy algorithms. After each sample of
@@ -30,13 +30,10 @@ class Mixed(ReplayingAlgorithm):
         replays: The replay buffers of the off-policy algorithms, by the patterns of their modules.
     """
 
+    config_class = MixedConfig
+
     config: MixedConfig
     learner: LearnerSet
-
-    @classmethod
-    def get_default_config(cls) -> MixedConfig:
-        """Returns a MixedConfig with all defaults."""
-        return MixedConfig()
 
     def _build_learner(self) -> LearnerSet:
         configs, modules, learners = self.config.configs_of_algorithms(), self.rl_module, {}

@@ -25,6 +25,7 @@ from marl_connectors.validators import (
 )
 
 if TYPE_CHECKING:
+    from marl_connectors.learner.learner import Learner
     from marl_connectors.replay_buffers.n_step import NStep
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
@@ -119,11 +120,45 @@ class OffPolicyReporting(ReportingSettings):
 class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
     """The settings that all algorithms with a replay buffer share."""
 
+    _algo_class = "marl_connectors.algorithms.off_policy.replay_algorithm:ReplayAlgorithm"
+    _own_rates: tuple[str, ...] = ()
+    """The settings that take the place of ``lr``."""
     training = chain(OffPolicyTraining)
     reporting = chain(OffPolicyReporting)
 
+    def get_default_rl_module_class(self) -> Any:
+        """Returns the ``module_class`` of the algorithm."""
+        return self.algo_class.module_class or super().get_default_rl_module_class()
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """Returns the ``learner_class`` of the algorithm."""
+        return self.algo_class.learner_class or super().get_default_learner_class()
+
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """Adds ``model_settings`` to the settings of the default module.
+
+        Raises:
+            ConfigError: If the action distribution is bounded and the action space has other bounds.
+        """
+        from marl_connectors.algorithms.action_bounds import UNBOUNDED, check_action_bounds
+
+        module_class = self.get_default_rl_module_class()
+        completed = _with_model_settings(spec, module_class, self.model_settings(setup, env_to_module))
+        check_action_bounds(self, completed, module_class, getattr(module_class, "action_distribution", UNBOUNDED))
+        return completed
+
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns what the algorithm sets in the ``model_config`` of its default module; nothing unless overridden.
+
+        Args:
+            setup: The environment.
+            env_to_module: The env-to-module pipeline.
+        """
+        del setup, env_to_module
+        return {}
+
     def validate(self) -> None:
-        """Checks in addition that one learner in this process updates all modules, and gives each step its priority."""
+        """Checks in addition that one learner updates all modules and gives steps priorities, and learning rates."""
         super().validate()
         name = type(self).__name__
         if self.held_out_fraction or self.held_out_input_ is not None:
@@ -138,6 +173,14 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
                 f"must be its learner. Set num_learners=0."
             )
         self._check_priorities()
+        rates = ", ".join(self._own_rates)
+        for module_id, overrides in (None, {"lr": self.lr}), *self.algorithm_config_overrides_per_module.items():
+            if rates and overrides.get("lr") is not None:
+                who = name if module_id is None else f"algorithm_config_overrides_per_module[{module_id!r}]"
+                raise ConfigError(
+                    f"{who}: lr={overrides['lr']!r}, but there is no common learning rate. Set {rates}, and leave lr "
+                    f"at None."
+                )
 
     @property
     def learns_from_other_policies(self) -> bool:
@@ -174,22 +217,18 @@ class OffPolicyConfig(AlgorithmConfig, OffPolicyTraining, OffPolicyReporting):
                 )
 
 
-def with_model_settings(
-    spec: RLModuleSpec, module_class: type, config_class: Any, settings: Mapping[str, Any]
-) -> RLModuleSpec:
+def _with_model_settings(spec: RLModuleSpec, module_class: Any, settings: Mapping[str, Any]) -> RLModuleSpec:
     """Returns a spec whose ``model_config`` has settings of the algorithm, if it is one of a default module.
 
     Args:
         spec: The spec.
         module_class: The class of the default module. Modules of other classes stay as they are.
-        config_class: The dataclass of its settings, a subclass of DefaultModelConfig.
         settings: The settings. Those that a dict names itself stay as they are.
     """
     given: Any = spec.model_config
-    if not issubclass(spec.module_class or module_class, module_class):
+    if not settings or not issubclass(spec.module_class or module_class, module_class):
         return spec
     if given is None or isinstance(given, Mapping):
         return dataclasses.replace(spec, model_config={**settings, **(given or {})})
-    own = config_class.of(given)
-    own = own if isinstance(own, config_class) else config_class(**dataclasses.asdict(own))
+    own = module_class.model_config_class.of(given)
     return dataclasses.replace(spec, model_config=dataclasses.replace(own, **settings))

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from marl_connectors.algorithms.action_mask_setting import Masking
+from marl_connectors.algorithms.build import agents_by_module
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.columns import Columns
@@ -30,6 +31,7 @@ from marl_connectors.rl_module.multi_rl_module_part import MultiRLModulePart
 from marl_connectors.rl_module.states import max_seq_len
 from marl_connectors.seeding import derived_seed
 from marl_connectors.state import State, read_state
+from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
 
 _RLLIB_NAMES = {
@@ -221,7 +223,9 @@ class ReplayTraining:
         sample = self.draw(module_ids)
         results = self.learner.update(episodes=sample, timesteps=timesteps)
         if self.config.has_priorities:
-            self.buffer.update_priorities(self.learner.td_errors, sample=sample)
+            errors = self.learner.td_errors
+            on_host = dict(zip(errors, all_on_host([*errors.values()]), strict=True))
+            self.buffer.update_priorities(on_host, sample=sample)
         return results
 
     def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:
@@ -271,3 +275,29 @@ class ReplayTraining:
         state = read_state(ReplayTrainingState, state)
         self.buffer.set_state(state.replay_buffer)
         self.updates_due = state.updates_due
+
+
+class TeamReplayTraining(ReplayTraining):
+    """Keeps the steps of all agents together, and draws env steps. A subclass names the classes of buffers."""
+
+    can_be_mixed = False
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``."""
+        return {**super().buffer_arguments(), "agents": agents_by_module(self.config, self.setup)}
+
+    def draw(self, module_ids: Sequence[ModuleID]) -> ReplaySample:
+        """Draws env steps of some modules' agents; sequences of them if a module is stateful."""
+        config, size, modules = self.config, self.config.train_batch_size_per_learner, self.learner.module
+        lengths = [self.sequence_len(m) - config.burn_in_len for m in module_ids if modules[m].is_stateful()]
+        buffer: Any = self.buffer
+        if not lengths:
+            return buffer.sample(size, n_step=config.n_step, module_ids=module_ids)
+        return buffer.sample(
+            math.ceil(size / min(lengths)),
+            batch_length_T=min(lengths),
+            n_step=config.n_step,
+            burn_in_len=config.burn_in_len,
+            lookback=1,
+            module_ids=module_ids,
+        )

@@ -7,7 +7,7 @@ from marl_connectors.re_exports import re_exports
 if TYPE_CHECKING:
     from marl_connectors.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from marl_connectors.algorithms.qmix.config import VDNConfig as VDNConfig
-    from marl_connectors.algorithms.qmix.qmix import QMIX as QMIX
-    from marl_connectors.algorithms.qmix.qmix import VDN as VDN
+    from marl_connectors.algorithms.qmix.learner import QMIX as QMIX
+    from marl_connectors.algorithms.qmix.learner import VDN as VDN
 
 __getattr__, __dir__, __all__ = re_exports(__name__, "QMIX", "QMIXConfig", "VDN", "VDNConfig")

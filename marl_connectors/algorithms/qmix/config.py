@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.registry.spec import EnvSpec
-    from marl_connectors.learner.learner import Learner
 
 
 @section
@@ -48,14 +47,8 @@ class QMIXConfig(DQNConfig, QMIXTraining):
     number; ``clip_rewards`` clips this reward of the team.
     """
 
-    _algo_class = "marl_connectors.algorithms.qmix.qmix:QMIX"
+    _algo_class = "marl_connectors.algorithms.qmix.learner:QMIX"
     training = chain(QMIXTraining)
-
-    def get_default_learner_class(self) -> type[Learner]:
-        """Returns QMIXLearner."""
-        from marl_connectors.algorithms.qmix.learner import QMIXLearner
-
-        return QMIXLearner
 
     def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """Returns the piece that adds what the mixer knows; none for VDN."""
@@ -97,4 +90,4 @@ class VDNConfig(QMIXConfig):
 
     mixer = "vdn"
 
-    _algo_class = "marl_connectors.algorithms.qmix.qmix:VDN"
+    _algo_class = "marl_connectors.algorithms.qmix.learner:VDN"

@@ -1,4 +1,4 @@
-"""QMIX's loss: one for all agents, of the value of what they do together."""
+"""QMIX and VDN: the loss for all agents, of the value of what they do together."""
 
 from __future__ import annotations
 
@@ -9,48 +9,49 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from marl_connectors.algorithms.dqn.learner import (
-    TERMS,
-    DQNLearner,
-    QFunctions,
-    TDErrors,
-    best_values,
-    taken_actions,
-)
+from marl_connectors.algorithms.build import reads_env_states
+from marl_connectors.algorithms.dqn.learner import DQN, DQNLearner, losses_of_values
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS
-from marl_connectors.algorithms.off_policy.learner import OffPolicyLearnerState
-from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
-from marl_connectors.algorithms.qmix.mixing import Mixing, MixingState
-from marl_connectors.algorithms.qmix.team_rows import PickedRows, TeamRows
+from marl_connectors.algorithms.off_policy.learner import OffPolicyLearnerState, RowLosses
+from marl_connectors.algorithms.off_policy.replay_training import TeamReplayTraining
+from marl_connectors.algorithms.qmix.config import QMIXConfig, VDNConfig
+from marl_connectors.algorithms.qmix.mixing import Mixing, MixingState, QMixer, VDNMixer
+from marl_connectors.algorithms.qmix.team_rows import TeamBatch, TeamRows
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import (
     MIXER_STATE,
     AddMixerStatesToTrainBatch,
 )
-from marl_connectors.episodes.batch import ColumnBatch
-from marl_connectors.errors import LearnerError
-from marl_connectors.learner.learner import Learner
+from marl_connectors.errors import ConfigError, LearnerError
 from marl_connectors.learner.minibatches import GroupRows, MiniBatch
-from marl_connectors.learner.updates import Step, has_self_supervised_loss
+from marl_connectors.learner.updates import has_self_supervised_loss
+from marl_connectors.ops.q_learning import taken_values, td_slopes
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.n_step import largest_n_step
+from marl_connectors.replay_buffers.replay_buffer import PrioritizedTeamReplayBuffer, TeamReplayBuffer
 from marl_connectors.replay_buffers.replay_sample import EnvStepSample
 from marl_connectors.seeding import torch_stream
-from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 
-class TeamValues(NamedTuple):
-    """What some modules give to the loss of a team.
+class TeamStep(NamedTuple):
+    """The gradient step of an update.
 
     Attributes:
-        taken: ``[n]`` the values of the actions taken.
-        best: ``[m]`` the values of the best actions at the env steps that the targets read, by the target networks.
+        team: The rows that it learns from.
+        epoch: 0, the only one.
     """
 
-    taken: Tensor
-    best: Tensor
+    team: TeamRows
+    epoch: int = 0
+
+    @property
+    def sizes(self) -> Mapping[ModuleID, int]:
+        """The number of rows of each module."""
+        return self.team.sizes
+
+    own_sizes = sizes
 
 
 class QMIXLearnerState(OffPolicyLearnerState):
@@ -84,8 +85,10 @@ class QMIXLearner(DQNLearner):
         """
         super().build()
         alone = [m for m, module in self.module.items() if has_self_supervised_loss(module)]
-        if alone or type(self).compute_loss_for_module is not DQNLearner.compute_loss_for_module:
-            what = f"module {alone[0]!r} computes its own" if alone else "compute_loss_for_module is overridden"
+        of_modules = ("compute_loss_for_module", "targets", "loss")
+        own = [name for name in of_modules if getattr(type(self), name) is not getattr(DQNLearner, name)]
+        if alone or own:
+            what = f"module {alone[0]!r} computes its own" if alone else f"{own[0]} is overridden"
             raise LearnerError(
                 f"{type(self).__name__}: there is one loss for the whole team, but {what}. Override make_mixer to "
                 f"change what is learned, or use DQNConfig for a loss of each module."
@@ -115,7 +118,7 @@ class QMIXLearner(DQNLearner):
         """Returns no pieces: the rewards of several steps are added up for the whole team."""
         return []
 
-    def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
+    def make_batch(self, episodes: Sequence[Any]) -> TeamBatch:
         """Returns the train batch of env steps from a replay buffer.
 
         Raises:
@@ -126,90 +129,81 @@ class QMIXLearner(DQNLearner):
                 f"{type(self).__name__}: expected a sample of a TeamReplayBuffer, got a {type(episodes).__name__}. Add "
                 f"the episodes to algo.replay_buffer, and pass what its sample(...) returns."
             )
-        self._sample = episodes
-        return Learner.make_batch(self, episodes)
+        return TeamBatch(super().make_batch(episodes), episodes)
 
-    def _steps(self, batch: ColumnBatch, rows: Sequence[GroupRows] | None = None) -> Any:
+    def _steps(self, batch: Any, rows: Sequence[GroupRows] | None = None, config: Any = None) -> Any:
         """Returns a single gradient step, of all modules."""
-        steps = super()._steps(batch, rows)
-        found = list(steps)
-        stacks = [m.module_ids for step in found for m in step.minibatches if m.is_stacked]
-        whole = [bucket.module_ids for bucket in self.module.buckets]
-        if any(ids not in whole for ids in stacks):  # such stacks share memory, so only one of them can be in use
-            found = list(dataclasses.replace(steps, stacking_key=None))
-        minibatches = [m for step in found for m in step.minibatches]
-        counted = self._sample.counted.reshape(-1)
-        segments = {m: self._sample.segments[m] for one in minibatches for m in one.module_ids}
         return [
-            Step(0, minibatches, {m: int((own.acted & counted[own.env_steps]).sum()) for m, own in segments.items()})
+            TeamStep(
+                TeamRows(batch, lambda own: self._minibatches(batch, own), n_step=largest_n_step(self.config.n_step))
+            )
         ]
 
-    def _update_from(self, step: Step, batch: ColumnBatch) -> None:
+    def _minibatches(self, batch: TeamBatch, rows: Sequence[GroupRows]) -> list[MiniBatch]:
+        """Returns rows in as few minibatches as possible."""
+        steps = super()._steps(batch, rows)
+        found = [minibatch for step in steps for minibatch in step.minibatches]
+        whole = [bucket.module_ids for bucket in self.module.buckets]
+        if any(own.is_stacked and own.module_ids not in whole for own in found):
+            # Stacks of some modules of a bucket share memory, so only one of them can be in use.
+            steps = dataclasses.replace(steps, stacking_key=None)
+            found = [minibatch for step in steps for minibatch in step.minibatches]
+        return found
+
+    def _update_from(self, step: Any, batch: Any) -> None:
         loss = self._team_gradients(step)
-        norms = [self.optimizers.norms(minibatch.module_ids) for minibatch in step.minibatches]
-        for minibatch, own in zip(step.minibatches, norms, strict=True):
+        minibatches = step.team.learned.minibatches
+        norms = [self.optimizers.norms(minibatch.module_ids) for minibatch in minibatches]
+        for minibatch, own in zip(minibatches, norms, strict=True):
             self._loss_statistics.log_gradient_norms(minibatch.module_ids, own)
         of_mixer = self.mixing.norm().to(self.device)
         if not self._check.holds(loss, torch.cat([*norms, of_mixer])):
             raise self._not_finite_error(batch)
-        for minibatch, own in zip(step.minibatches, norms, strict=True):
+        for minibatch, own in zip(minibatches, norms, strict=True):
             self._postprocess_gradients(minibatch.module_ids, own)
             self.optimizers.step(minibatch.module_ids, self._check)
         self.mixing.step(self.config, of_mixer, value_at(self.config.lr, self.timestep), self._check)
 
-    def _team_gradients(self, step: Step) -> Tensor:
+    def _team_gradients(self, step: TeamStep) -> Tensor:
         """Computes the gradients of all modules and of the mixer, and returns the loss.
 
         The gradient with respect to the values of the actions taken is computed first, and then passed on to each group
         of modules, as those of a bucket compute their gradients together.
         """
-        config, mixing, sample = self.config, self.mixing, self._sample
-        rows = TeamRows(step.minibatches, sample, n_step=largest_n_step(config.n_step), gamma=config.gamma)
+        config, mixing, team = self.config, self.mixing, step.team
+        learned, read = team.learned.minibatches, team.read.minibatches
         with self._autocast():
-            of_minibatches = step.minibatches, rows.learned.of_minibatches, rows.read.of_minibatches
-            found = [self._values_of(*own) for own in zip(*of_minibatches, strict=True)]
-        learned, read = rows.states(MIXER_STATE)
+            values = [self._forward_train(self._module_of(m.module_ids), m.columns)[QF_PREDS] for m in learned]
+            taken = [taken_values(q, m.columns[Columns.ACTIONS]).float() for m, q in zip(learned, values, strict=True)]
+            with torch.no_grad():
+                known = {id(m): q for m, q in zip(learned, values, strict=True)}
+                best = [self._values_of_best(m, known.get(id(m))).float() for m in read]
+        learned_states, read_states = team.states(MIXER_STATE)
         with torch.no_grad():
-            following = mixing.target(rows.read.matrix([own.best for own in found]), read)
-            if rows.read_by is not None:
-                following = following.index_select(0, rows.read_by)
-            targets = rows.rewards + rows.discounts * following
-        values = rows.learned.matrix([own.taken.detach() for own in found]).requires_grad_()
-        mixed = mixing.mixer(values, learned)
-        weights = None if sample.weights is None else moved(sample.weights[sample.counted_items], self.device)
-        errors = TDErrors.of(mixed.detach(), targets, weights, loss_fn=config.td_error_loss_fn)
-        of_values = mixing.compute_gradients(values, mixed, errors.slopes / len(targets))
-        slopes = rows.learned.split(of_values, [own.taken for own in found])
-        for minibatch, own, of_taken in zip(step.minibatches, found, slopes, strict=True):
-            self.optimizers.compute_gradients((own.taken * of_taken).sum(), minibatch.module_ids)
-        return self._log_team([m for one in step.minibatches for m in one.module_ids], errors)
+            targets = team.targets(mixing.target(team.read.of(best), read_states), config.gamma)
+        values_of_agents = team.learned.of([own.detach() for own in taken]).requires_grad_()
+        mixed = mixing.mixer(values_of_agents, learned_states)
+        losses = losses_of_values(mixed.detach(), targets, config.td_error_loss_fn)
+        slopes = td_slopes(losses.errors, config.td_error_loss_fn)
+        slopes = slopes if team.weights is None else slopes * team.weights
+        of_agents = mixing.compute_gradients(values_of_agents, mixed, slopes / len(targets))
+        for minibatch, own, of_rows in zip(learned, taken, team.learned.split(of_agents, taken), strict=True):
+            self.optimizers.compute_gradients((own * of_rows).sum(), minibatch.module_ids)
+        return self._mean_of_team([m for one in learned for m in one.module_ids], losses, team.weights)
 
-    def _values_of(self, minibatch: MiniBatch, learned: PickedRows, read: PickedRows) -> TeamValues:
-        """Returns the values of a minibatch.
+    def _values_of_best(self, minibatch: MiniBatch, known: Tensor | None) -> Tensor:
+        """Returns the target network's values of the best actions in the rows of a minibatch."""
+        return self.values_of_best(self.config, self._module_of(minibatch.module_ids), minibatch.columns, known)
 
-        Args:
-            minibatch: All its rows.
-            learned: Those whose values are learned.
-            read: Those whose best values the targets read.
-        """
-        module = self._module_of(minibatch.module_ids)
-        functions = QFunctions.of_module(module)
-        values = self._forward_train(module, learned.columns)[QF_PREDS]
-        taken = learned.pick(values.gather(-1, taken_actions(learned.columns))).float()
-        with torch.no_grad():
-            judged = by_target = functions.targets(read.columns)
-            if self.config.double_q:
-                is_known = read.columns is learned.columns  # all rows, of sequences
-                judged = values.detach() if is_known else functions.values(read.columns)
-            best = read.pick(best_values(by_target, judged, read.columns.get(Columns.ACTION_MASK))).float()
-        return TeamValues(taken, best)
-
-    def _log_team(self, module_ids: Sequence[ModuleID], errors: TDErrors) -> Tensor:
-        """Logs the loss statistics of the team for each of its modules, and returns the loss."""
-        means = torch.stack(errors.terms()).mean(-1, keepdim=True)
-        self.log_table(module_ids, TERMS, means.expand(-1, len(module_ids)))
-        self.log_td_errors(module_ids, errors.errors.expand(len(module_ids), -1).squeeze(0))
-        return means[0, 0]
+    def _mean_of_team(self, module_ids: Sequence[ModuleID], losses: RowLosses, weights: Tensor | None) -> Tensor:
+        """Returns the mean loss. Logs its statistics and errors for each of the modules."""
+        (of_values,) = losses.of_values.values()
+        of_values = of_values if weights is None else of_values * weights
+        terms = {"total_loss": of_values, **dict.fromkeys(losses.of_values, of_values), **losses.statistics}
+        means = torch.stack(list(terms.values())).mean(-1, keepdim=True)
+        self.log_table(module_ids, list(terms), means.expand(-1, len(module_ids)))
+        self.td_errors.update(dict.fromkeys(module_ids, losses.errors))
+        return of_values.mean()
 
     def update_targets(self, module_ids: Sequence[ModuleID]) -> None:
         """Moves the target networks of the modules and of the mixer."""
@@ -224,3 +218,43 @@ class QMIXLearner(DQNLearner):
         """Loads a state that ``get_state`` returned."""
         super().set_state(state)
         self.mixing.set_state(state["mixing"])
+
+
+class QMIXReplayTraining(TeamReplayTraining):
+    """Keeps the steps of a team, whose agents act at the same time."""
+
+    buffer_classes = (TeamReplayBuffer, PrioritizedTeamReplayBuffer)
+
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the replay buffer that do not come from ``replay_buffer_config``.
+
+        Raises:
+            ConfigError: If agents act one after another.
+        """
+        if self.setup.takes_turns:
+            raise ConfigError(
+                f"{type(self.config).__name__}: in {self.setup.name} agents act one after another, so no env step has "
+                f"the actions of a whole team. Use an environment whose agents act at the same time, or DQNConfig "
+                f"(--algo dqn on the command line)."
+            )
+        found = super().buffer_arguments()
+        if reads_env_states(self.learner.pipeline):
+            found["extra_columns"] = [*found["extra_columns"], Columns.ENV_STATE]
+        return found
+
+
+class QMIX(DQN):
+    """Q-learning for teams with a mixer. ``QMIXConfig().build_algo()`` makes an object of this class."""
+
+    config_class = QMIXConfig
+    learner_class = QMIXLearner
+    replay_class = QMIXReplayTraining
+
+    config: QMIXConfig
+    learner: QMIXLearner
+
+
+class VDN(QMIX):
+    """Value-decomposition networks. ``VDNConfig().build_algo()`` makes an object of this class."""
+
+    config_class = VDNConfig

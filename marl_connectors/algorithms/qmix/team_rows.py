@@ -1,245 +1,181 @@
-"""Where the loss of a team finds its terms: rows of minibatches, and the env steps and agents that they belong to."""
+"""The env steps that the loss of a team is computed from, and the rows of its agents there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.items import InfoColumn
-from marl_connectors.learner.minibatches import MiniBatch
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
+from marl_connectors.learner.minibatches import GroupRows, MiniBatch, ModuleRows
+from marl_connectors.ops.q_learning import n_step_targets
 from marl_connectors.replay_buffers.replay_sample import EnvStepSample
-from marl_connectors.rl_module.stacking import each_leaf
-from marl_connectors.transfers import all_moved
+from marl_connectors.transfers import all_moved, moved
+
+_LEARNED, _READ = "place_in_learned", "place_in_read"
+"""``[B]`` int64, the place of each row in an AgentMatrix."""
 
 
-class PickedColumns(Mapping[str, Any]):
-    """Some rows of the columns of a minibatch: ``[R, ...]``, or ``[M, R, ...]`` of stacked modules.
-
-    A column's rows are selected when it is first read.
-    """
-
-    def __init__(self, columns: Mapping[str, Any], index: Tensor, num_modules: int):
-        """Selects the rows.
-
-        Args:
-            columns: The columns, ``[B, ...]`` or ``[M, B, ...]``.
-            index: ``[M * R]`` positions among all rows, module by module.
-            num_modules: The number ``M`` of modules.
-        """
-        self._columns = columns
-        self._index = index
-        self._num_modules = num_modules
-        self._picked: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._picked:
-            self._picked[name] = self._pick(self._columns[name])
-        return self._picked[name]
-
-    def _pick(self, column: Any) -> Any:
-        if isinstance(column, InfoColumn):
-            return column.index_select(0, self._index)
-        if self._num_modules == 1:
-            return each_leaf(column, lambda leaf: leaf.index_select(0, self._index))
-        if isinstance(column, list):  # the info dicts of several modules
-            infos = InfoColumn(info for own in column for info in own).index_select(0, self._index)
-            return infos.unflatten(0, (self._num_modules, -1))
-        return each_leaf(column, self._of_each_module)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns the rows of a column; ``default`` if there is none."""
-        return self[name] if name in self else default  # noqa: SIM401
-
-    def _of_each_module(self, leaf: Tensor) -> Tensor:
-        return leaf.flatten(0, 1).index_select(0, self._index).unflatten(0, (self._num_modules, -1))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-
-class PickedRows(NamedTuple):
-    """The rows of a minibatch whose values a loss needs.
+class TeamBatch(ColumnBatch):
+    """The train batch of a team.
 
     Attributes:
-        columns: What the module reads: these rows and padding, or all sequences of a stateful module.
-        index: ``[n]`` the position of each of these rows among all that ``columns`` has; None if they are all rows.
+        sample: The env steps that it was made of.
     """
 
-    columns: Mapping[str, Any]
-    index: Tensor | None
+    __slots__ = ("sample",)
+
+    def __init__(self, batch: ColumnBatch, sample: EnvStepSample):
+        super().__init__(batch.groups, batch.phase)
+        self.sample = sample
+
+
+class AgentMatrix(NamedTuple):
+    """The rows of ``A`` agents at ``K`` env steps.
+
+    Attributes:
+        minibatches: The rows.
+        places: The place of each row of each minibatch among the cells of the matrix; the one after the last for rows
+            without a place, and for those of padding.
+        shape: ``(K, A)``.
+        device: Their device.
+    """
+
+    minibatches: list[MiniBatch]
+    places: list[Tensor]
+    shape: tuple[int, int]
+    device: torch.device
 
     @classmethod
-    def of(cls, minibatch: MiniBatch, rows: Sequence[np.ndarray], device: torch.device) -> PickedRows:
-        """Selects rows.
+    def filled_by(cls, minibatches: list[MiniBatch], column: str, shape: tuple[int, int], device: Any) -> AgentMatrix:
+        """Returns the matrix, in which a column of the minibatches has the places."""
+        places = []
+        for minibatch in minibatches:
+            own = minibatch.columns[column]
+            if Columns.LOSS_MASK in minibatch.columns:
+                own = torch.where(minibatch.columns[Columns.LOSS_MASK].bool(), own, shape[0] * shape[1])
+            places.append(own.reshape(-1))
+        return cls(minibatches, places, shape, device)
 
-        Args:
-            minibatch: All rows of some modules.
-            rows: The position of each row that is selected among the flattened rows of the columns, for each module.
-            device: The device of the columns.
-        """
-        columns = minibatch.columns
-        if Columns.SEQ_LENS in columns:  # a state passes from row to row
-            return cls(columns, *all_moved([np.concatenate(rows)], device))
-        lengths = [len(own) for own in rows]
-        longest = max(1, *lengths)
-        if min(lengths) == longest:
-            (picked,) = all_moved([rows[0] if len(rows) == 1 else np.concatenate(rows)], device)
-            return cls(PickedColumns(columns, picked, len(rows)), None)
-        size = columns[Columns.REWARDS].numel() // len(rows)
-        padded = np.repeat(np.arange(len(rows))[:, None] * size, longest, 1)
-        for row, own in zip(padded, rows, strict=True):
-            row[: len(own)] = own
-        at = np.concatenate([i * longest + np.arange(number) for i, number in enumerate(lengths)])
-        picked, index = all_moved([padded.reshape(-1), at], device)
-        return cls(PickedColumns(columns, picked, len(rows)), index)
-
-    def pick(self, column: Tensor) -> Tensor:
-        """Returns these rows of ``[R]``, ``[M, R]`` or, of sequences, ``[..., S, T]`` outputs."""
-        flat = column.reshape(-1)
-        return flat if self.index is None else flat.index_select(0, self.index)
-
-
-class JointRows(NamedTuple):
-    """The rows of all minibatches that belong to ``K`` env steps of a team of ``A`` agents.
-
-    Attributes:
-        of_minibatches: Those of each minibatch.
-        cells: ``[n]`` the place of each row in a ``[K, A]`` matrix; None if the rows fill it in order.
-        shape: ``(K, A)``.
-    """
-
-    of_minibatches: list[PickedRows]
-    cells: Tensor | None
-    shape: tuple[int, int]
-
-    def matrix(self, values: Sequence[Tensor]) -> Tensor:
+    def of(self, values: Sequence[Tensor]) -> Tensor:
         """Returns ``[K, A]`` values, of which the rows of each minibatch are given; 0 for agents without a row."""
-        joined = _joined(values)
-        if self.cells is not None:
-            joined = joined.new_zeros(self.shape[0] * self.shape[1]).index_copy_(0, self.cells, joined)
-        return joined.view(self.shape)
+        cells = torch.zeros(self.shape[0] * self.shape[1] + 1, device=self.device)
+        for places, own in zip(self.places, values, strict=True):
+            cells.index_copy_(0, places, own.reshape(-1))
+        return cells[:-1].view(self.shape)
 
-    def split(self, matrix: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the rows of each minibatch in a ``[K, A]`` matrix, as many as there are ``values``."""
-        flat = matrix.reshape(-1)
-        joined = flat if self.cells is None else flat.index_select(0, self.cells)
-        return [joined] if len(values) == 1 else joined.split([len(own) for own in values])
+    def split(self, matrix: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what a ``[K, A]`` matrix has for the rows of each minibatch, in the form of its ``values``."""
+        cells = F.pad(matrix.reshape(-1), (0, 1))
+        return [cells.index_select(0, at).view(own.shape) for at, own in zip(self.places, values, strict=True)]
 
 
 class TeamRows:
-    """The rows that the loss of a team is computed from, and what its targets are made of besides values.
+    """The rows from which the values of a team at ``K`` env steps are learned, with what their targets are made of.
 
-    Of ``K`` env steps the values are learned. Their targets read the values at ``U`` env steps.
+    The targets continue from the values of the team at ``U`` env steps.
 
     Attributes:
         learned: The rows of the agents that act at the ``K`` env steps.
         read: The rows of the agents that are there at the ``U`` env steps.
-        read_by: ``[K]`` the number of the env step that each target reads; None if it is that of the target.
-        rewards: ``[K]`` the discounted sums of the rewards in the targets.
-        discounts: ``[K]`` float32, the factor of the value that a target reads; 0 where no agent is there.
+        sizes: The number of rows of each module in ``learned``.
+        weights: ``[K]`` the importance of each env step in the loss; None if all are equally important.
     """
 
-    def __init__(self, minibatches: Sequence[MiniBatch], sample: EnvStepSample, *, n_step: int, gamma: float):
+    def __init__(self, batch: TeamBatch, minibatches_of: Callable[[list[GroupRows]], list[MiniBatch]], *, n_step: int):
         """Finds the rows.
 
         Args:
-            minibatches: All rows of all modules of the team.
-            sample: The sample that they were drawn in.
+            batch: All rows of all modules of the team.
+            minibatches_of: Returns minibatches of rows.
             n_step: The number of rewards in a target, or fewer at the end of an item.
-            gamma: The discount for each env step.
         """
-        self._columns = [minibatch.columns for minibatch in minibatches]
-        rewards = [columns[Columns.REWARDS] for columns in self._columns]
-        self._device = rewards[0].device
+        sample, self._groups, self._n_step = batch.sample, batch.groups, n_step
         learned = np.flatnonzero(sample.counted)
         items, steps = np.divmod(learned, sample.counted.shape[1])
-        taken = np.minimum(n_step, sample.last[items] - steps)
-        after = read = learned + taken
-        by = []
-        if not (after[1:] > after[:-1]).all():
-            read, read_by = np.unique(after, return_inverse=True)
-            by = [read_by]
-        places, acts = _places(minibatches, rewards, sample)
-        self.learned = self._joint(minibatches, sample, np.where(acts[learned], places[learned], -1))
-        self.read = self._joint(minibatches, sample, places[read])
-        row_at = places.max(1)  # of a column that all agents have in common
-        ahead = learned[:, None] + np.arange(n_step)  # some of these are behind an item's end, and so not taken
-        rows = row_at[np.minimum(ahead, len(row_at) - 1)]
-        counts = (rows >= 0) & (np.arange(n_step) < taken[:, None])
-        found = all_moved(
-            [
-                np.maximum(rows, 0),
-                (gamma ** np.arange(n_step) * counts).astype(np.float32),
-                (gamma**taken * (row_at[after] >= 0)).astype(np.float32),
-                rows[:, 0],
-                np.maximum(row_at[read], 0),
-                *by,
-            ],
-            self._device,
+        read = np.unique(learned + np.minimum(n_step, sample.last[items] - steps))
+        device = batch.groups[0][Columns.REWARDS].device
+        row_at, begin, sizes = np.full(sample.counted.size, -1), 0, {}
+        numbers = [_numbers(at, sample.counted.size) for at in (learned, read)]
+        of_learned, of_read = [], []
+        for group in batch.groups:
+            own: list[Any] = [sample.segments[module_id] for module_id in group.module_ids]
+            env_steps, acted = (np.concatenate([getattr(one, name) for one in own]) for name in ("env_steps", "acted"))
+            agents = np.concatenate([one.slots + sample.slots[one.module_id] for one in own])
+            row_at[env_steps] = begin + np.arange(len(env_steps))
+            begin += len(env_steps)
+            placed = agents, sample.num_agents
+            acting = numbers[0][np.where(acted, env_steps, -1)]
+            of_learned.append(_place(group, _LEARNED, acting, *placed, len(learned)))
+            of_read.append(_place(group, _READ, numbers[1][env_steps], *placed, len(read)))
+            sizes |= {module_id: own.number for module_id, own in of_learned[-1].modules.items()}
+        with_states = [GroupRows.of(group) for group in batch.groups if group.sequences is not None]
+        plain = [i for i, group in enumerate(batch.groups) if group.sequences is None]
+        sequences = minibatches_of(with_states) if with_states else []  # in which a state passes from row to row
+        self.learned, self.read = (
+            AgentMatrix.filled_by([*sequences, *minibatches_of([rows[i] for i in plain])], name, shape, device)
+            for name, rows, shape in (
+                (_LEARNED, of_learned, (len(learned), sample.num_agents)),
+                (_READ, of_read, (len(read), sample.num_agents)),
+            )
         )
-        reward_rows, factors, self.discounts, self._learned_at, self._read_at, *by = found
-        self.read_by = by[0] if by else None
-        self.rewards = (_joined([own.reshape(-1) for own in rewards])[reward_rows] * factors).sum(-1)
-
-    def _joint(self, minibatches: Sequence[MiniBatch], sample: EnvStepSample, places: np.ndarray) -> JointRows:
-        """Returns the rows at ``[K, A]`` places among the rows of all minibatches; -1 stands for no row."""
-        is_there = places >= 0
-        if len(sample.segments) == 1 and is_there.all():
-            return JointRows([PickedRows.of(minibatches[0], [places.reshape(-1)], self._device)], None, places.shape)
-        found, cells, begin = [], [], 0
-        for minibatch, columns in zip(minibatches, self._columns, strict=True):
-            rows = []
-            for module_id in minibatch.module_ids:
-                own = slice(sample.slots[module_id], sample.slots[module_id] + sample.sizes[module_id])
-                steps, agents = np.nonzero(is_there[:, own])
-                rows.append(places[:, own][steps, agents] - begin)
-                cells.append(steps * places.shape[1] + own.start + agents)
-            found.append(PickedRows.of(minibatch, rows, self._device))
-            begin += columns[Columns.REWARDS].numel()
-        (joined,) = all_moved([np.concatenate(cells)], self._device)
-        return JointRows(found, joined, places.shape)
+        self.sizes = {m: sizes[m] for minibatch in self.learned.minibatches for m in minibatch.module_ids}
+        left = np.maximum(sample.last[:, None] - np.arange(sample.counted.shape[1]), 0)
+        weights = [] if sample.weights is None else [sample.weights[sample.counted_items]]
+        found = all_moved([learned, read, np.maximum(row_at, 0), row_at >= 0, left, *weights], device)
+        self._learned_at, self._read_at, self._row_at, self._has_row, self._left, *of_priorities = found
+        self.weights = of_priorities[0] if of_priorities else None
 
     def states(self, name: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Returns a column of env steps at the ``K`` learned ones and the ``U`` read ones; None if there is none."""
-        if name not in self._columns[0]:
+        if name not in self._groups[0]:
             return None, None
-        column = _joined([columns[name].flatten(0, columns[Columns.REWARDS].dim() - 1) for columns in self._columns])
-        return column.index_select(0, self._learned_at), column.index_select(0, self._read_at)
+        column, rows = _joined([group[name] for group in self._groups]), self._row_at
+        at = (rows.index_select(0, own) for own in (self._learned_at, self._read_at))
+        learned, read = (column.index_select(0, own) for own in at)
+        return learned, read
+
+    def targets(self, values: Tensor, gamma: float) -> Tensor:
+        """Returns ``[K]`` targets, given ``[U]`` values of the team and the discount for each env step."""
+        rewards = _joined([group[Columns.REWARDS] for group in self._groups]).index_select(0, self._row_at)
+        following = torch.zeros_like(rewards).index_copy_(0, self._read_at, values)
+        both = (torch.stack([rewards, following]) * self._has_row).view(2, *self._left.shape)
+        found = n_step_targets(both[0], both[1], self._left, n_step=self._n_step, gamma=gamma)
+        return found.view(-1).index_select(0, self._learned_at)
+
+
+def _numbers(at: np.ndarray, num_env_steps: int) -> np.ndarray:
+    """Returns the place of each env step among those ``at``; ``len(at)`` for others, and for the env step -1."""
+    found = np.full(num_env_steps + 1, len(at))
+    found[at] = np.arange(len(at))
+    return found
+
+
+def _place(
+    group: ColumnGroup, name: str, numbers: np.ndarray, agents: np.ndarray, num_agents: int, size: int
+) -> GroupRows:
+    """Adds the column with the places in a matrix, and returns the rows that have one.
+
+    Args:
+        group: The rows.
+        name: The name of the column.
+        numbers: ``[B]`` the number of each row's env step in the matrix; ``size`` for rows that are left out.
+        agents: ``[B]`` the number of each row's agent.
+        num_agents: The number of all agents.
+        size: The number of env steps in the matrix.
+    """
+    places = np.minimum(numbers * num_agents + agents, size * num_agents)
+    group[name] = moved(places, group[Columns.REWARDS].device)
+    bounds = itertools.pairwise(group.splits)
+    rows = [begin + np.flatnonzero(numbers[begin:end] < size) for begin, end in bounds]
+    return GroupRows({m: ModuleRows(own, len(own)) for m, own in zip(group.module_ids, rows, strict=True)}, group)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _places(
-    minibatches: Sequence[MiniBatch], rewards: Sequence[Tensor], sample: EnvStepSample
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the agents' rows at all env steps are, and whether the agents act there.
-
-    Returns:
-        ``[N * W, A]`` positions among the flattened rows of all minibatches, -1 for agents without a row, and bool.
-    """
-    found = np.full((sample.counted.size, sample.num_agents), -1)
-    acts, begin = np.zeros(found.shape, bool), 0
-    for minibatch, own_rewards in zip(minibatches, rewards, strict=True):
-        for module_id in minibatch.module_ids:
-            own = sample.segments[module_id]
-            places = np.arange(begin, begin + len(own.rows))
-            if Columns.SEQ_LENS in minibatch.columns:  # whose ends are padded
-                begins = np.cumsum(own.counts) - own.counts
-                places += np.repeat(np.arange(len(own.counts)) * own_rewards.shape[-1] - begins, own.counts)
-            at = own.env_steps, own.slots + sample.slots[module_id]
-            found[at], acts[at] = places, own.acted
-            begin += own_rewards.numel() // len(minibatch.module_ids)
-    return found, acts

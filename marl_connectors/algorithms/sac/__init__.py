@@ -6,6 +6,6 @@ from marl_connectors.re_exports import re_exports
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.sac.config import SACConfig as SACConfig
-    from marl_connectors.algorithms.sac.sac import SAC as SAC
+    from marl_connectors.algorithms.sac.learner import SAC as SAC
 
 __getattr__, __dir__, __all__ = re_exports(__name__, "SAC", "SACConfig")

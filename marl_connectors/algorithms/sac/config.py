@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.algorithms.config.sections import chain
-from marl_connectors.algorithms.off_policy.config import (
-    OffPolicyConfig,
-    OffPolicyTraining,
-    with_model_settings,
-)
+from marl_connectors.algorithms.off_policy.config import OffPolicyConfig, OffPolicyTraining
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.validators import boolean, either, number, one_of, optional, section, setting
-
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
-    from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 _BY_MODEL_CONFIG = ("twin_q", "initial_alpha")
 
@@ -65,52 +56,21 @@ class SACConfig(OffPolicyConfig, SACTraining):
     have learning rates of their own.
     """
 
-    _algo_class = "marl_connectors.algorithms.sac.sac:SAC"
+    _algo_class = "marl_connectors.algorithms.sac.learner:SAC"
+    _own_rates = "actor_lr", "critic_lr", "alpha_lr"
     training = chain(SACTraining)
 
-    def build_algo(self, env: Any = None) -> Algorithm:
-        """Builds the algorithm with these settings, ready to ``train()``."""
-        return super().build_algo(env)
-
-    def get_default_rl_module_class(self) -> Any:
-        """Returns DefaultSACRLModule."""
-        from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule
-
-        return DefaultSACRLModule
-
-    def get_default_learner_class(self) -> type[Learner]:
-        """Returns SACLearner."""
-        from marl_connectors.algorithms.sac.learner import SACLearner
-
-        return SACLearner
-
-    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """Adds ``twin_q`` and ``initial_alpha`` to the settings of the default module.
-
-        Raises:
-            ConfigError: If the action distribution is bounded and the space has other bounds.
-        """
-        from marl_connectors.algorithms.action_bounds import check_action_bounds
-        from marl_connectors.algorithms.sac.rl_module import DefaultSACRLModule, SACModelConfig
-
-        settings = {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
-        completed = with_model_settings(spec, DefaultSACRLModule, SACModelConfig, settings)
-        check_action_bounds(self, completed, DefaultSACRLModule, SACModelConfig.action_distribution)
-        return completed
+    def model_settings(self, setup: Any, env_to_module: Any) -> dict[str, Any]:
+        """Returns ``twin_q`` and ``initial_alpha``."""
+        return {name: getattr(self, name) for name in _BY_MODEL_CONFIG}
 
     def validate(self) -> None:
-        """Checks in addition that the learning rates are set by their names."""
+        """Checks in addition that modules have their own settings where they belong."""
         super().validate()
-        for module_id, overrides in (None, {"lr": self.lr}), *self.algorithm_config_overrides_per_module.items():
-            who = type(self).__name__ if module_id is None else f"algorithm_config_overrides_per_module[{module_id!r}]"
-            if overrides.get("lr") is not None:
-                raise ConfigError(
-                    f"{who}: lr={overrides['lr']!r}, but SAC has no common learning rate. Set actor_lr, critic_lr and "
-                    f"alpha_lr, and leave lr at None."
-                )
+        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
             for name in _BY_MODEL_CONFIG:
                 if name in overrides:
                     raise ConfigError(
-                        f"{who}: {name} is a setting of the module. Set it in the module's own model_config: "
-                        f"{{'model_config': {{{name!r}: {overrides[name]!r}}}}}."
+                        f"algorithm_config_overrides_per_module[{module_id!r}]: {name} is a setting of the module. Set "
+                        f"it in the module's own model_config: {{'model_config': {{{name!r}: {overrides[name]!r}}}}}."
                     )

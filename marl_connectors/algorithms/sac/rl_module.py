@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.validators import Switch, number, one_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CRITICS: Final = "qf", "qf_twin"
+"""The names of the critics, which have a learning rate of their own."""
 QF_TWIN_PREDS: Final = "qf_twin_preds"
 """The second critic's values, of the shape of ``qf_preds``."""
 _LARGEST_LOG_STD = 2.0
@@ -49,16 +55,15 @@ class SACModelConfig(DefaultModelConfig):
     initial_alpha: Annotated[float, number(above=0)] = 1.0
 
     @classmethod
-    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
+    def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> Self:
         """The settings in a model config of any accepted kind.
 
         The default distribution of a DefaultModelConfig stands for the default one of SAC.
         """
         if isinstance(model_config, DefaultModelConfig) and not isinstance(model_config, cls):
-            given = dataclasses.asdict(model_config)
-            if given["action_distribution"] == DefaultModelConfig.action_distribution:
-                given["action_distribution"] = cls.action_distribution
-            return cls(**given)
+            model_config = dataclasses.asdict(model_config)
+            if model_config["action_distribution"] == DefaultModelConfig.action_distribution:
+                del model_config["action_distribution"]
         return super().of(model_config)
 
 
@@ -95,7 +100,68 @@ class QNetwork(nn.Module):
         return self.head(self.encoder(obs))
 
 
-class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
+class TwinCritics(TargetNetworkAPI, InferenceOnlyAPI):
+    """A part of a module: one or two critics, ``qf`` and ``qf_twin``, with their target networks."""
+
+    qf: QNetwork
+    qf_twin: QNetwork
+    target_qf: nn.Module
+    target_qf_twin: nn.Module
+    config: Any
+
+    def make_critics(self, observation_space: Space, action_space: Space) -> None:
+        """Makes the critics, two if the module's settings have ``twin_q``."""
+        self.qf = QNetwork(observation_space, action_space, self.config)
+        if self.config.twin_q:
+            self.qf_twin = QNetwork(observation_space, action_space, self.config)
+
+    def critics(self) -> list[QNetwork]:
+        """Returns the critics."""
+        return [self.qf, self.qf_twin] if self.config.twin_q else [self.qf]
+
+    def target_critics(self) -> list[nn.Module]:
+        """Returns the target networks of the critics."""
+        return [self.target_qf, self.target_qf_twin] if self.config.twin_q else [self.target_qf]
+
+    def make_target_networks(self) -> None:
+        """Makes copies of the critics."""
+        self.target_qf = make_target_network(self.qf)
+        if self.config.twin_q:
+            self.target_qf_twin = make_target_network(self.qf_twin)
+
+    def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Returns the critics with their copies."""
+        return list(zip(self.critics(), self.target_critics(), strict=True))
+
+    def get_non_inference_attributes(self) -> list[str]:
+        """Returns the critics and their target networks."""
+        return [*CRITICS, "target_qf", "target_qf_twin"]
+
+
+def by_critic(what: str, values: Iterable[Any]) -> dict[str, Any]:
+    """Returns what one critic or each of two has, by names such as ``qf_preds`` and ``qf_twin_preds``."""
+    return {f"{name}_{what}": own for name, own in zip(CRITICS, values, strict=False)}
+
+
+def smaller(values: Mapping[str, Tensor]) -> Tensor:
+    """Returns the smaller values of both critics, or those of a single one."""
+    return torch.minimum(values[QF_PREDS], values[QF_TWIN_PREDS]) if QF_TWIN_PREDS in values else values[QF_PREDS]
+
+
+@contextmanager
+def frozen(networks: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets gradients pass through networks, without gradients for their parameters."""
+    parameters = [p for network in networks for p in network.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+class DefaultSACRLModule(RLModule, TwinCritics):
     """A policy, and critics that share no layers with it, for Box and Discrete actions.
 
     The module reads ``obs``, and writes ``action_dist_inputs``. When training, it also reads ``actions`` if the space
@@ -107,11 +173,12 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
     """
 
     stackable = True
+    model_config_class = SACModelConfig
+    action_distribution = SACModelConfig.action_distribution
 
     def setup(self) -> None:
         """Builds the networks that ``model_config`` (a SACModelConfig or dict) describes."""
-        config: Any = SACModelConfig.of(self.model_config)
-        self.config: SACModelConfig = config
+        config = self.config = SACModelConfig.of(self.model_config)
         self._check_spaces()
         if config.use_lstm or config.use_gru:
             raise ModuleError(
@@ -125,9 +192,7 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
         self.pi = make_head(self.encoder.output_dim, num_inputs, config, gain=0.01)
         if self.inference_only:
             return
-        self.qf = QNetwork(self.observation_space, self.action_space, config)
-        if config.twin_q:
-            self.qf_twin = QNetwork(self.observation_space, self.action_space, config)
+        self.make_critics(self.observation_space, self.action_space)
         self.log_alpha = nn.Parameter(torch.full((1,), math.log(config.initial_alpha)))
 
     def _check_spaces(self) -> None:
@@ -141,8 +206,7 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
             )
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
-        config: Any = SACModelConfig.of(self.model_config)
-        return default_distribution(action_space, config.action_distribution)
+        return default_distribution(action_space, SACModelConfig.of(self.model_config).action_distribution)
 
     def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
         """Returns the encoder and the policy head."""
@@ -181,39 +245,22 @@ class DefaultSACRLModule(RLModule, TargetNetworkAPI, InferenceOnlyAPI):
             taken = {Columns.OBS: batch[Columns.OBS], Columns.ACTIONS: batch[Columns.ACTIONS].unsqueeze(-1)}
         return {**self._forward(batch), **self.compute_q_values(taken)}
 
-    def critics(self) -> list[QNetwork]:
-        """Returns the critics."""
-        return [self.qf, self.qf_twin] if self.config.twin_q else [self.qf]
-
     def compute_q_values(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns ``qf_preds`` and, with ``twin_q``, ``qf_twin_preds`` of a batch."""
         return self._values(self.critics(), batch)
 
-    def make_target_networks(self) -> None:
-        """Makes copies of the critics."""
-        self.target_qf = make_target_network(self.qf)
-        if self.config.twin_q:
-            self.target_qf_twin = make_target_network(self.qf_twin)
-
-    def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Returns the critics with their copies."""
-        return list(zip(self.critics(), self._targets(), strict=True))
-
-    def _targets(self) -> list[nn.Module]:
-        return [self.target_qf, self.target_qf_twin] if self.config.twin_q else [self.target_qf]
-
     def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the same as ``compute_q_values``, by the target networks."""
-        return self._values(self._targets(), batch)
+        return self._values(self.target_critics(), batch)
 
     def _values(self, networks: Sequence[nn.Module], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         obs = batch[Columns.OBS]
         actions = None if self._is_discrete else flat_actions(batch[Columns.ACTIONS], self.action_space)
-        return {name: network(obs, actions) for name, network in zip((QF_PREDS, QF_TWIN_PREDS), networks, strict=False)}
+        return by_critic("preds", (network(obs, actions) for network in networks))
 
     def get_non_inference_attributes(self) -> list[str]:
         """Returns the critics, their target networks and the temperature."""
-        return ["qf", "qf_twin", "target_qf", "target_qf_twin", "log_alpha"]
+        return [*super().get_non_inference_attributes(), "log_alpha"]
 
 
 def flat_actions(actions: Tensor, space: Any) -> Tensor:

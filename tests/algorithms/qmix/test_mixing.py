@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from helpers.fresh_seeds import fresh_seeds
-from marl_connectors.algorithms.qmix.mixers import QMixer, VDNMixer
-from marl_connectors.algorithms.qmix.mixing import Mixing
+from marl_connectors.algorithms.qmix.mixing import Mixing, QMixer, VDNMixer
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.loss_stats import FiniteCheck
 

@@ -26,7 +26,7 @@ from marl_connectors import (
     load_policy,
 )
 from marl_connectors.algorithms.qmix.learner import QMIXLearner
-from marl_connectors.algorithms.qmix.mixers import QMixer
+from marl_connectors.algorithms.qmix.mixing import QMixer
 from marl_connectors.connectors.learner.add_mixer_states_to_train_batch import MIXER_STATE
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError
 from marl_connectors.policy_mapping import SharedPolicy
@@ -282,7 +282,7 @@ def team_gradients(learner, sample):
     learner._loss_statistics.begin_minibatch(0)
     with torch.enable_grad():
         loss = learner._team_gradients(step)
-    learned = [m for minibatch in step.minibatches for m in minibatch.module_ids]
+    learned = [m for minibatch in step.team.learned.minibatches for m in minibatch.module_ids]
     named = {f"{m}.{n}": p for m in learned for n, p in learner.module[m].named_parameters()}
     named.update(learner.mixing.mixer.named_parameters())
     return loss, {name: p.grad.clone() for name, p in named.items() if p.grad is not None}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from marl_connectors.ops.n_step_targets import n_step_targets
+from marl_connectors.ops.q_learning import n_step_targets
 
 
 def by_hand(rewards, values, left, n_step, gamma):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from helpers.envs.scripted_envs import LifeEnv
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import Algorithm, Columns, DQNConfig, OnnxPolicy, load_policy
-from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
+from marl_connectors.algorithms.off_policy.learner import ReplayedRows
 from marl_connectors.errors import ConfigError, LearnerError
 
 BUFFERS = ("EpisodeReplayBuffer", "PrioritizedEpisodeReplayBuffer")
@@ -115,7 +116,7 @@ def test_the_loss_is_that_of_the_papers_with_states_unrolled_by_hand(seed):
     sample = algo.replay.draw(algo.replay_buffer.module_ids)
     algo.learner.optimizers.refresh(timestep=0)
     steps = list(algo.learner._steps(algo.learner.make_batch(sample)))
-    algo.learner._errors = {}
+    algo.learner.td_errors = {}
     for step in steps:
         algo.learner._loss_statistics.begin_minibatch(step.epoch)
         with torch.enable_grad():
@@ -123,7 +124,7 @@ def test_the_loss_is_that_of_the_papers_with_states_unrolled_by_hand(seed):
             expected = [by_hand(algo, m, sample.segments[m], config) for m in step.sizes]
             torch.testing.assert_close(found, sum(loss for loss, _ in expected), rtol=1e-4, atol=1e-4)
         for module_id, (_, sizes) in zip(step.sizes, expected, strict=True):
-            np.testing.assert_allclose(algo.learner._errors[module_id], sizes, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(algo.learner.td_errors[module_id], sizes, rtol=1e-3, atol=1e-4)
     algo.stop()
 
 
@@ -217,13 +218,12 @@ def test_a_memory_task_is_learned_with_a_recurrent_network():
 
 def test_within_sequences_only_the_last_step_is_not_bootstrapped_if_it_terminates():
     config = DQNConfig().training(gamma=0.5, n_step=1, double_q=False)
-    values = torch.tensor([[[5.0, 10.0], [20.0, 5.0], [5.0, 30.0]]])
+    values = torch.tensor([[10.0, 20.0, 30.0]])
     batch = {
         Columns.REWARDS: torch.tensor([[1.0, 2.0, 0.0]]),
         Columns.TERMINATEDS: torch.tensor([[False, True, False]]),
         Columns.SEQ_LENS: torch.tensor([3]),
     }
-    functions = QFunctions(values=lambda _: values, targets=lambda _: values)
-    learner = SimpleNamespace(config=config)
-    found = DQNLearner._targets_in_sequences(learner, config, functions, batch, values, ["m"])
+    rows: Any = ReplayedRows(SimpleNamespace(config=config), ["m"], None, config, batch, {})
+    found = rows.bootstrapped(values)
     assert found[0, :2].tolist() == [1 + 20 / 2, 2.0]

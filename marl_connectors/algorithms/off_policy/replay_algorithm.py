@@ -1,4 +1,4 @@
-"""OffPolicyAlgorithm: samples, keeps what was sampled, and updates modules with batches of it, in turns."""
+"""ReplayAlgorithm: samples, keeps what was sampled, and updates modules with batches of it, in turns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.algorithm_state import AlgorithmState
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
-from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
-from marl_connectors.algorithms.off_policy.replay_training import ReplayTraining, UpdateResults, check_no_frame_stacking
-from marl_connectors.algorithms.off_policy.team_replay_training import TeamReplayTraining
+from marl_connectors.algorithms.off_policy.replay_training import (
+    ReplayTraining,
+    TeamReplayTraining,
+    UpdateResults,
+    check_no_frame_stacking,
+)
 from marl_connectors.algorithms.offline_data import together
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.sample import Sample
@@ -24,19 +28,65 @@ from marl_connectors.replay_buffers.replay_buffer import ReplayBuffer
 _AUTO_FRAGMENT = 1
 
 
-class ReplayingAlgorithm(Algorithm):
-    """An algorithm that samples and learns from replay buffers in turns.
+class ReplayAlgorithm(Algorithm):
+    """Learns from a replay buffer, as DQN and SAC do: samples and updates in turns.
 
     An iteration samples ``min_sample_timesteps_per_iteration`` env steps. After each sample of
     ``rollout_fragment_length`` steps of every sub-environment (``"auto"``: one step), each of the ``replays`` makes the
     updates that are due. With ``input_``, recorded episodes are read in place of these samples, or of a share of them.
 
+    A subclass names the classes of its parts.
+
     Attributes:
-        replays: The replay buffers with their learners, by name.
+        config_class: The class of its settings.
+        module_class: The class of its default module.
+        learner_class: The class of its learner.
+        replay_class: The class of its replay buffer with the updates that are due, which says what is kept and drawn.
+        replays: The replay buffers with their learners, by name. There is one unless several algorithms learn.
     """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = OffPolicyConfig
+    module_class: ClassVar[Any] = None
+    learner_class: ClassVar[Any] = None
+    replay_class: ClassVar[type[ReplayTraining]] = ReplayTraining
 
     config: Any
     replays: dict[str, ReplayTraining]
+
+    @classmethod
+    def get_default_config(cls) -> Any:
+        """Returns a config with all defaults."""
+        return cls.config_class()
+
+    def _build_learner(self) -> Any:
+        check_no_frame_stacking(self._env_to_module, type(self.config).__name__)
+        learner: Any = super()._build_learner()
+        replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
+        self.replays = {"": replay}
+        self._set_up_buffers()
+        return learner
+
+    @property
+    def replay(self) -> ReplayTraining:
+        """The replay buffer with the updates that are due, of a run with one algorithm."""
+        if len(self.replays) != 1:
+            raise AttributeError(
+                f"{type(self).__name__}: there are {len(self.replays)} replay buffers, in algo.replays"
+            )
+        return next(iter(self.replays.values()))
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer:
+        """The steps of all modules, in a run with one algorithm."""
+        return self.replay.buffer
+
+    def _check_can_change_modules(self, who: str) -> None:
+        if any(isinstance(replay, TeamReplayTraining) for replay in self.replays.values()):
+            raise ConfigError(
+                f"{who}: {type(self).__name__} learns a team, whose agents and modules are those that it was built "
+                f"with. Build an algorithm with other ones (.multi_agent(policies=..., policy_mapping_fn=...)), and "
+                f"copy what was learned: new.get_module(module_id).set_state(old.get_module(module_id).get_state())."
+            )
 
     def _set_up_buffers(self) -> None:
         """Lets the buffers refuse recorded episodes that do not fit the run, and hold actions of modules only."""
@@ -139,38 +189,3 @@ class ReplayingAlgorithm(Algorithm):
 
     def _update_at_end(self, results: UpdateResults) -> None:
         """Makes the updates at the end of an iteration; none unless overridden."""
-
-
-class OffPolicyAlgorithm(ReplayingAlgorithm):
-    """Learns from a replay buffer, as DQN and SAC do.
-
-    Attributes:
-        replay: The replay buffer with the updates that are due.
-        replay_class: Its class, which says what is kept and drawn.
-    """
-
-    config: OffPolicyConfig
-    learner: OffPolicyLearner
-    replay: ReplayTraining
-    replay_class: ClassVar[type[ReplayTraining]] = ReplayTraining
-
-    def _build_learner(self) -> OffPolicyLearner:
-        check_no_frame_stacking(self._env_to_module, type(self.config).__name__)
-        learner = super()._build_learner()
-        self.replay = self.replay_class(self.config, learner, setup=self._setup, masking=self.masking, seed=self.seed)
-        self.replays = {"": self.replay}
-        self._set_up_buffers()
-        return learner
-
-    def _check_can_change_modules(self, who: str) -> None:
-        if isinstance(self.replay, TeamReplayTraining):
-            raise ConfigError(
-                f"{who}: {type(self).__name__} learns a team, whose agents and modules are those that it was built "
-                f"with. Build an algorithm with other ones (.multi_agent(policies=..., policy_mapping_fn=...)), and "
-                f"copy what was learned: new.get_module(module_id).set_state(old.get_module(module_id).get_state())."
-            )
-
-    @property
-    def replay_buffer(self) -> ReplayBuffer:
-        """The steps of all modules."""
-        return self.replay.buffer

@@ -26,6 +26,7 @@ from marl_connectors import (
     SACConfig,
     load_policy,
 )
+from marl_connectors.algorithms.off_policy.learner import ReplayedRows
 from marl_connectors.algorithms.sac.learner import SACLearner
 from marl_connectors.algorithms.sac.rl_module import SACModelConfig
 from marl_connectors.errors import ConfigError, LearnerError, ModuleError
@@ -149,7 +150,9 @@ class ByHand:
         self.space = self.module.action_space
         inputs = self.module.forward_inference({Columns.OBS: batch[Columns.OBS]})[Columns.ACTION_DIST_INPUTS]
         algo.learner._num_draws.clear()
-        self.noise = algo.learner._noise((module_id,), self.module, inputs)
+        rows = ReplayedRows(algo.learner, (module_id,), self.module, self.config, batch, {})
+        is_box, dist_cls = isinstance(self.space, spaces.Box), self.module.get_train_action_dist_cls()
+        self.noise = rows.noise(dist_cls, inputs.shape[-1], draws=2) if is_box else None
 
     def layers(self, *parts):
         found = []
@@ -234,7 +237,7 @@ def check_module(algo, module_id, batch):
     rows = [by_hand.row(i) for i in range(len(batch[Columns.REWARDS]))]
     losses = [torch.stack([row[k] for row in rows]).mean() for k in range(3)]
     torch.testing.assert_close(loss, sum(losses).reshape(()), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(algo.learner._errors[module_id], [row[3] for row in rows], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(algo.learner.td_errors[module_id], [row[3] for row in rows], rtol=1e-3, atol=1e-4)
     own = {name: p for name, p in by_hand.module.named_parameters() if p.requires_grad}
     expected = {}
     for k, belongs in enumerate(
@@ -330,7 +333,7 @@ def test_a_module_for_acting_has_a_policy_alone(space):
 
 
 def test_wrong_settings_are_named():
-    with pytest.raises(ConfigError, match=r"SACConfig: lr=0.001, but SAC has no common.*actor_lr, critic_lr"):
+    with pytest.raises(ConfigError, match=r"SACConfig: lr=0.001, but there is no common.*actor_lr, critic_lr"):
         small_sac("Pendulum-v1", lr=0.001).build_algo()
     own = {"default_policy": {"twin_q": False}}
     with pytest.raises(ConfigError, match=r"module.*'default_policy'.*twin_q is a setting of the module.*'twin_q'"):

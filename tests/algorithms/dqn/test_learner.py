@@ -28,7 +28,7 @@ from marl_connectors import (
     SACConfig,
     load_policy,
 )
-from marl_connectors.algorithms.dqn.learner import DQNLearner, QFunctions
+from marl_connectors.algorithms.dqn.learner import DQNLearner
 from marl_connectors.algorithms.off_policy.config import OffPolicyConfig
 from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import (
@@ -167,7 +167,7 @@ def test_the_loss_is_that_of_the_papers(seed):
                 module_id=module_id, config=algo.config, batch=batch, fwd_out=fwd_out
             )
             torch.testing.assert_close(found, expected)
-            np.testing.assert_allclose(algo.learner._errors[module_id], errors, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(algo.learner.td_errors[module_id], errors, rtol=1e-4, atol=1e-5)
     algo.stop()
 
 
@@ -205,23 +205,21 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
     for _ in range(2):
         algo.train()
-        assert algo.learner._closed_losses
-        for loss in algo.learner._closed_losses.values():
-            assert None not in (loss.stack.closed_targets(with_values=loss.uses_values), loss.stack._closed[1])
-            module, size = (
-                loss.stack.load(),
-                loss.stack.bucket.modules[loss.stack.module_ids[0]].observation_space.shape,
-            )
-            lead = (len(loss.stack.module_ids),) if len(loss.stack.module_ids) > 1 else ()
+        assert algo.learner._closed_updates
+        for module_ids in algo.learner._closed_updates:
+            stack = algo.learner.optimizers.stack_of(module_ids)
+            loss, module = algo.learner.closed_loss(module_ids), stack.load()
+            assert None not in (loss.values._own, loss.values._targets)
+            size = algo.get_module(module_ids[0]).observation_space.shape
+            lead = (len(module_ids),) if len(module_ids) > 1 else ()
             batch = {Columns.OBS: torch.from_numpy(rng.normal(size=(*lead, 7, *size)).astype(np.float32))}
             with torch.no_grad():
-                called = QFunctions.of_module(module)
-                for own, other in zip(loss.functions, called, strict=True):
-                    torch.testing.assert_close(own(batch), other(batch), rtol=1e-4, atol=1e-5)
+                pairs = ((own.compute_q_values(batch), own.forward_target(batch)) for own in (loss.values, module))
+                torch.testing.assert_close(*pairs, rtol=1e-4, atol=1e-5)
     algo.stop()
 
 
-def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_forgotten_with_them():
+def test_closed_forms_are_bound_once_for_modules_of_several_architectures():
     specs = {m: RLModuleSpec(model_config={"fcnet_hiddens": (n,)}) for m, n in (("a", 4), ("b", 5))}
     config = small_dqn(LifeEnv, num_steps_sampled_before_learning_starts=200)
     config.multi_agent(
@@ -233,12 +231,12 @@ def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_fo
     learner, bound = algo.learner, []
     for _ in range(3):
         algo.replay._update_once({})
-        bound.append(dict(learner._closed_losses))
-    assert len(bound[0]) == 2 and all(own is bound[2][key] for key, own in bound[0].items())
-    kept = learner.optimizers.stack_of(("a",))
+        bound.append([learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates])
+    assert len(bound[0]) == 2 and all(own is first for own, first in zip(bound[2], bound[0], strict=True))
     learner.module._buckets = None  # as after a change to a module
     algo.replay._update_once({})
-    assert len(learner._closed_losses) == 2 and kept not in [own.stack for own in learner._closed_losses.values()]
+    later = [learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates]
+    assert len(later) == 2 and not any(own is first for own, first in zip(later, bound[0], strict=True))
     algo.stop()
 
 
@@ -301,7 +299,11 @@ def test_forbidden_actions_are_neither_taken_nor_valued(seed):
     masks = ring.columns[Columns.ACTION_MASK][steps]
     assert masks[np.arange(len(masks)), ring.columns[Columns.ACTIONS][steps]].all()
     (group,) = algo.learner.make_batch(algo.replay_buffer.sample(64, n_step=config.n_step)).groups
-    following = algo.learner._next_values(algo.config, QFunctions.of_module(algo.get_module()), group)
+    module, columns = (
+        algo.get_module(),
+        {Columns.OBS: group[Columns.NEXT_OBS], Columns.ACTION_MASK: group["new_action_mask"]},
+    )
+    following = algo.learner.values_of_best(algo.config, module, columns)
     values = algo.get_module().forward_target({Columns.OBS: group[Columns.NEXT_OBS]})["qf_preds"]
     for i, mask in enumerate(group["new_action_mask"].bool()):
         assert mask.any()
