@@ -10,21 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
-from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule, q_values
 from marl_connectors.algorithms.off_policy.learner import OffPolicyLearner
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_n_step_returns_to_train_batch import (
     DISCOUNTS,
     NEXT_ACTION_MASK,
 )
-from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
-from marl_connectors.rl_module.closed_form import ClosedForward, Outputs
 from marl_connectors.rl_module.masked_logits import apply_action_mask
-from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
 TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
@@ -82,40 +78,12 @@ class QFunctions(NamedTuple):
         """Returns those of a module."""
         return cls(module.compute_q_values, lambda batch: module.forward_target(batch)[QF_PREDS])
 
-    @classmethod
-    def in_closed_form(cls, stack: MemberStack, module: Any) -> QFunctions:
-        """Returns those of default modules, which do not call layers where that is possible."""
-        own = stack.closed_forward(with_values=module.is_dueling)
-        targets = stack.closed_targets(with_values=module.is_dueling)
-        called = cls.of_module(module)
-        return cls(*(_closed_or(*both) for both in zip((own, targets), called, strict=True)))
-
-
-def _closed_or(
-    forward: ClosedForward | None, called: Callable[[Mapping[str, Any]], Tensor]
-) -> Callable[[Mapping[str, Any]], Tensor]:
-    def values(batch: Mapping[str, Any]) -> Tensor:
-        outputs = None if forward is None else forward.of_heads(batch)
-        return called(batch) if outputs is None else q_values_of(outputs)
-
-    return values
-
-
-def q_values_of(outputs: Outputs) -> Tensor:
-    """Returns the values of actions, given the outputs of the heads."""
-    return q_values(outputs.inputs, None if outputs.values is None else outputs.values.unsqueeze(-1))
-
 
 class DQNLearner(OffPolicyLearner):
     """Q-learning with target networks: double, duelling, n-step, with priorities, each as the config says."""
 
     expected = ("compute_q_values", "forward_target")
     expected_class = "DefaultDQNRLModule"
-
-    def build(self) -> None:
-        """Makes the optimizers, and puts the pieces into the pipeline that the learner needs."""
-        self._closed_losses: dict[tuple[ModuleID, ...], ClosedDQNLoss] = {}
-        super().build()
 
     def explore_as_of(self, timestep: int) -> None:
         """Sets the epsilon of all modules to that of ``timestep`` sampled steps; of those not trained, to the last."""
@@ -138,19 +106,6 @@ class DQNLearner(OffPolicyLearner):
         loss = rows.mean(rows.pick(found.losses))
         self._log(module_ids, rows, found, batch[Columns.LOSS_MASK] if Columns.SEQ_LENS in batch else None)
         return loss
-
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """Returns the same loss in closed form, for default modules."""
-        key, config = tuple(module_ids), self.config.get_config_for_module(module_ids[0])
-        stack = self.optimizers.stack_of(key)
-        known = self._closed_losses.get(key)
-        if known is None or known.stack is not stack or known.config is not config:
-            if stack is None or not all(isinstance(self.module[m], DefaultDQNRLModule) for m in key):
-                return None
-            known = ClosedDQNLoss(self, key, stack, config)
-            current = {k: own for k, own in self._closed_losses.items() if own.stack.bucket in self.module.buckets}
-            self._closed_losses = {**current, key: known}
-        return known
 
     def _errors_of(
         self,
@@ -221,57 +176,6 @@ def best_values(values: Tensor, judged: Tensor, mask: Tensor | None) -> Tensor:
     """Returns ``[...]`` those of ``[..., n]`` values whose actions are judged best among the allowed ones."""
     best = (judged if mask is None else apply_action_mask(judged, mask)).argmax(-1, keepdim=True)
     return values.gather(-1, best).squeeze(-1)
-
-
-def head_gradients(
-    of_actions: Tensor, actions: Tensor, slopes: Tensor, *, is_dueling: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the gradients of the outputs of a module's heads: of the advantages, and of the value if ``is_dueling``.
-
-    Args:
-        of_actions: ``[..., n]`` values of all actions.
-        actions: ``[..., 1]`` the actions that were taken.
-        slopes: ``[...]`` the gradient of the values of these.
-        is_dueling: Whether there are two heads.
-    """
-    slopes_of_each = slopes.unsqueeze(-1)
-    by_inputs = torch.zeros_like(of_actions).scatter_(-1, actions, slopes_of_each)
-    if not is_dueling:
-        return by_inputs, None
-    return by_inputs.sub_(slopes_of_each / of_actions.shape[-1]), slopes  # the mean advantage is subtracted
-
-
-class ClosedDQNLoss:
-    """DQN's loss of some default modules, with its gradients in closed form.
-
-    Attributes:
-        stack: The modules. A new loss is needed when ``bind_buckets`` has made another stack of them.
-        config: The settings of the loss.
-        functions: What computes the values of actions in targets.
-        uses_values: Whether the modules have a value head.
-    """
-
-    def __init__(self, learner: DQNLearner, module_ids: tuple[ModuleID, ...], stack: MemberStack, config: Any):
-        self.stack = stack
-        self.config = config
-        module: Any = stack.load()
-        self.uses_values = module.is_dueling
-        self.functions = QFunctions.in_closed_form(stack, module)
-        self._learner = learner
-        self._module_ids = module_ids
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        stacked = len(self._module_ids) if len(self._module_ids) > 1 else 0
-        rows = CountedRows.of(batch, stacked=stacked)
-        if rows.weights is not None:
-            return None
-        of_actions = q_values_of(Outputs(inputs, values))
-        actions = taken_actions(batch)
-        found = self._learner._errors_of(self.config, self.functions, batch, of_actions, actions, self._module_ids)
-        self._learner._log(self._module_ids, rows, found)
-        slopes = found.slopes / found.errors.shape[-1]
-        by_inputs, by_values = head_gradients(of_actions, actions, slopes, is_dueling=values is not None)
-        return LossAndGradients(found.losses.mean(-1), by_inputs, by_values)
 
 
 DQNTorchLearner = DQNLearner

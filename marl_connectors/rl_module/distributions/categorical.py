@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
+from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.masked_logits import fitting_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.typing import Tree
@@ -22,7 +22,6 @@ from marl_connectors.typing import Tree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_COMPUTED = ("__init__", "from_logits", "logp", "entropy", "kl", "log_probs", "_finite_log_probs")
 _FEW = 64
 """Up to this number of categories, torch normalises several times faster along the first axis than along the last."""
 
@@ -104,12 +103,6 @@ class TorchCategorical(Distribution):
     def kl(self, other: TorchCategorical) -> Tensor:
         log_probs = self._finite_log_probs
         return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
-
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        if actions.shape != inputs.shape[:-1] or not cls._computes_as(TorchCategorical, *_COMPUTED):
-            return None
-        return CategoricalRows(inputs.numpy(), actions, None if before is None else before.numpy())
 
 
 def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -225,14 +218,6 @@ class TorchMultiCategorical(Distribution):
     def kl(self, other: TorchMultiCategorical) -> Tensor:
         return self._choices.kl(other._choices).sum(-1)
 
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        is_known = cls._computes_as(TorchMultiCategorical, "__init__", "from_logits", "logp", "entropy", "kl")
-        if not is_known or inputs.shape[-1] != sum(cls.input_lens):
-            return None
-        given = None if before is None else before.numpy()
-        return MultiCategoricalRows(inputs.numpy(), actions, given, cls.input_lens)
-
 
 class TorchBernoulli(Distribution):
     """The distribution for MultiBinary spaces: independent bits, each with the logit of its probability to be 1.
@@ -304,83 +289,3 @@ class TorchBernoulli(Distribution):
     def kl(self, other: TorchBernoulli) -> Tensor:
         (zero, one), (other_zero, other_one) = self._log_probs, other._log_probs
         return (zero.exp() * (zero - other_zero) + one.exp() * (one - other_one)).sum(-1)
-
-
-class CategoricalRows:
-    """The closed form of one choice among ``n`` actions: ``[N, n]`` logits, -inf for impossible actions.
-
-    It computes with one row of memory for each action, as small axes are faster when they stand first.
-    """
-
-    def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None = None):
-        """Computes the quantities of ``[N, n]`` logits and ``[N]`` actions.
-
-        Args:
-            logits: The logits.
-            actions: The actions that were taken.
-            before: The logits of the distributions that acted; None if the KL divergence is not wanted.
-        """
-        self._actions = actions.reshape(1, -1).long()
-        self._log_probs, self._probs = _normalized(logits)
-        self.logp = torch.from_numpy(self._log_probs).gather(0, self._actions)[0].numpy()
-        _make_finite(self._log_probs)
-        entropy = np.add.reduce(self._probs * self._log_probs, 0)
-        self.entropy = np.negative(entropy, out=entropy)
-        self.kl = self._before = None
-        if before is not None:
-            log_probs, self._before = _normalized(before)
-            _make_finite(log_probs)
-            log_probs -= self._log_probs
-            log_probs *= self._before
-            self.kl = np.add.reduce(log_probs, 0)
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        found = self._log_probs + self.entropy
-        found *= self._probs  # before other products, as it is 0 where they may be huge
-        found *= of_entropy
-        found += self._probs * (of_logp if of_kl is None else of_logp - of_kl)
-        np.negative(found, out=found)
-        if of_kl is not None and self._before is not None:
-            found -= self._before * of_kl
-        torch.from_numpy(found).scatter_add_(0, self._actions, torch.from_numpy(of_logp)[None])
-        return found.T
-
-
-def _normalized(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``[n, N]`` log-probabilities and probabilities."""
-    log_probs = np.array(logits.T, order="C")
-    log_probs -= np.maximum.reduce(log_probs, 0)
-    probs = np.exp(log_probs)
-    total = np.add.reduce(probs, 0)
-    probs /= total
-    log_probs -= np.log(total, out=total)
-    return log_probs, probs
-
-
-def _make_finite(log_probs: np.ndarray) -> None:
-    """Makes log-probabilities finite, so that ``p * log(p)`` of an impossible action is 0, not nan."""
-    np.maximum(log_probs, np.finfo(log_probs.dtype).min, out=log_probs)
-
-
-class MultiCategoricalRows:
-    """The closed form of several independent choices, whose logits stand side by side."""
-
-    def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None, input_lens: Sequence[int]):
-        """Computes the quantities of ``[N, sum(input_lens)]`` logits and ``[N, len(input_lens)]`` actions."""
-        ends = np.cumsum(input_lens)
-        bounds = list(zip((ends - input_lens).tolist(), ends.tolist(), strict=True))
-        chosen = actions.reshape(len(logits), -1)
-        self._choices = [
-            CategoricalRows(logits[:, a:b], chosen[:, i], None if before is None else before[:, a:b])
-            for i, (a, b) in enumerate(bounds)
-        ]
-        self.logp = _total([choice.logp for choice in self._choices])
-        self.entropy = _total([choice.entropy for choice in self._choices])
-        self.kl = None if before is None else _total([c.kl for c in self._choices if c.kl is not None])
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        return np.concatenate([choice.gradient(of_logp, of_entropy, of_kl) for choice in self._choices], 1)
-
-
-def _total(parts: list[np.ndarray]) -> np.ndarray:
-    return np.add.reduce(parts)

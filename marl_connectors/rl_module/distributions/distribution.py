@@ -1,4 +1,4 @@
-"""The interface of all action distributions and of their closed forms."""
+"""The interface of all action distributions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable
 from functools import cache
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,26 +41,6 @@ def _reduced(cls: _DistributionKind) -> Any:
 
 
 copyreg.pickle(_DistributionKind, _reduced)
-
-
-class ClosedForm(Protocol):
-    """The quantities of a batch of distributions that a loss needs, with their gradients, in numpy.
-
-    The batch has ``N`` rows of ``action_dist_inputs`` and of actions that were taken.
-
-    Attributes:
-        logp: ``[N]`` log-probabilities of the actions.
-        entropy: ``[N]`` in nats.
-        kl: ``[N]`` KL divergence from the distributions that acted, in nats; None if these were not passed.
-    """
-
-    logp: np.ndarray
-    entropy: np.ndarray
-    kl: np.ndarray | None
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        """Returns a loss's ``[N, n]`` gradient for the inputs, from its ``[N]`` gradients for the three quantities."""
-        ...
 
 
 class Distribution(metaclass=_DistributionKind):
@@ -187,18 +167,6 @@ class Distribution(metaclass=_DistributionKind):
     def draws_from_noise(cls, num_inputs: int) -> bool:
         """Whether ``sample`` makes actions from ``noise``, and not from torch's random numbers."""
         return cls.noise(StreamGenerator(np.zeros(0, np.uint64)), (0,), num_inputs) is not None
-
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        """Returns ``logp``, ``entropy`` and ``kl`` of rows with their gradients; None if there is no closed form.
-
-        Args:
-            inputs: ``[N, n]`` float, on the CPU.
-            actions: ``[N, ...]``.
-            before: ``[N, n]`` inputs of the distributions that acted; None if the KL divergence is not wanted.
-        """
-        del inputs, actions, before
-        return None
 
     @classmethod
     def _computes_as(cls, base: type[Distribution], *names: str) -> bool:

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
+from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
 from marl_connectors.typing import Tree
@@ -90,13 +90,6 @@ class TorchDiagGaussian(Distribution):
         variance_ratio = (2 * (self.log_std - other.log_std)).exp()
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return 0.5 * (variance_ratio + distance - 1.0 - variance_ratio.log()).sum(-1)
-
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        is_known = cls._computes_as(TorchDiagGaussian, "__init__", "from_logits", "logp", "entropy", "kl")
-        if not is_known or actions.dtype is not inputs.dtype:
-            return None
-        return GaussianRows(inputs.numpy(), actions.numpy(), None if before is None else before.numpy())
 
 
 def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -177,38 +170,3 @@ def check_bounded(who: str, space: Space) -> None:
             f"{who}: its actions lie in a range, but {describe(space)} has no bounds. Give the action space finite "
             f"bounds, or use the normal distribution (action_distribution='gaussian')."
         )
-
-
-class GaussianRows:
-    """The closed form of independent normal distributions: ``[N, 2 * k]`` means, then log standard deviations."""
-
-    def __init__(self, inputs: np.ndarray, actions: np.ndarray, before: np.ndarray | None = None):
-        """Computes the quantities of inputs and ``[N, k]`` actions.
-
-        Args:
-            inputs: The inputs.
-            actions: The actions that were taken.
-            before: The inputs of the distributions that acted; None if the KL divergence is not wanted.
-        """
-        k = inputs.shape[1] // 2
-        means, log_stds = inputs[:, :k], inputs[:, k:]
-        self._inverse = np.exp(-log_stds)
-        self._error = (actions.reshape(means.shape) - means) * self._inverse
-        self.logp = (-0.5 * self._error * self._error - log_stds - 0.5 * math.log(2 * math.pi)).sum(-1)
-        self.entropy = (log_stds + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-        self.kl = None
-        if before is not None:
-            self._moved = (means - before[:, :k]) * self._inverse
-            ratio = np.exp(before[:, k:] - log_stds)
-            self._spread = ratio * ratio + self._moved * self._moved
-            self.kl = (log_stds - before[:, k:] + 0.5 * self._spread - 0.5).sum(-1)
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        column = of_logp[:, None]
-        by_mean = self._error * column
-        by_log_std = (self._error * self._error - 1) * column + of_entropy[:, None]
-        if of_kl is not None:
-            by_mean += self._moved * of_kl[:, None]
-            by_log_std += (1 - self._spread) * of_kl[:, None]
-        by_mean *= self._inverse
-        return np.concatenate([by_mean, by_log_std], 1)

@@ -181,6 +181,7 @@ class ByAutograd(DQNLearner):
         return super().compute_loss_for_stacked_modules(**given)
 
 
+@pytest.mark.accelerated
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
@@ -188,7 +189,7 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
     for learner_class in (DQNLearner, ByAutograd):
         algo = random_dqn(seed).learners(learner_class=learner_class).build_algo()
         results = [algo.train()["learners"] for _ in range(2)]
-        closed = [bound is not None for bound in algo.learner._closed_updates.values()]
+        closed = [bound is not None for bound in algo.learner._bound_updates.values()]
         assert closed and all(closed) is (learner_class is DQNLearner)
         runs.append((parameters(algo), results))
         algo.stop()
@@ -199,20 +200,26 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
             assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
+def closed_losses(learner):
+    """The stacks that were updated last, and their losses."""
+    stacks = [learner.optimizers.stack_of(module_ids) for module_ids in learner._bound_updates]
+    return [(stack, stack.bound["dqn loss"]) for stack in stacks]
+
+
+@pytest.mark.accelerated
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed):
+    from marl_connectors.accelerate.closed_forward import closed_forward, closed_targets
+
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
     for _ in range(2):
         algo.train()
-        assert algo.learner._closed_losses
-        for loss in algo.learner._closed_losses.values():
-            assert None not in (loss.stack.closed_targets(with_values=loss.uses_values), loss.stack._closed[1])
-            module, size = (
-                loss.stack.load(),
-                loss.stack.bucket.modules[loss.stack.module_ids[0]].observation_space.shape,
-            )
-            lead = (len(loss.stack.module_ids),) if len(loss.stack.module_ids) > 1 else ()
+        assert closed_losses(algo.learner)
+        for stack, loss in closed_losses(algo.learner):
+            assert None not in (bind(stack, with_values=loss.uses_values) for bind in (closed_forward, closed_targets))
+            module, size = stack.load(), stack.bucket.modules[stack.module_ids[0]].observation_space.shape
+            lead = (len(stack.module_ids),) if len(stack.module_ids) > 1 else ()
             batch = {Columns.OBS: torch.from_numpy(rng.normal(size=(*lead, 7, *size)).astype(np.float32))}
             with torch.no_grad():
                 called = QFunctions.of_module(module)
@@ -221,6 +228,7 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo.stop()
 
 
+@pytest.mark.accelerated
 def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_forgotten_with_them():
     specs = {m: RLModuleSpec(model_config={"fcnet_hiddens": (n,)}) for m, n in (("a", 4), ("b", 5))}
     config = small_dqn(LifeEnv, num_steps_sampled_before_learning_starts=200)
@@ -233,21 +241,25 @@ def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_fo
     learner, bound = algo.learner, []
     for _ in range(3):
         algo.replay._update_once({})
-        bound.append(dict(learner._closed_losses))
-    assert len(bound[0]) == 2 and all(own is bound[2][key] for key, own in bound[0].items())
+        bound.append(closed_losses(learner))
+    assert len(bound[0]) == 2 and all(one[1] is other[1] for one, other in zip(bound[0], bound[2], strict=True))
     kept = learner.optimizers.stack_of(("a",))
     learner.module._buckets = None  # as after a change to a module
     algo.replay._update_once({})
-    assert len(learner._closed_losses) == 2 and kept not in [own.stack for own in learner._closed_losses.values()]
+    assert len(closed_losses(learner)) == 2 and kept not in [stack for stack, _ in closed_losses(learner)]
     algo.stop()
 
 
+@pytest.mark.accelerated
 def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
+    from marl_connectors.accelerate.closed_dqn import closed_dqn_loss
+
     algo = small_dqn(LifeEnv, double_q=True).multi_agent(policies="independent").build_algo()
     learner, (module_id, *_) = algo.learner, algo.rl_module
-    assert learner.closed_loss([module_id]).config.double_q
+    stack = learner.optimizers.stack_of((module_id,))
+    assert closed_dqn_loss(learner, stack, (module_id,)).config.double_q
     algo.config.change(algorithm_config_overrides_per_module={module_id: {"double_q": False}})
-    assert not learner.closed_loss([module_id]).config.double_q
+    assert not closed_dqn_loss(learner, stack, (module_id,)).config.double_q
     algo.stop()
 
 

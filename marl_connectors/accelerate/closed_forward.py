@@ -6,44 +6,28 @@ Small networks spend more time in autograd's bookkeeping than in arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.accelerate.array_layers import is_recorded, parameters_as_built
+from marl_connectors.accelerate.unchanged import NEVER_CALLED, class_that_says, is_unchanged
 from marl_connectors.columns import Columns
+from marl_connectors.learner.gradients import weighted
 from marl_connectors.rl_module.apis import TargetNetworkAPI
-from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
+from marl_connectors.rl_module.stacking import MemberStack
 
 _CHAINS = (MLP, Encoder)
 _PARTS = (FlatPart, OneHotPart)
 """The layers without parameters that turn observations into vectors."""
-_UNRELATED = frozenset(
-    {
-        "__init__",
-        "setup",
-        "acting_layers",
-        "acting_states",
-        "acting_outputs",
-        "get_initial_state",
-        "get_inference_action_dist_cls",
-        "get_exploration_action_dist_cls",
-        "get_train_action_dist_cls",
-        "get_non_inference_attributes",
-        "get_state",
-        "set_state",
-        "extra_repr",
-        "__repr__",
-    }
-)
+_UNRELATED = frozenset({*NEVER_CALLED, "acting_layers", "acting_states", "acting_outputs"})
 """Methods that a forward pass for training does not call, or that a closed forward pass calls, too."""
-
-
 _KINDS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
 
@@ -171,7 +155,7 @@ class _Chain:
         self.activations: list[Activation | None] = []
         parameters: list[Tensor] = []
         for mlp in mlps:
-            own = mlp.parameters_as_built() or []
+            own = parameters_as_built(mlp) or []
             active = len(own) // 2 - (not mlp.activate_last)
             known = _ACTIVATIONS[type(mlp.activation)]
             self.activations += [known if i < active else None for i in range(len(own) // 2)]
@@ -223,7 +207,7 @@ class ClosedForward:
 
         Args:
             module: The module. For several modules, their stacked module.
-            layers: What ``closed_layers_of`` returned.
+            layers: What ``_closed_layers_of`` returned.
             gradients: Memory for the gradient of each parameter; None for a frozen one.
             with_values: Whether values are wanted.
         """
@@ -317,21 +301,62 @@ class ClosedForward:
         return of_outputs
 
 
-def closed_layers_of(module: RLModule) -> TrainingLayers | None:
+def closed_forward(stack: MemberStack, *, with_values: bool) -> ClosedForward | None:
+    """Returns the pass of a stack's members with gradients in closed form; None if autograd must compute them.
+
+    It is bound once for a stack, of which there is another one after the members have changed.
+
+    Args:
+        stack: The members.
+        with_values: Whether values are wanted.
+    """
+    if is_recorded():
+        return None
+    key = "closed forward", with_values
+    if key not in stack.bound:
+        module = stack.load()
+        layers = _closed_layers_of(module)
+        found = None
+        if layers is not None:
+            found = ClosedForward(module, layers, stack.bound_gradients(), with_values=with_values)
+        stack.bound[key] = found
+    return stack.bound[key]
+
+
+def closed_targets(stack: MemberStack, *, with_values: bool) -> ClosedForward | None:
+    """Returns the same pass of the members' target networks, without gradients.
+
+    Args:
+        stack: The members.
+        with_values: Whether values are wanted.
+    """
+    key = "closed targets", with_values
+    if key not in stack.bound:
+        module = stack.load()
+        layers = _target_layers_of(module)
+        found = None
+        if layers is not None:
+            no_gradients: dict[Tensor, Tensor | None] = dict.fromkeys(module.parameters())
+            found = ClosedForward(module, layers, no_gradients, with_values=with_values)
+        stack.bound[key] = found
+    return stack.bound[key]
+
+
+def _closed_layers_of(module: RLModule) -> TrainingLayers | None:
     """Returns the layers that training a module computes, if a closed forward pass can compute them.
 
     None if training computes anything else than the module's ``training_layers``, or if hooks watch them.
     """
-    says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
-    if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful():
+    says = class_that_says(module, "training_layers")
+    if not is_unchanged(module, says, free=_UNRELATED) or module.is_stateful():
         return None
     layers = module.training_layers()
-    return None if layers is None or has_hooks(module) or not _are_closed(layers) else layers
+    return None if layers is None or not _are_closed(layers) else layers
 
 
-def target_layers_of(module: RLModule) -> TrainingLayers | None:
-    """Returns the target networks of ``closed_layers_of``; None if a closed forward pass cannot compute them."""
-    layers = closed_layers_of(module)
+def _target_layers_of(module: RLModule) -> TrainingLayers | None:
+    """Returns the target networks of ``_closed_layers_of``; None if a closed forward pass cannot compute them."""
+    layers = _closed_layers_of(module)
     if layers is None or not isinstance(module, TargetNetworkAPI):
         return None
     targets: dict[Any, Any] = dict(module.get_target_network_pairs())
@@ -346,15 +371,56 @@ def target_layers_of(module: RLModule) -> TrainingLayers | None:
 def _are_closed(layers: TrainingLayers) -> bool:
     """Whether the layers are as they were built, and their arithmetic has a closed form."""
     mlps = [*layers.shared, *layers.policy, *layers.values]
-    if not all(type(mlp) in _CHAINS and not has_hooks(mlp) and not has_own_methods(mlp) for mlp in mlps):
-        return False
     parts = [part for mlp in mlps if isinstance(mlp, Encoder) for part in mlp.parts]
-    if not all(type(part) in _PARTS and not has_hooks(part) and not has_own_methods(part) for part in parts):
+    if not all(type(mlp) in _CHAINS for mlp in mlps) or not all(type(part) in _PARTS for part in parts):
+        return False
+    if not all(is_unchanged(layer, type(layer)) for layer in (*mlps, *parts)):
         return False
     if any(type(mlp.activation) not in _ACTIVATIONS or len(mlp.norms) for mlp in mlps):
         return False
-    parameters = [mlp.parameters_as_built() for mlp in mlps]
+    parameters = [parameters_as_built(mlp) for mlp in mlps]
     flat = [p for own in parameters for p in own or ()]
     if None in parameters or not are_plain(flat):
         return False
     return all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps))
+
+
+class LossAndGradients(NamedTuple):
+    """The losses and gradients of a minibatch of one module, or of ``M`` stacked ones.
+
+    Attributes:
+        losses: A scalar or ``[M]``.
+        by_inputs: The gradient of the sum of the losses with respect to ``action_dist_inputs``, of their shape.
+        by_values: The gradient with respect to the value estimates; None if the loss uses none.
+    """
+
+    losses: Tensor
+    by_inputs: Tensor
+    by_values: Tensor | None
+
+    def weighted(self, weights: Sequence[float]) -> LossAndGradients:
+        """Returns the losses times ``M`` weights, and their gradients."""
+        factors = weighted(torch.ones_like(self.losses), weights)
+        rows = factors.unsqueeze(-1)
+        by_values = None if self.by_values is None else self.by_values * rows
+        return LossAndGradients(self.losses * factors, self.by_inputs * rows.unsqueeze(-1), by_values)
+
+
+class ClosedLoss(Protocol):
+    """A loss with its gradients in closed form.
+
+    Attributes:
+        uses_values: Whether the loss uses value estimates.
+    """
+
+    uses_values: bool
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
+        """Computes the losses of a minibatch and logs their terms; returns None if autograd must compute them.
+
+        Args:
+            inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, without gradients.
+            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if the loss uses none.
+            batch: The columns of the minibatch.
+        """
+        ...
