@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 
@@ -101,7 +100,7 @@ class ArrayActing:
         dist_cls, is_later = found
         out.action_dist_cls = dist_cls if is_later else None
         noise = noise if samples(dist_cls, explore) else None
-        return partial(_choose, dist_cls, dist_cls.bind_choice(), noise, out)
+        return partial(_choose, dist_cls, noise, out)
 
     def _run(self, forward: BoundForward, columns: ColumnGroup, out: ColumnGroup, call: Callable[..., None]) -> None:
         """Runs a forward pass in arrays.
@@ -121,26 +120,18 @@ class ArrayActing:
         mask = columns.get(Columns.ACTION_MASK)
         if mask is not None:
             mask = out[Columns.ACTION_MASK] = mask.reshape(len(mask), -1)
-            inputs = self._masked(inputs, mask, columns)
+            module: Any = self._rl_module[columns.module_ids[0]]
+            inputs = inputs if module.handles_action_masks else apply_mask_of_module(module, inputs, mask)
         if state is not None:
             out[Columns.STATE_OUT] = state
         out[Columns.ACTION_DIST_INPUTS] = inputs
 
-    def _masked(self, inputs: np.ndarray, mask: np.ndarray, columns: ColumnGroup) -> np.ndarray:
-        module: Any = self._rl_module[columns.module_ids[0]]
-        if module.handles_action_masks:
-            return inputs
-        dist_cls = module.get_train_action_dist_cls()
-        if issubclass(dist_cls, Distribution):
-            return dist_cls.apply_mask_to_rows(inputs, mask)
-        return apply_mask_of_module(module, torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
-
-def _choose(dist_cls: type[Distribution], choose: Any, noise: Any, out: ColumnGroup) -> None:
+def _choose(dist_cls: type[Distribution], noise: Any, out: ColumnGroup) -> None:
     """Chooses actions from the modules' action distribution inputs."""
     inputs = out[Columns.ACTION_DIST_INPUTS]
     drawn = None if noise is None else noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1])
-    actions = out[Columns.ACTIONS] = choose(inputs, drawn)
+    actions = out[Columns.ACTIONS] = dist_cls.actions_of_rows(inputs, drawn)
     if out.action_dist_cls is None:
         out[Columns.ACTION_LOGP] = dist_cls.logp_of_rows(inputs, actions)
 

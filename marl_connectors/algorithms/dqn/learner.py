@@ -20,7 +20,7 @@ from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.n_step_targets import n_step_targets
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.replay_buffers.replay_sample import WEIGHTS
-from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.distributions import apply_action_mask
 from marl_connectors.typing import ModuleID
 
 TERMS = ("total_loss", "qf_loss", "qf_mean", "td_error_mean", "td_error_abs_mean", "target_mean")
