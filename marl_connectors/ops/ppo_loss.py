@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+
+from marl_connectors import array_functions
+from marl_connectors.array_functions import namespace
 
 
 class PPOLoss(NamedTuple):
@@ -36,24 +38,24 @@ class PPOCoefficients(NamedTuple):
 
 def ppo_loss(
     *,
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    entropy: Tensor,
-    clip_param: float | Tensor,
-    entropy_coeff: float | Tensor,
-    values: Tensor | None = None,
-    value_targets: Tensor | None = None,
-    vf_clip_param: float | Tensor = float("inf"),
-    vf_loss_coeff: float | Tensor = 1.0,
-    kl: Tensor | None = None,
-    kl_coeff: float | Tensor = 0.0,
-    vf_huber_delta: float | Tensor = float("inf"),
-    weights: Tensor | None = None,
+    logp: Any,
+    old_logp: Any,
+    advantages: Any,
+    entropy: Any,
+    clip_param: Any,
+    entropy_coeff: Any,
+    values: Any = None,
+    value_targets: Any = None,
+    vf_clip_param: Any = float("inf"),
+    vf_loss_coeff: Any = 1.0,
+    kl: Any = None,
+    kl_coeff: Any = 0.0,
+    vf_huber_delta: Any = float("inf"),
+    weights: Any = None,
 ) -> PPOLoss:
-    """PPO's loss to be minimised.
+    """PPO's loss to be minimised, of arrays or of tensors.
 
-    All tensors are ``[B]``, or ``[M, B]`` for ``M`` modules at once; every mean runs over ``B``. Coefficients and
+    All of them are ``[B]``, or ``[M, B]`` for ``M`` modules at once; every mean runs over ``B``. Coefficients and
     clips are numbers, or ``[M]`` tensors with one for each module.
 
     Args:
@@ -75,28 +77,27 @@ def ppo_loss(
         weights: The weight of each row in the means, summing to 1 over ``B``; None if all rows have the same weight.
     """
 
-    def mean(of_rows: Tensor) -> Tensor:
-        return of_rows.mean(-1) if weights is None else (of_rows * weights).sum(-1)
+    def mean(of_rows: Any) -> Any:
+        return array_functions.mean(of_rows) if weights is None else (of_rows * weights).sum(-1)
 
-    ratio = torch.exp(logp - old_logp)
+    xp = namespace(logp)
+    ratio = xp.exp(logp - old_logp)
     low, high = with_row_axis(1.0 - clip_param), with_row_axis(1.0 + clip_param)
-    surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
-    policy_loss = -mean(surrogate)
+    policy_loss = -mean(xp.minimum(advantages * ratio, advantages * ratio.clip(low, high)))
     mean_entropy = mean(entropy)
     total = policy_loss - entropy_coeff * mean_entropy
-    vf_loss = vf_loss_unclipped = mean_kl = torch.zeros_like(policy_loss)
-    with torch.no_grad():
-        clip_fraction = mean(((ratio < low) | (ratio > high)).to(ratio.dtype))
+    vf_loss = vf_loss_unclipped = mean_kl = xp.zeros_like(policy_loss)
+    clip_fraction = mean(((ratio < low) | (ratio > high)) * xp.ones_like(ratio))
     if values is not None and value_targets is not None:
-        error = (values - value_targets).square()
+        error = xp.square(values - value_targets)
         vf_loss = vf_loss_unclipped = mean(error)
         if not is_infinite(vf_huber_delta):
-            distance = (values - value_targets).abs()
-            bounded = distance.clamp(max=with_row_axis(vf_huber_delta))
+            distance = abs(values - value_targets)
+            bounded = distance.clip(None, with_row_axis(vf_huber_delta))
             error = bounded * (2.0 * distance - bounded)
             vf_loss = mean(error)
         if not is_infinite(vf_clip_param):
-            vf_loss = mean(error.clamp(max=with_row_axis(vf_clip_param)))
+            vf_loss = mean(error.clip(None, with_row_axis(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)

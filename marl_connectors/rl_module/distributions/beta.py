@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from marl_connectors.rl_module.distributions.array_functions import softplus
+from marl_connectors.array_functions import softplus
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import check_bounded
 from marl_connectors.rl_module.distributions.noise import draw_like

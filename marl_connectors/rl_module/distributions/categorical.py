@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.array_functions import (
+from marl_connectors.array_functions import (
     log,
     log_sigmoid,
     log_softmax,
@@ -19,6 +18,7 @@ from marl_connectors.rl_module.distributions.array_functions import (
     split,
     whole,
 )
+from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.masks import fitting_mask, forbid
 from marl_connectors.rl_module.distributions.noise import draw_like
@@ -55,10 +55,15 @@ class TorchCategorical(Distribution):
         """``[..., n]`` normalised logits."""
         return log_softmax(self.logits)
 
-    @property
-    def _finite_log_probs(self) -> Any:
+    @cached_property
+    def finite_log_probs(self) -> Any:
         """``log_probs`` in which an impossible action (logit -inf) counts 0 as ``p * log(p)``, not nan."""
         return self.log_probs.clip(namespace(self.logits).finfo(self.logits.dtype).min)
+
+    @cached_property
+    def probs(self) -> Any:
+        """``[..., n]`` probabilities."""
+        return namespace(self.logits).exp(self.finite_log_probs)
 
     def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
         if noise is None:
@@ -72,12 +77,10 @@ class TorchCategorical(Distribution):
         return pick(self.log_probs, value)
 
     def entropy(self) -> Any:
-        log_probs = self._finite_log_probs
-        return -(namespace(log_probs).exp(log_probs) * log_probs).sum(-1)
+        return -(self.probs * self.finite_log_probs).sum(-1)
 
     def kl(self, other: TorchCategorical) -> Any:
-        log_probs = self._finite_log_probs
-        return (namespace(log_probs).exp(log_probs) * (log_probs - other._finite_log_probs)).sum(-1)
+        return (self.probs * (self.finite_log_probs - other.finite_log_probs)).sum(-1)
 
 
 class TorchMultiCategorical(Distribution):
@@ -134,7 +137,7 @@ class TorchMultiCategorical(Distribution):
         return forbid(inputs, namespace(inputs).concatenate(parts, -1))
 
     @cached_property
-    def _choices(self) -> TorchCategorical:
+    def choices(self) -> TorchCategorical:
         """The choices as one distribution with an additional axis, padded to the largest with probabilities of 0."""
         lens, longest, logits = self.input_lens, max(self.input_lens), self.logits
         if min(lens) == longest:
@@ -160,13 +163,13 @@ class TorchMultiCategorical(Distribution):
         return namespace(scores).stack([part.argmax(-1) for part in self._split(scores)], -1)
 
     def logp(self, value: Any) -> Any:
-        return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
+        return self.choices.logp(value.reshape(self.choices.logits.shape[:-1])).sum(-1)
 
     def entropy(self) -> Any:
-        return self._choices.entropy().sum(-1)
+        return self.choices.entropy().sum(-1)
 
     def kl(self, other: TorchMultiCategorical) -> Any:
-        return self._choices.kl(other._choices).sum(-1)
+        return self.choices.kl(other.choices).sum(-1)
 
 
 class TorchBernoulli(Distribution):

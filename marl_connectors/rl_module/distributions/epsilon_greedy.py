@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
-from marl_connectors.rl_module.distributions.array_functions import log, namespace, one_hot, pick
+from marl_connectors.array_functions import log, namespace, one_hot, pick
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.masks import apply_action_mask
 from marl_connectors.rl_module.distributions.noise import draw_like

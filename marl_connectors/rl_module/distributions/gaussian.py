@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
+from marl_connectors.array_functions import log, namespace, softplus, split
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.array_functions import log, namespace, softplus, split
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.noise import draw_like
 from marl_connectors.spaces import describe

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.array_functions import namespace
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.array_functions import namespace
 
 
 def apply_action_mask(inputs: Any, mask: Any) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
+from marl_connectors.array_functions import namespace, split
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.array_functions import namespace, split
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.masks import as_mask
 from marl_connectors.seeding import StreamGenerator

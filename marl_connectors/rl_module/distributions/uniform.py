@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.rl_module.distributions.array_functions import namespace, split
+from marl_connectors.array_functions import namespace, split
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import check_bounded
 from marl_connectors.rl_module.distributions.noise import draw_like
