@@ -76,71 +76,6 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def stack_forward(
-    x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """Returns the outputs of layers, their inputs, and the values that each activation keeps for its derivative.
-
-    Args:
-        x: ``[B, in]`` or ``[M, B, in]``.
-        activations: The activation after each layer; None for none.
-        parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
-    """
-    inputs: list[Tensor] = []
-    kept: list[Tensor | None] = []
-    for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
-        inputs.append(x)
-        before = x = _layer(x, weight, bias)
-        if activation is not None:
-            x = activation.run(x)
-        kept.append(None if activation is None else before if activation.keeps_input else x)
-    return x, inputs, kept
-
-
-def stack_backward(
-    gradient: Tensor,
-    activations: Sequence[Activation | None],
-    parameters: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    kept: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-    out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Returns the gradients of the first layer's inputs and of the parameters; None for those that are not wanted.
-
-    Args:
-        gradient: The gradient of the last layer's outputs.
-        activations: The same argument of ``stack_forward``.
-        parameters: The same argument of ``stack_forward``.
-        inputs: The inputs that ``stack_forward`` returned.
-        kept: The kept values that ``stack_forward`` returned.
-        wanted: Which gradients are wanted: first that of the inputs, then that of each parameter.
-        out: Memory for the gradients of the parameters; None for new tensors.
-    """
-    is_stacked = gradient.dim() == 3
-    product = torch.bmm if is_stacked else torch.mm
-    found: list[Tensor | None] = [None] * len(parameters)
-    for i in range(len(activations) - 1, -1, -1):
-        activation, of_output = activations[i], kept[i]
-        if activation is not None and of_output is not None:
-            gradient = activation.backward(gradient, of_output)
-        if wanted[1 + 2 * i]:
-            place = None if out is None else out[2 * i]
-            if place is None:
-                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
-            elif is_stacked:  # numpy writes to memory with gaps; torch would copy
-                np.matmul(gradient.numpy().swapaxes(-1, -2), inputs[i].numpy(), out=place.numpy())
-                found[2 * i] = place
-            else:
-                found[2 * i] = torch.mm(gradient.t(), inputs[i], out=place)
-        if wanted[2 + 2 * i]:
-            place = None if out is None else out[2 * i + 1]
-            found[2 * i + 1] = gradient.sum(-2) if place is None else torch.sum(gradient, -2, out=place)
-        if i or wanted[0]:
-            gradient = product(gradient, parameters[2 * i])
-    return gradient if wanted[0] else None, found
-
-
 class _Chain:
     """MLPs one after another, with the memory of their gradients."""
 
@@ -162,22 +97,39 @@ class _Chain:
             parameters += own
         self.parameters = [parameter.detach() for parameter in parameters]
         self._out = [gradients[parameter] for parameter in parameters]
-        self._wanted = [out is not None for out in self._out]
         self.num_inputs = parameters[0].shape[-1]
-        self._kept: tuple[list[Tensor], list[Tensor | None]] = [], []
+        self._kept: list[tuple[Tensor, Tensor]] = []  # of each layer, its inputs and what its activation keeps
 
     def forward(self, rows: Tensor, *, keeps: bool = True) -> Tensor:
         """Returns ``[..., out]`` outputs of ``[..., in]`` rows, and keeps what ``backward`` needs if ``keeps``."""
-        outputs, inputs, kept = stack_forward(rows, self.activations, self.parameters)
+        x, kept = rows, []
+        for activation, weight, bias in zip(self.activations, self.parameters[::2], self.parameters[1::2], strict=True):
+            before, x = x, _layer(x, weight, bias)
+            of_activation = x if activation is not None and activation.keeps_input else None
+            x = x if activation is None else activation.run(x)
+            kept.append((before, x if of_activation is None else of_activation))
         if keeps:
-            self._kept = inputs, kept
-        return outputs
+            self._kept = kept
+        return x
 
     def backward(self, gradient: Tensor, *, to_inputs: bool = False) -> Tensor | None:
         """Writes the gradients of the parameters. Returns those of the inputs if ``to_inputs``."""
-        (inputs, kept), self._kept = self._kept, ([], [])
-        wanted = (to_inputs, *self._wanted)
-        return stack_backward(gradient, self.activations, self.parameters, inputs, kept, wanted, self._out)[0]
+        kept, self._kept = self._kept, []
+        is_stacked = gradient.dim() == 3
+        for i in range(len(kept) - 1, -1, -1):
+            (inputs, of_activation), activation = kept[i], self.activations[i]
+            of_weight, of_bias = self._out[2 * i : 2 * i + 2]
+            if activation is not None:
+                gradient = activation.backward(gradient, of_activation)
+            if of_weight is not None and is_stacked:  # numpy writes to memory with gaps; torch would copy
+                np.matmul(gradient.numpy().swapaxes(-1, -2), inputs.numpy(), out=of_weight.numpy())
+            elif of_weight is not None:
+                torch.mm(gradient.t(), inputs, out=of_weight)
+            if of_bias is not None:
+                torch.sum(gradient, -2, out=of_bias)
+            if i or to_inputs:
+                gradient = (torch.bmm if is_stacked else torch.mm)(gradient, self.parameters[2 * i])
+        return gradient if to_inputs else None
 
 
 class Outputs(NamedTuple):
