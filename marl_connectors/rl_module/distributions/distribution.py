@@ -170,15 +170,12 @@ class Distribution(metaclass=_DistributionKind):
     @classmethod
     def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
         """Returns ``[B, ...]`` actions: those of ``sample``, or of ``to_deterministic`` if the noise is None."""
+        own: list[Any] = [inputs, noise]
         if not cls.takes_arrays:
-            tensors = (None if x is None else torch.from_numpy(x) for x in (inputs, noise))
-            return tree_map(lambda leaf: leaf.numpy(), cls._chosen(*tensors))
-        return cls._chosen(inputs, noise)
-
-    @classmethod
-    def _chosen(cls, inputs: Any, noise: Any) -> Any:
-        distribution = cls.from_logits(inputs)
-        return distribution.to_deterministic() if noise is None else distribution.sample(noise)
+            own = [None if x is None else torch.from_numpy(x) for x in own]
+        distribution = cls.from_logits(own[0])
+        actions = distribution.to_deterministic() if noise is None else distribution.sample(own[1])
+        return actions if cls.takes_arrays else tree_map(lambda leaf: leaf.numpy(), actions)
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:

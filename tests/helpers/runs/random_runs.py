@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
+import marl_connectors
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
 from helpers.envs.spaces_env import SpacesEnv
@@ -227,6 +228,8 @@ def plain(value: Any) -> Any:
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], bytes):
+        return value  # an array that is plain already
     if isinstance(value, State):
         value = fields_of(value)
     if isinstance(value, dict):
@@ -267,7 +270,7 @@ def rows_of(episodes: list[Any]) -> list[Any]:
 
 
 _FLOAT = re.compile(r"'?(?:np\.float\d+\()?(-?\d+\.?\d*(?:e-?\d+)?)\)?'?")
-ROUNDING = 0.0 if find_spec("marl_connectors.accelerate") else 1e-6
+ROUNDING = 0.0 if (Path(marl_connectors.__file__).parent / "accelerate").is_dir() else 1e-6
 """By how much numbers of a row may depend on the rows beside it: without accelerators, torch computes them."""
 
 
