@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +28,11 @@ from marl_connectors.typing import ModuleID
 class ClosedPPOLoss:
     """PPO's loss of some modules, with its gradients in closed form."""
 
-    def __init__(self, learner: PPOLearner, stack: MemberStack, module_ids: tuple[ModuleID, ...]):
+    def __init__(self, learner: PPOLearner, stack: MemberStack, module_ids: Sequence[ModuleID]):
         """Binds the loss of some modules as it is in one update of a learner."""
         del stack
         self._learner = learner
-        self._module_ids = module_ids
+        self._module_ids = tuple(module_ids)
         self._stacked = len(module_ids) if len(module_ids) > 1 else 0
         self._config = learner.config.get_config_for_module(module_ids[0])
         self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
@@ -73,13 +73,13 @@ def loss_and_gradients_of_rows(dist_cls: Any, coefficients: PPOCoefficients, row
     gradient_of = _gradient_of(dist_cls, rows)
     if gradient_of is None:
         return None
-    own: Any = PPORows(*(None if x is None else x.detach().numpy() for x in rows))
+    own: dict[str, Any] = {name: None if x is None else x.detach().numpy() for name, x in rows._asdict().items()}
+    given = {name: own[name] for name in ("old_logp", "advantages", "values", "value_targets", "weights")}
     settings = PPOCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
     with np.errstate(all="ignore"):
-        now = dist_cls.from_logits(own.inputs)
-        before = None if own.before is None else dist_cls.from_logits(own.before)
-        logp, columns = now.logp(own.actions), own._asdict()
-        given = {name: columns[name] for name in ("old_logp", "advantages", "values", "value_targets", "weights")}
+        now = dist_cls.from_logits(own["inputs"])
+        before = None if own["before"] is None else dist_cls.from_logits(own["before"])
+        logp = now.logp(own["actions"])
         kl = None if before is None else before.kl(now)
         terms = ppo_loss(logp=logp, entropy=now.entropy(), kl=kl, **given, **settings._asdict())
         *of_rows, by_values = ppo_gradients(settings, logp=logp, **given)

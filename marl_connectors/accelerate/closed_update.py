@@ -70,4 +70,4 @@ def bind_update(learner: Any, module_ids: Sequence[ModuleID]) -> ClosedUpdate | 
     closed_loss = next(known, None)
     loss = None if closed_loss is None else closed_loss(learner, stack, tuple(module_ids))
     forward = None if loss is None else closed_forward(stack, with_values=loss.uses_values)
-    return None if forward is None else ClosedUpdate(stack, forward, loss)
+    return None if loss is None or forward is None else ClosedUpdate(stack, forward, loss)

@@ -43,7 +43,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "plain step": Limit(15, 30, calls_aimed_at=40),
-    "step with Box actions": Limit(18, 38),
+    "step with Box actions": Limit(18, 40),
     "step with a column piece": Limit(19, 57, files_aimed_at=25),
     "step with an item piece": Limit(24, 847),
     "step with a callback": Limit(17, 59),
@@ -51,8 +51,8 @@ LIMITS = {
     "step with an LSTM": Limit(22, 83),
     "step with an LSTM that policy and values share": Limit(22, 68),
     "words become an algorithm": Limit(32, files_aimed_at=12),
-    "update": Limit(43),
-    "update of independent modules": Limit(43),
+    "update": Limit(45),
+    "update of independent modules": Limit(45),
 }
 """Lower these as the numbers fall, which ``pytest -rP`` prints; raise one only with a reason."""
 

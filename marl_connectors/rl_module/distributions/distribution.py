@@ -123,8 +123,9 @@ class Distribution(metaclass=_DistributionKind):
     def known_noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
         """Returns ``noise_parts``; None if ``noise`` is overridden and draws other numbers."""
         parts, drawn = cls.noise_parts(num_inputs), cls.noise(np.random.default_rng(0), (1,), num_inputs)
-        is_known = parts is not None and np.array_equal(draw(parts, np.random.default_rng(0), (1,)), drawn)
-        return parts if is_known else None
+        if parts is None or drawn is None or not np.array_equal(draw(parts, np.random.default_rng(0), (1,)), drawn):
+            return None
+        return parts
 
     @classmethod
     def draws_from_noise(cls, num_inputs: int) -> bool:
