@@ -295,10 +295,7 @@ class SamplingPlan:
         batch = ColumnBatch(made, Phase.TENSORS)
         later = _bound(after, batch, self._episodes, to_env, slice(2 if self._joins_out else 0, None))
         of_group = {id(out): own for own, out in zip(bound, made, strict=True) if own is not None}
-        for call in list(later):
-            own = of_group.get(id(getattr(call, "group", None)))
-            if own is not None and own.replaces(_piece_of(call)):
-                later.remove(call)
+        later = [call for call in later if not _is_replaced(call, of_group)]
         calls = [call for call in calls if call not in once]
         arrays = [own for own in bound if own is not None]
         return _Layout(given, made, calls, tensors, forward, [*chosen, *later], arrays, self._begun)
@@ -532,6 +529,12 @@ class SamplingPlan:
                 is_tensor = name in own.tensors
                 group[name] = tree_map(lambda leaf: torch.tensor(leaf, device=device), column) if is_tensor else column
         self._prepared = _Prepared(batch, state.explores, state.pieces, state.metrics)
+
+
+def _is_replaced(call: _Call, of_group: Mapping[int, BoundGroup]) -> bool:
+    """Whether the work of a piece on a group is done already."""
+    own = of_group.get(id(getattr(call, "group", None)))
+    return own is not None and own.replaces(_piece_of(call))
 
 
 def _as_tensors(out: ColumnGroup) -> None:

@@ -43,7 +43,8 @@ def as_mask(inputs: Any, mask: Any) -> Any:
     """Returns a mask as truth values, an array or a tensor as ``inputs`` are."""
     if isinstance(inputs, np.ndarray):
         return np.asarray(mask).astype(bool, copy=False)
-    return torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
+    mask = mask if isinstance(mask, torch.Tensor) else torch.as_tensor(mask)  # which traces would make a constant
+    return mask.to(inputs.device, torch.bool)
 
 
 def fitting_mask(inputs: Any, mask: Any, numbers_per_input: int = 1) -> Any:

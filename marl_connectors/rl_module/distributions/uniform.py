@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.array_functions import namespace, split
+from marl_connectors.array_functions import log, namespace, split
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import check_bounded
 from marl_connectors.rl_module.distributions.noise import draw_like
@@ -54,7 +54,7 @@ class TorchUniform(Distribution):
 
     @property
     def _log_widths(self) -> Any:
-        return namespace(self.low).log(self.high - self.low)
+        return log(self.high - self.low)
 
     def logp(self, value: Any) -> Any:
         value = value.reshape(self.low.shape)
