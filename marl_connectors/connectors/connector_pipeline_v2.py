@@ -522,6 +522,14 @@ class ConnectorPipelineV2(ConnectorV2):
         return f"{type(self).__name__}({', '.join(self.names())})"
 
 
+def runs_pieces(pipeline: Any) -> bool:
+    """Whether running a pipeline, or a stand-in for one, runs its pieces as ConnectorPipelineV2 does and ``bind``."""
+    if not isinstance(pipeline, ConnectorPipelineV2) or "run" in vars(pipeline):
+        return False
+    cls = type(pipeline)
+    return cls.run is ConnectorPipelineV2.run and cls.__call__ is ConnectorPipelineV2.__call__
+
+
 class BoundCall(NamedTuple):
     """A piece's work on a group, or on a whole batch, with all of its arguments.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -11,21 +11,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
+from marl_connectors.accelerators import BoundGroup, bind_acting
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
-from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
-from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
-from marl_connectors.connectors.connector_pipeline_v2 import BoundCall, ConnectorPipelineV2, cause_of
+from marl_connectors.connectors.connector_pipeline_v2 import BoundCall, ConnectorPipelineV2, cause_of, runs_pieces
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
-from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, GetActions, samples
+from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
-    RemoveSingleTsTimeRankFromBatch,
-)
 from marl_connectors.connectors.piece_errors import progress
 from marl_connectors.connectors.running_stats import FRAGMENT
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
@@ -36,11 +31,10 @@ from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows, Restored
 from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.state import decode, storable
-from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
-from marl_connectors.rl_module.array_forward import BoundForward, bind_forward, can_be_bound
+from marl_connectors.rl_module.architecture import Structure, is_stackable
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -75,7 +69,7 @@ class _Layout:
         tensors: The calls that convert groups to tensors, if their modules need them.
         forward: The calls of the modules.
         after: The calls that choose actions, and those of the module-to-env pieces.
-        forwards: The bound forward passes, which hold copies of parameters.
+        arrays: What acts in the place of modules, with copies of their parameters.
         begun: The number of the ``begin`` call after which these copies were made.
         is_checked: Whether a forward batch and actions have been checked.
     """
@@ -86,7 +80,7 @@ class _Layout:
     tensors: list[_Call]
     forward: list[_Call]
     after: list[_Call]
-    forwards: list[BoundForward]
+    arrays: list[BoundGroup]
     begun: int
     is_checked: bool = False
 
@@ -192,8 +186,9 @@ class SamplingPlan:
         """
         self._env_to_module, self._module_to_env, self._rl_module = env_to_module, module_to_env, rl_module
         self._explore, self._metrics = bool(explore), metrics
-        self._joins_in = _ends_plain(env_to_module, [NumpyToTensor])
-        self._joins_out = _begins_plain(module_to_env, [GetActions, TensorToNumpy])
+        self._arrays = bind_acting(env_to_module, module_to_env, rl_module)
+        self._joins_in = self._arrays is not None and self._arrays.joins_in
+        self._joins_out = self._arrays is not None and self._arrays.joins_out
         self.looks_ahead = any(type(piece) not in DEFAULT_PIECES for piece in env_to_module)
         self._begun += 1
         self._layout = None
@@ -227,14 +222,14 @@ class SamplingPlan:
             after._steps,
             self._metrics["env_to_module"],
             self._metrics["module_to_env"],
-            _is_plain(before),
-            _is_plain(after),
+            runs_pieces(before),
+            runs_pieces(after),
             self._explore,
             self._joins_in,
             self._joins_out,
             rl_module,
             rl_module.buckets,  # a new list whenever a stackable module has changed
-            can_be_bound(rl_module),
+            self._arrays is not None and self._arrays.applies,
         )
 
     @property
@@ -260,8 +255,8 @@ class SamplingPlan:
             for rows, given, made in zip(self._rows, layout.given, layout.made, strict=True):
                 given.rows = made.rows = rows
             if layout.begun != self._begun:
-                for forward in layout.forwards:
-                    forward.load()
+                for own in layout.arrays:
+                    own.load()
                 layout.begun = self._begun
         self._layout = layout
         return layout
@@ -277,24 +272,20 @@ class SamplingPlan:
         )
         once = [call for call in calls if type(_piece_of(call)) is AgentToModuleMapping]
         self._run(once)  # these pieces depend only on which modules have rows
-        forwards = [self._forward_of(rows) for rows in self._rows]
-        in_torch = [i for i, forward in enumerate(forwards) if forward is None]
+        bound = [self._in_arrays(*both) for both in zip(given, made, strict=True)]
+        in_torch = [i for i, own in enumerate(bound) if own is None]
         tensors: list[_Call] = []
         if self._joins_in and in_torch:
             part = ColumnBatch([given[i] for i in in_torch], Phase.ARRAYS)
             tensors += _bound(before, part, self._episodes, to_module, slice(-1, None))
-        forward: list[_Call] = []
-        chosen: list[_Call] = []
-        for own, columns, out in zip(forwards, given, made, strict=True):
-            if own is not None:
-                forward.append(_Step(partial(self._run_arrays, own, columns, out)))
+        forward: list[_Call] = [_Step(own.run) for own in bound if own is not None]
         if in_torch:
             parts = [[groups[i] for i in in_torch] for groups in (given, made)]
             forward.append(_Step(partial(self._run_torch, *parts)))
-        for i, (own, out) in enumerate(zip(forwards, made, strict=True)):
-            choice = None if own is None else self._choice_of(own, out)
-            if choice is not None:
-                chosen.append(BoundCall(choice, after, after[0], out))
+        chosen: list[_Call] = []
+        for i, (own, out) in enumerate(zip(bound, made, strict=True)):
+            if own is not None and own.choose is not None:
+                chosen.append(BoundCall(own.choose, after, after[0], out))
             elif own is not None:
                 chosen.append(_Step(partial(_as_tensors, out)))
                 in_torch.append(i)
@@ -303,95 +294,19 @@ class SamplingPlan:
             chosen += _bound(after, part, self._episodes, to_env, slice(0, 2))
         batch = ColumnBatch(made, Phase.TENSORS)
         later = _bound(after, batch, self._episodes, to_env, slice(2 if self._joins_out else 0, None))
-        computed = {id(out) for own, out in zip(forwards, made, strict=True) if own is not None}
-        decided = {id(out) for i, out in enumerate(made) if i not in in_torch}
-        later = [call for call in later if not self._is_idle(call, computed, decided)]
+        of_group = {id(out): own for own, out in zip(bound, made, strict=True) if own is not None}
+        later = [call for call in later if not _is_replaced(call, of_group)]
         calls = [call for call in calls if call not in once]
-        bound = [own for own in forwards if own is not None]
-        return _Layout(given, made, calls, tensors, forward, [*chosen, *later], bound, self._begun)
+        arrays = [own for own in bound if own is not None]
+        return _Layout(given, made, calls, tensors, forward, [*chosen, *later], arrays, self._begun)
 
-    def _forward_of(self, rows: LiveRows) -> BoundForward | None:
-        if not self._joins_in:
+    def _in_arrays(self, columns: ColumnGroup, out: ColumnGroup) -> BoundGroup | None:
+        """Returns what acts for a group in the place of its modules; None if they are called."""
+        if self._arrays is None:
             return None
-        forward = bind_forward(self._rl_module, rows.module_ids, rows.splits)
-        return forward if forward is None or not forward.is_stateful or self._drops_time else None
-
-    @property
-    def _drops_time(self) -> bool:
-        """Whether no user's piece reads the outputs of stateful modules while they have a time axis."""
-        pieces = list(self._module_to_env)
-        at = next((i for i, piece in enumerate(pieces) if type(piece) is RemoveSingleTsTimeRankFromBatch), None)
-        return self._joins_out and at is not None and all(type(piece) in DEFAULT_PIECES for piece in pieces[:at])
-
-    def _choice_of(self, forward: BoundForward, out: ColumnGroup) -> Callable[[], None] | None:
-        """Returns a call that chooses actions in arrays. None if GetActions chooses them in tensors."""
-        if not self._joins_out:
-            return None
-        get_actions: Any = self._module_to_env[0]
-        space = out.rows.action_space
-        found = get_actions.bound_dist_cls(self._rl_module, out.module_ids, space, self._explore, forward.num_inputs)
-        if found is None:
-            return None
-        dist_cls, is_later = found
-        out.action_dist_cls = dist_cls if is_later else None
-        return partial(self._choose, dist_cls, dist_cls.bind_choice(), samples(dist_cls, self._explore), out)
-
-    def _is_idle(self, call: _Call, computed: Collection[int], decided: Collection[int]) -> bool:
-        """Returns whether a call does not change what was computed in arrays.
-
-        Args:
-            call: A call of a module-to-env piece.
-            computed: The ids of the groups with module outputs that were computed in arrays, so without a time axis.
-            decided: The ids of the groups with actions that were chosen in arrays.
-        """
-        piece, group = _piece_of(call), getattr(call, "group", None)
-        if type(piece) is RemoveSingleTsTimeRankFromBatch:
-            return id(group) in computed
-        if type(piece) is not NormalizeAndClipActions or id(group) not in decided:
-            return False
-        if type(piece).on_columns is not _NORMALIZES or has_own_methods(piece):
-            return False
-        assert group is not None
-        space = group.rows.action_space
-        is_plain = isinstance(space, spaces.Discrete) and not space.start
-        return is_plain and all(type(other) in DEFAULT_PIECES for other in self._module_to_env)
+        return self._arrays.bind(columns, out, explore=self._explore, noise=self._noise, call=self._run_torch)
 
     # The plan's functions, which are bound as calls.
-
-    def _run_arrays(self, forward: BoundForward, columns: ColumnGroup, out: ColumnGroup) -> None:
-        """Runs a forward pass in arrays."""
-        observations: Any = columns.get(Columns.OBS)
-        if columns.holders or not forward.accepts(observations):
-            self._run_as_given(columns, out)
-            return
-        inputs, state = forward(observations, columns.get(Columns.STATE_IN))
-        out.clear()
-        mask = columns.get(Columns.ACTION_MASK)
-        if mask is not None:
-            mask = out[Columns.ACTION_MASK] = mask.reshape(len(mask), -1)
-            inputs = self._masked(inputs, mask, columns)
-        if state is not None:
-            out[Columns.STATE_OUT] = state
-        out[Columns.ACTION_DIST_INPUTS] = inputs
-
-    def _run_as_given(self, columns: ColumnGroup, out: ColumnGroup) -> None:
-        """Runs the modules on observations that the bound forward pass does not accept.
-
-        If the modules do not accept them either, they raise an error that explains why.
-        """
-        NumpyToTensor().on_columns(columns=columns)
-        self._run_torch([columns], [out])
-        for name, column in out.items():
-            out[name] = tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, column)
-
-    def _masked(self, inputs: np.ndarray, mask: np.ndarray, columns: ColumnGroup) -> np.ndarray:
-        module: Any = self._rl_module[columns.module_ids[0]]
-        if module.handles_action_masks:
-            return inputs
-        dist_cls = module.get_train_action_dist_cls()
-        if issubclass(dist_cls, Distribution):
-            return dist_cls.apply_mask_to_rows(inputs, mask)
-        return apply_mask_of_module(module, torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
     def _run_torch(self, given: list[ColumnGroup], made: list[ColumnGroup]) -> None:
         """Runs the forward passes of the modules themselves, in torch."""
@@ -399,14 +314,6 @@ class SamplingPlan:
         outputs = module.forward_exploration(batch) if self._explore else module.forward_inference(batch)
         for own, found in zip(made, outputs.groups, strict=True):
             own.take_from(found)
-
-    def _choose(self, dist_cls: type[Distribution], choose: Any, is_sampled: bool, out: ColumnGroup) -> None:
-        """Chooses actions from the modules' action distribution inputs."""
-        inputs = out[Columns.ACTION_DIST_INPUTS]
-        noise = self._noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1]) if is_sampled else None
-        actions = out[Columns.ACTIONS] = choose(inputs, noise)
-        if out.action_dist_cls is None:
-            out[Columns.ACTION_LOGP] = dist_cls.logp_of_rows(inputs, actions)
 
     # Steps.
 
@@ -624,6 +531,17 @@ class SamplingPlan:
         self._prepared = _Prepared(batch, state.explores, state.pieces, state.metrics)
 
 
+def _is_replaced(call: _Call, of_group: Mapping[int, BoundGroup]) -> bool:
+    """Whether the work of a piece on a group is done already."""
+    own = of_group.get(id(getattr(call, "group", None)))
+    return own is not None and own.replaces(_piece_of(call))
+
+
+def _as_tensors(out: ColumnGroup) -> None:
+    for name, column in out.items():
+        out[name] = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, column)
+
+
 def _raise_as_of(call: Any, error: Exception) -> NoReturn:
     """Raises an error as the failure of the piece whose call failed. Errors of other calls are raised unchanged."""
     if call is None or call.pipeline is None:
@@ -659,39 +577,11 @@ def _piece_of(call: _Call) -> ConnectorV2 | None:
     return call.piece if isinstance(call, BoundCall) else None
 
 
-def _as_tensors(out: ColumnGroup) -> None:
-    for name, column in out.items():
-        out[name] = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, column)
-
-
-def _is_plain(pipeline: Any) -> bool:
-    """Returns whether a pipeline runs its pieces in the library's way, unchanged by a user."""
-    return (
-        isinstance(pipeline, ConnectorPipelineV2)
-        and type(pipeline).run is ConnectorPipelineV2.run
-        and type(pipeline).__call__ is ConnectorPipelineV2.__call__
-        and not has_own_methods(pipeline)
-    )
-
-
-def _are(pieces: Sequence[ConnectorV2], classes: Sequence[type]) -> bool:
-    return [type(piece) for piece in pieces] == list(classes) and not any(map(has_own_methods, pieces))
-
-
-def _ends_plain(pipeline: Any, classes: Sequence[type]) -> bool:
-    """Returns whether a pipeline ends with unchanged pieces of these library classes."""
-    return _is_plain(pipeline) and _are(list(pipeline)[-len(classes) :], classes)
-
-
-def _begins_plain(pipeline: Any, classes: Sequence[type]) -> bool:
-    return _is_plain(pipeline) and _are(list(pipeline)[: len(classes)], classes)
-
-
 def _bound(
     pipeline: Any, batch: ColumnBatch, episodes: Callable[[], Sequence[Any]], common: dict[str, Any], pieces: slice
 ) -> list[_Call]:
     """Returns the calls of the pieces. A pipeline that a user has changed is one call."""
-    if _is_plain(pipeline):
+    if runs_pieces(pipeline):
         return pipeline.bind(batch, episodes=episodes, pieces=pieces, **common)
     phase = batch.phase
 

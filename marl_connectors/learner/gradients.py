@@ -1,4 +1,4 @@
-"""Gradients of a step: their computation in closed form, and their clipping.
+"""Gradients of a step, and their clipping.
 
 Clipping bounds each value, the norm of each tensor, or the norm of all gradients of a module together. A learner's
 subclass may also replace the gradients.
@@ -6,39 +6,17 @@ subclass may also replace the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.closed_form import ClosedForward
 from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6
-
-
-class LossAndGradients(NamedTuple):
-    """The losses and gradients of a minibatch of one module, or of ``M`` stacked ones.
-
-    Attributes:
-        losses: A scalar or ``[M]``.
-        by_inputs: The gradient of the sum of the losses with respect to ``action_dist_inputs``, of their shape.
-        by_values: The gradient with respect to the value estimates; None if the loss uses none.
-    """
-
-    losses: Tensor
-    by_inputs: Tensor
-    by_values: Tensor | None
-
-    def weighted(self, weights: Sequence[float]) -> LossAndGradients:
-        """Returns the losses times ``M`` weights, and their gradients."""
-        factors = weighted(torch.ones_like(self.losses), weights)
-        rows = factors.unsqueeze(-1)
-        by_values = None if self.by_values is None else self.by_values * rows
-        return LossAndGradients(self.losses * factors, self.by_inputs * rows.unsqueeze(-1), by_values)
 
 
 def weighted(losses: Tensor, weights: Sequence[float] | None) -> Tensor:
@@ -46,64 +24,6 @@ def weighted(losses: Tensor, weights: Sequence[float] | None) -> Tensor:
     if weights is None:
         return losses
     return losses * (losses.new_tensor(weights) if losses.dim() else weights[0])
-
-
-class ClosedLoss(Protocol):
-    """A loss with its gradients in closed form.
-
-    Attributes:
-        uses_values: Whether the loss uses value estimates.
-    """
-
-    uses_values: bool
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        """Computes the losses of a minibatch and logs their terms; returns None if autograd must compute them.
-
-        Args:
-            inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, without gradients.
-            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if the loss uses none.
-            batch: The columns of the minibatch.
-        """
-        ...
-
-
-class ClosedUpdate:
-    """The gradients of some members of a bucket, for one update."""
-
-    def __init__(self, stack: MemberStack, forward: ClosedForward, loss: ClosedLoss):
-        """Binds the members.
-
-        Args:
-            stack: The members.
-            forward: What ``stack.closed_forward`` returned.
-            loss: Their loss.
-        """
-        self._stack = stack
-        self._forward = forward
-        self._loss = loss
-
-    @torch.no_grad()
-    def compute_gradients(self, columns: Mapping[str, Any], weights: Sequence[float] | None = None) -> Tensor | None:
-        """Computes the losses of a minibatch, and writes their gradients into the bucket.
-
-        Args:
-            columns: The columns of the minibatch.
-            weights: ``MiniBatch.weights``, the factors of the losses.
-
-        Returns:
-            A scalar or ``[M]`` losses; None, without a change, if autograd must compute them.
-        """
-        self._stack.load()
-        outputs = self._forward(columns)
-        found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
-        if found is None:
-            return None
-        if weights is not None:
-            found = found.weighted(weights)
-        self._forward.backward(found.by_inputs, found.by_values)
-        self._stack.store()
-        return found.losses
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
+from marl_connectors.accelerators import BoundUpdate, bind_update
 from marl_connectors.checkpoints import Checkpointable
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
@@ -20,7 +21,7 @@ from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.module_actions import with_module_actions
 from marl_connectors.errors import LearnerError, counted, listed
-from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients, weighted
+from marl_connectors.learner.gradients import clip_gradients, set_gradients, weighted
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.minibatches import GroupRows
 from marl_connectors.learner.optimizers import Optimizers, OptimizerState
@@ -113,7 +114,7 @@ class Learner(Checkpointable, ABC):
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self._in_train_mode = False
-        self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
+        self._bound_updates: dict[tuple[ModuleID, ...], BoundUpdate | None] = {}
         self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
 
     def __repr__(self) -> str:
@@ -168,18 +169,6 @@ class Learner(Checkpointable, ABC):
             fwd_out: The outputs of ``module.forward_train`` for this minibatch.
         """
         raise NotImplementedError
-
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """Returns the loss of some modules in closed form, with its gradients; None unless overridden.
-
-        With it, updates of modules that are MLPs (``RLModule.training_layers``) need no autograd. It must compute the
-        same loss as ``compute_loss_for_module``. It is not used if a subclass overrides only that method. The learner
-        calls it once in each update.
-
-        Args:
-            module_ids: One module, or several that are computed together.
-        """
-        del module_ids
 
     def stacking_key(self, config: Any) -> Hashable:
         """Returns the settings in which modules must agree to have one stacked loss; None unless overridden."""
@@ -318,7 +307,7 @@ class Learner(Checkpointable, ABC):
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)
         self._refresh_optimizers()
-        self._closed_updates = {}
+        self._bound_updates = {}
         self.num_gradient_steps = 0
         self.ranks.begin(self, self._seed)
         began = perf_counter()
@@ -459,7 +448,7 @@ class Learner(Checkpointable, ABC):
         """Takes one gradient step."""
         ids = tuple(step.sizes)
         stepping = (*ids, *step.without_rows)
-        loss = self._gradients_in_closed_form(step)
+        loss = self._gradients_by_accelerator(step)
         if loss is None and step.minibatches:
             loss = self._gradients_by_autograd(step)
         loss = self.ranks.sum_gradients(step, loss)
@@ -474,32 +463,17 @@ class Learner(Checkpointable, ABC):
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
 
-    def _gradients_in_closed_form(self, step: Step) -> Tensor | None:
-        """Computes gradients in closed form, and returns the sum of the losses; None if a user's code takes part."""
+    def _gradients_by_accelerator(self, step: Step) -> Tensor | None:
+        """Returns the sum of the losses, whose gradients an accelerator has computed; None if none applies."""
         if step.is_joint or not step.minibatches:  # only other ranks have rows
             return None
         (minibatch,) = step.minibatches
         ids = minibatch.module_ids
-        if ids not in self._closed_updates:
-            self._closed_updates[ids] = self._bind_closed_update(ids)
-        closed = self._closed_updates[ids]
-        losses = None if closed is None else closed.compute_gradients(minibatch.columns, minibatch.weights)
+        if ids not in self._bound_updates:
+            self._bound_updates[ids] = bind_update(self, ids)
+        bound = self._bound_updates[ids]
+        losses = None if bound is None else bound.compute_gradients(minibatch.columns, minibatch.weights)
         return losses if losses is None or not losses.dim() else losses.sum()
-
-    def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
-        """Returns what computes the gradients of modules in closed form; None if a user's code takes part."""
-        stack = self.optimizers.stack_of(module_ids)
-        if (
-            stack is None
-            or self.config.autocast_dtype is not None
-            or has_self_supervised_loss(self.module[module_ids[0]])
-        ):
-            return None
-        if not self._is_as_new("closed_loss", "compute_loss_for_module", "compute_loss_for_stacked_modules"):
-            return None
-        loss = self.closed_loss(module_ids)
-        forward = None if loss is None else stack.closed_forward(with_values=loss.uses_values)
-        return None if loss is None or forward is None else ClosedUpdate(stack, forward, loss)
 
     def _gradients_by_autograd(self, step: Step) -> Tensor:
         """Computes gradients by autograd, and returns the sum of the losses."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
+
+from marl_connectors import array_functions
+from marl_connectors.array_functions import namespace
 
 
 class PPOLoss(NamedTuple):
@@ -37,24 +38,24 @@ class PPOCoefficients(NamedTuple):
 
 def ppo_loss(
     *,
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    entropy: Tensor,
-    clip_param: float | Tensor,
-    entropy_coeff: float | Tensor,
-    values: Tensor | None = None,
-    value_targets: Tensor | None = None,
-    vf_clip_param: float | Tensor = float("inf"),
-    vf_loss_coeff: float | Tensor = 1.0,
-    kl: Tensor | None = None,
-    kl_coeff: float | Tensor = 0.0,
-    vf_huber_delta: float | Tensor = float("inf"),
-    weights: Tensor | None = None,
+    logp: Any,
+    old_logp: Any,
+    advantages: Any,
+    entropy: Any,
+    clip_param: Any,
+    entropy_coeff: Any,
+    values: Any = None,
+    value_targets: Any = None,
+    vf_clip_param: Any = float("inf"),
+    vf_loss_coeff: Any = 1.0,
+    kl: Any = None,
+    kl_coeff: Any = 0.0,
+    vf_huber_delta: Any = float("inf"),
+    weights: Any = None,
 ) -> PPOLoss:
-    """PPO's loss to be minimised.
+    """PPO's loss to be minimised, of arrays or of tensors.
 
-    All tensors are ``[B]``, or ``[M, B]`` for ``M`` modules at once; every mean runs over ``B``. Coefficients and
+    All of them are ``[B]``, or ``[M, B]`` for ``M`` modules at once; every mean runs over ``B``. Coefficients and
     clips are numbers, or ``[M]`` tensors with one for each module.
 
     Args:
@@ -76,28 +77,27 @@ def ppo_loss(
         weights: The weight of each row in the means, summing to 1 over ``B``; None if all rows have the same weight.
     """
 
-    def mean(of_rows: Tensor) -> Tensor:
-        return of_rows.mean(-1) if weights is None else (of_rows * weights).sum(-1)
+    def mean(of_rows: Any) -> Any:
+        return array_functions.mean(of_rows) if weights is None else (of_rows * weights).sum(-1)
 
-    ratio = torch.exp(logp - old_logp)
+    xp = namespace(logp)
+    ratio = xp.exp(logp - old_logp)
     low, high = with_row_axis(1.0 - clip_param), with_row_axis(1.0 + clip_param)
-    surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
-    policy_loss = -mean(surrogate)
+    policy_loss = -mean(xp.minimum(advantages * ratio, advantages * ratio.clip(low, high)))
     mean_entropy = mean(entropy)
     total = policy_loss - entropy_coeff * mean_entropy
-    vf_loss = vf_loss_unclipped = mean_kl = torch.zeros_like(policy_loss)
-    with torch.no_grad():
-        clip_fraction = mean(((ratio < low) | (ratio > high)).to(ratio.dtype))
+    vf_loss = vf_loss_unclipped = mean_kl = xp.zeros_like(policy_loss)
+    clip_fraction = mean(((ratio < low) | (ratio > high)) * xp.ones_like(ratio))
     if values is not None and value_targets is not None:
-        error = (values - value_targets).square()
+        error = xp.square(values - value_targets)
         vf_loss = vf_loss_unclipped = mean(error)
-        if not _is_infinite(vf_huber_delta):
-            distance = (values - value_targets).abs()
-            bounded = distance.clamp(max=with_row_axis(vf_huber_delta))
+        if not is_infinite(vf_huber_delta):
+            distance = abs(values - value_targets)
+            bounded = distance.clip(None, with_row_axis(vf_huber_delta))
             error = bounded * (2.0 * distance - bounded)
             vf_loss = mean(error)
-        if not _is_infinite(vf_clip_param):
-            vf_loss = mean(error.clamp(max=with_row_axis(vf_clip_param)))
+        if not is_infinite(vf_clip_param):
+            vf_loss = mean(error.clip(None, with_row_axis(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
@@ -105,92 +105,11 @@ def ppo_loss(
     return PPOLoss(total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl, clip_fraction)
 
 
-def _is_infinite(bound: float | Tensor) -> bool:
+def is_infinite(bound: Any) -> bool:
+    """Whether a setting is no bound, for all modules."""
     return isinstance(bound, float) and bound == float("inf")
 
 
 def with_row_axis(setting: Any) -> Any:
     """Returns an ``[M]`` setting as ``[M, 1]``, for arithmetic with ``[M, B]``."""
     return setting if isinstance(setting, float | int) else setting[:, None]
-
-
-def _of_each_row(value: Any, rows: np.ndarray) -> np.ndarray:
-    found = np.empty_like(rows)
-    found[...] = value
-    return found
-
-
-class PPOGradients(NamedTuple):
-    """The derivatives of the loss for each row, ``[B]`` or ``[M, B]``; None for absent terms."""
-
-    by_logp: np.ndarray
-    by_entropy: np.ndarray
-    by_kl: np.ndarray | None
-    by_values: np.ndarray | None
-
-
-def ppo_loss_and_gradients(
-    coefficients: PPOCoefficients,
-    *,
-    logp: np.ndarray,
-    old_logp: np.ndarray,
-    advantages: np.ndarray,
-    entropy: np.ndarray,
-    values: np.ndarray | None = None,
-    value_targets: np.ndarray | None = None,
-    kl: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
-) -> tuple[list[np.ndarray], PPOGradients]:
-    """Computes ``ppo_loss`` and its gradients in numpy.
-
-    The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
-
-    Returns:
-        The terms of a ``PPOLoss``, in order, and the derivatives of the total.
-    """
-    clip_param, entropy_coeff, vf_clip_param, vf_loss_coeff, kl_coeff, vf_huber_delta = coefficients
-    weight: Any = logp.dtype.type(1.0 / logp.shape[-1]) if weights is None else weights
-
-    def mean(of_rows: np.ndarray) -> Any:
-        if weights is None:
-            return np.add.reduce(of_rows, -1) * weight
-        return np.add.reduce(of_rows * weights, -1)
-
-    ratio = np.exp(logp - old_logp)
-    low, high = with_row_axis(1.0 - clip_param), with_row_axis(1.0 + clip_param)
-    clip_fraction = mean(((ratio < low) | (ratio > high)).astype(ratio.dtype))
-    gain = advantages * ratio
-    np.maximum(ratio, low, out=ratio)
-    np.minimum(ratio, high, out=ratio)
-    ratio *= advantages
-    by_logp = (gain <= ratio) * gain  # the gradient is 0 where clipping makes the gain smaller
-    by_logp *= -weight
-    np.minimum(gain, ratio, out=gain)
-    policy_loss = -mean(gain)
-    mean_entropy = mean(entropy)
-    total = policy_loss - entropy_coeff * mean_entropy
-    vf_loss = vf_loss_unclipped = mean_kl = np.zeros_like(policy_loss)
-    by_values = by_kl = None
-    if values is not None and value_targets is not None:
-        by_values = values - value_targets
-        error = by_values * by_values
-        vf_loss_unclipped = vf_loss = mean(error)
-        if not _is_infinite(vf_huber_delta):
-            distance, delta = np.abs(by_values), with_row_axis(vf_huber_delta)
-            bounded = np.minimum(distance, delta)
-            error = bounded * (2.0 * distance - bounded)
-            vf_loss = mean(error)
-            by_values = np.clip(by_values, -delta, delta)
-        by_values *= 2 * weight * with_row_axis(vf_loss_coeff)
-        if not _is_infinite(vf_clip_param):
-            bound = with_row_axis(vf_clip_param)
-            by_values *= error <= bound
-            vf_loss = mean(np.minimum(error, bound))
-        total = total + vf_loss_coeff * vf_loss
-    if kl is not None:
-        mean_kl = mean(kl)
-        total = total + kl_coeff * mean_kl
-        by_kl = _of_each_row(with_row_axis(kl_coeff) * weight, kl)
-    by_entropy = _of_each_row(-with_row_axis(entropy_coeff) * weight, entropy)
-    terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl, clip_fraction]
-    return [np.array(term, logp.dtype) for term in terms], PPOGradients(by_logp, by_entropy, by_kl, by_values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any
@@ -81,48 +81,9 @@ def _same_space(one: Space | None, other: Space | None) -> bool:
     return one is other or (one is not None and other is not None and same(one, other))
 
 
-def has_hooks(part: nn.Module) -> bool:
+def _has_hooks(part: nn.Module) -> bool:
     """Whether the layer has hooks for its forward or backward pass."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
-
-
-def overrides_methods_of(module: nn.Module, base: type, unrelated: frozenset[str]) -> bool:
-    """Whether a class before ``base`` in the resolution order, or the object, overrides a method of ``base``.
-
-    Args:
-        module: An instance of ``base``.
-        base: The class.
-        unrelated: Methods that may be overridden.
-    """
-    cls = type(module)
-    return (cls is not base and class_overrides_methods_of(cls, base, unrelated)) or has_own_methods(module)
-
-
-def class_overrides_methods_of(cls: type, base: type, unrelated: frozenset[str]) -> bool:
-    """Whether a class, or a class between it and ``base``, overrides a method of ``base``.
-
-    Args:
-        cls: A subclass of ``base``, or ``base``.
-        base: The class.
-        unrelated: Methods that may be overridden.
-    """
-    known = _methods_without(base, unrelated)
-    return any(not known.isdisjoint(vars(each)) for each in cls.__mro__[: cls.__mro__.index(base)])
-
-
-def has_own_methods(thing: Any) -> bool:
-    """Whether a method of this one object was replaced."""
-    return not _methods(type(thing)).isdisjoint(vars(thing))
-
-
-@lru_cache(256)
-def _methods_without(cls: type, unrelated: frozenset[str]) -> frozenset[str]:
-    return _methods(cls) - unrelated
-
-
-@lru_cache(256)
-def _methods(cls: type) -> frozenset[str]:
-    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None))) - {"__class__", "__doc__"}
 
 
 def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
@@ -142,7 +103,7 @@ def _stands_alone(module: RLModule) -> bool:
         return True
     if len(list(module.parameters())) < len(_parameters(module)):  # a parameter under two names
         return True
-    return any(has_hooks(part) or _is_torch_layer(part) for part in module.modules())
+    return any(_has_hooks(part) or _is_torch_layer(part) for part in module.modules())
 
 
 def _is_torch_layer(part: nn.Module) -> bool:

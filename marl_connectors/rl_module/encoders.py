@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,25 +86,15 @@ class FlatPart(nn.Module):
     def __init__(self, space: Space):
         super().__init__()
         shape = space.shape or ()
-        self._rank = len(shape)
-        self._scale = byte_scale(space) if isinstance(space, spaces.Box) else None
+        self.rank = len(shape)
+        self.scale = byte_scale(space) if isinstance(space, spaces.Box) else None
         self.output_dim = int(np.prod(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._rank != 1:
-            x = x.flatten(-self._rank) if self._rank else x.unsqueeze(-1)
+        if self.rank != 1:
+            x = x.flatten(-self.rank) if self.rank else x.unsqueeze(-1)
         x = x if x.dtype in _COMPUTED else x.float()
-        return x if self._scale is None else x * self._scale
-
-    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
-        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32."""
-
-        def write(x: np.ndarray) -> None:
-            out[...] = x.reshape(out.shape)
-            if self._scale is not None:
-                np.multiply(out, self._scale, out=out)
-
-        return write
+        return x if self.scale is None else x * self.scale
 
 
 class OneHotPart(nn.Module):
@@ -112,11 +102,11 @@ class OneHotPart(nn.Module):
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
-        self._rank = len(space.shape or ())
+        self.rank = len(space.shape or ())
         counts, starts = (np.atleast_1d(x).ravel() for x in (_counts(space), space.start))
         numbers = np.concatenate([np.arange(n) + start for n, start in zip(counts, starts, strict=True)])
         component = np.repeat(np.arange(len(counts)), counts)
-        self._arrays = numbers, component
+        self.numbers, self.component = numbers, component
         self._table = torch.from_numpy(numbers), torch.from_numpy(component)
         self.output_dim = len(numbers)
 
@@ -127,17 +117,8 @@ class OneHotPart(nn.Module):
             is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or is_fake(numbers)
             if not is_traced:  # tensors made in a trace are not valid outside of it
                 self._table = numbers, component
-        spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
+        spread = x.flatten(-self.rank)[..., component] if self.rank else x.unsqueeze(-1)
         return (spread == numbers).float()
-
-    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
-        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32."""
-        numbers, component = self._arrays
-
-        def write(x: np.ndarray) -> None:
-            np.equal(x.reshape(len(x), -1)[:, component] if self._rank else x[:, None], numbers, out=out)
-
-        return write
 
 
 def _counts(space: spaces.Discrete | spaces.MultiDiscrete) -> Any:
@@ -221,31 +202,6 @@ class CNN(nn.Module):
             x = self.activation(layer(x))
         return x.flatten(-3).reshape(*lead, self.output_dim)
 
-    def bind(self, images: Tensor) -> Callable[[], Tensor]:
-        """Returns a function that computes the last layer's ``[B, C, H, W]`` outputs for the present ``images``.
-
-        It neither calls the layers nor computes gradients, and is valid until parameters get other memory. Inputs of
-        convolutions have the memory layout that they have in ``forward``, as other layouts round differently.
-        """
-        steps: list[tuple[np.ndarray, Tensor, Tensor, Tensor, Any]] = []
-        activate, x = self.activation.forward, images
-        for layer in self.layers:
-            assert isinstance(layer, Conv2d) and layer.bias is not None
-            left, _, top, _ = layer.padding_of_inputs
-            padded = F.pad(torch.zeros_like(x), layer.padding_of_inputs)
-            inner = padded.numpy()[:, :, top : top + x.shape[2], left : left + x.shape[3]]
-            steps.append((inner, padded, layer.weight.detach(), layer.bias.detach(), layer.stride))
-            x = activate(torch.conv2d(*steps[-1][1:]))
-
-        def run() -> Tensor:
-            x = images
-            for inner, padded, weight, bias, stride in steps:
-                inner[...] = x.numpy()
-                x = activate(torch.conv2d(padded, weight, bias, stride))
-            return x
-
-        return run
-
 
 def default_filters(height: int, width: int) -> list[list[int]]:
     """Returns ``[channels, kernel, stride]`` of convolutions that shrink images of that size.
@@ -273,43 +229,27 @@ class ImagePart(nn.Module):
 
     def __init__(self, space: spaces.Box, config: DefaultModelConfig):
         super().__init__()
-        self._shape = space.shape
+        self.shape = space.shape
         height, width, *last = space.shape
         channels = last[0] if last else 1
         self._has_channels = bool(last)
         self._channels_first = bool(last) and 4 * height <= min(width, channels)
         if self._channels_first:
             channels, height, width = height, width, channels
-        self._scale = byte_scale(space)
+        self.scale = byte_scale(space)
         filters = default_filters(height, width) if config.conv_filters is None else config.conv_filters
         self.cnn = CNN((height, width, channels), filters, config.conv_activation, Initializers.of(config, "conv"))
         self.output_dim = self.cnn.output_dim
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if x.dtype in _COMPUTED else x.float()
-        return self.cnn(self._channels_first_of(x if self._scale is None else x * self._scale))
+        return self.cnn(self.channels_first_of(x if self.scale is None else x * self.scale))
 
-    def _channels_first_of(self, x: Tensor) -> Tensor:
+    def channels_first_of(self, x: Tensor) -> Tensor:
+        """Returns a view of ``[..., *shape]`` images as ``[..., C, H, W]``."""
         if not self._has_channels:
             return x.unsqueeze(-3)
         return x if self._channels_first else x.movedim(-1, -3)
-
-    def bind(self, out: np.ndarray) -> Callable[[np.ndarray], None]:
-        """Returns a function of ``[B, ...]`` arrays that writes the vectors to ``[B, output_dim]`` float32.
-
-        It is valid until parameters get other memory.
-        """
-        images = np.zeros((len(out), *self._shape), np.float32)
-        convolve = self.cnn.bind(self._channels_first_of(torch.from_numpy(images)))
-        result = out.reshape(convolve().shape)
-
-        def write(x: np.ndarray) -> None:
-            images[...] = x
-            if self._scale is not None:
-                np.multiply(images, self._scale, out=images)
-            result[...] = convolve().numpy()
-
-        return write
 
 
 def is_image(space: Space) -> bool:

@@ -10,7 +10,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors import accelerators
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import (
-    BOUND_ACTIVATIONS,
-    NUMPY_ACTIVATIONS,
-    Activation,
-    ArrayLayer,
-    is_watched,
-    run_layers,
-)
-from marl_connectors.rl_module.numpy_threads import follow_torch
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -39,11 +30,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
-_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Returns the hooks among a module's attributes."""
-_NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
-"""The largest number of rows for which a forward pass without gradients is faster in numpy than in torch. Numpy's calls
-cost less, and its tanh takes a tenth of the time."""
 
 
 def make_activation(name: str) -> nn.Module:
@@ -139,51 +125,8 @@ class LayerNorm(nn.LayerNorm):
         return normal * self.weight.view(lead) + self.bias.view(lead)
 
 
-_PLAIN = (nn.Parameter, Tensor)
-
-
-class _Arrays(NamedTuple):
-    """An MLP's layers in numpy, and the parameters whose memory they share.
-
-    Attributes:
-        layers: The layers in order.
-        parameters: The weight and bias of each layer.
-        addresses: The memory address of each parameter.
-    """
-
-    layers: Sequence[ArrayLayer]
-    parameters: Sequence[Tensor]
-    addresses: Sequence[int]
-
-    @classmethod
-    def over(cls, mlp: MLP, parameters: Sequence[Tensor]) -> _Arrays:
-        """Returns the layers over the current memory of the parameters."""
-        follow_torch()
-        fixed = [parameter.detach() for parameter in parameters]  # keep their memory if the parameters change
-        count = len(fixed) // 2
-        layers = []
-        for i, (weight, bias) in enumerate(zip(fixed[::2], fixed[1::2], strict=True)):
-            activation = mlp._numpy_activation if mlp.activate_last or i + 1 < count else None
-            layers.append(ArrayLayer.over(weight.numpy(), bias.numpy(), activation))
-        return cls(layers, list(parameters), [tensor.data_ptr() for tensor in fixed])
-
-    def are_over(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the same parameters at the same addresses."""
-        if len(parameters) != len(self.parameters):
-            return False
-        for own, known, address in zip(parameters, self.parameters, self.addresses, strict=True):
-            if own is not known or own.data_ptr() != address:
-                return False
-        return True
-
-
 class MLP(nn.Module):
-    """Linear layers with an activation after each, or after each but the last.
-
-    On the CPU, numpy computes batches without gradients where that is faster, from the memory of the parameters.
-    """
-
-    _cached_attributes = frozenset({"_arrays"})
+    """Linear layers with an activation after each, or after each but the last."""
 
     def __init__(
         self,
@@ -215,17 +158,12 @@ class MLP(nn.Module):
             self.layers.append(Linear(input_dim, dim))
             input_dim = dim
         self.activation = make_activation(activation)
-        self._own_activation = type(self.activation)
         self.activate_last = activate_last
-        active = self._linear_layers if activate_last else self._linear_layers[:-1]
+        active = self.linear_layers if activate_last else self.linear_layers[:-1]
         self.norms = nn.ModuleList([LayerNorm(layer.out_features) for layer in active if use_layernorm])
-        self._numpy_activation = None if use_layernorm else NUMPY_ACTIVATIONS.get(type(self.activation))
-        has_active = len(self._linear_layers) - (not activate_last) > 0
-        self._numpy_rows = _NUMPY_ROWS.get(type(self.activation), 0) if has_active else math.inf
-        self._arrays: list[_Arrays] = []  # one or none
         initializers = initializers or Initializers()
-        for layer in self._linear_layers:
-            is_last = layer is self._linear_layers[-1]
+        for layer in self.linear_layers:
+            is_last = layer is self.linear_layers[-1]
             gain = last_gain if is_last and last_gain is not None else math.sqrt(2)
             initializers.fill_weight(layer.weight, gain)
             initializers.fill_bias(layer.bias)
@@ -235,83 +173,22 @@ class MLP(nn.Module):
         return x
 
     def forward(self, x: Any) -> Tensor:
-        rows = x if type(self).flat is MLP.flat else self.flat(x)
-        if type(rows) is Tensor and rows.is_cpu and not is_watched():
-            outputs = self._without_gradients(rows)
+        rows = self.flat(x)
+        if not torch.is_grad_enabled():
+            outputs = accelerators.outputs_without_gradients(self, rows)
             if outputs is not None:
                 return outputs
-        last = len(self._linear_layers) - 1
-        for i, layer in enumerate(self._linear_layers):
+        last = len(self.linear_layers) - 1
+        for i, layer in enumerate(self.linear_layers):
             rows = layer(rows)
             if i < last or self.activate_last:
                 rows = self.activation(self.norms[i](rows) if self.norms else rows)
         return rows
 
-    def _without_gradients(self, x: Tensor) -> Tensor | None:
-        """Computes the outputs with numpy; returns None if torch is faster, or must compute them."""
-        layers = self.array_layers(x.shape[-2]) if x.dtype is torch.float32 else None
-        if layers is None:
-            return None
-        if x.dim() <= 3:
-            return torch.from_numpy(run_layers(x.numpy(), layers))
-        return torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers)).unflatten(1, x.shape[1:-1])
-
     @property
-    def _linear_layers(self) -> list[Linear]:
+    def linear_layers(self) -> list[Linear]:
         """The current linear layers."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
-
-    def parameters_as_built(self) -> list[Any] | None:
-        """Returns the weight and bias of each layer; None if layers were replaced, or have hooks."""
-        parts: Any = self._modules
-        activation, layers = parts["activation"], parts["layers"]._modules.values()
-        if type(activation) is not self._own_activation:
-            return None
-        for part in (activation, *layers):
-            if any(_HOOKS(part.__dict__)) or "forward" in part.__dict__:
-                return None
-        parameters: list[Any] = []
-        for layer in layers:
-            if type(layer) is not Linear:
-                return None
-            own = layer._parameters
-            parameters += (own.get("weight"), own.get("bias"))
-        return parameters
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the arrays, which would not share memory with the parameters of a copy."""
-        return {**vars(self), "_arrays": []}
-
-    def can_be_bound(self, rows: int) -> bool:
-        """Whether numpy should compute this number of rows without gradients on the CPU, instead of torch."""
-        activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
-        if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
-            return False
-        parameters = self.parameters_as_built()
-        return rows <= limit and parameters is not None and all(p is not None for p in parameters)
-
-    def activation_after(self, layer: int) -> Activation | None:
-        """Returns the array function after a linear layer; None for none."""
-        is_active = self.activate_last or layer + 1 < len(self._linear_layers)
-        return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
-
-    def array_layers(self, rows: int) -> Sequence[ArrayLayer] | None:
-        """Returns array layers over the current parameters; None if torch must compute this number of rows.
-
-        The cached layers are replaced as a whole, so that several threads may call this at the same time.
-        """
-        if self._numpy_activation is None or rows > self._numpy_rows:
-            return None
-        parameters = self.parameters_as_built()
-        if parameters is None:
-            return None
-        if self._arrays and self._arrays[0].are_over(parameters):
-            return self._arrays[0].layers
-        if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
-            return None
-        found = _Arrays.over(self, parameters)
-        self._arrays[:] = [found]
-        return found.layers
 
 
 State = Mapping[str, Tensor]

@@ -19,8 +19,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
 from marl_connectors.rl_module.calls import call_for_columns
-from marl_connectors.rl_module.distributions import Distribution, default_distribution
-from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.distributions import Distribution, apply_action_mask, default_distribution
 from marl_connectors.rl_module.spec_fields import FOLDER, MODEL_CONFIG, SPACE
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
@@ -278,10 +277,13 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 
-def apply_mask_of_module(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
-    """Applies an action mask to ``action_dist_inputs``: forbidden actions get probability 0."""
-    dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
-    return getattr(dist_cls, "apply_action_mask", apply_action_mask)(inputs, mask)
+def apply_mask_of_module(module: RLModule, inputs: Any, mask: Any) -> Any:
+    """Applies an action mask to ``action_dist_inputs``, arrays or tensors: forbidden actions get probability 0."""
+    dist_cls: Any = module.get_train_action_dist_cls() if module.action_space is not None else None
+    apply = getattr(dist_cls, "apply_action_mask", apply_action_mask)
+    if isinstance(inputs, np.ndarray) and not getattr(dist_cls, "takes_arrays", dist_cls is None):
+        return apply(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
+    return apply(inputs, mask)
 
 
 def _class_of_one(given: Any) -> type[RLModule]:

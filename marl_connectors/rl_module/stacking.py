@@ -6,7 +6,7 @@ Their rows are stacked, too, and padded if modules have different numbers of row
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.sequences import PaddedColumns
 from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
-from marl_connectors.rl_module.array_layers import is_recorded
-from marl_connectors.rl_module.closed_form import ClosedForward, closed_layers_of, target_layers_of
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import all_moved, moved
 from marl_connectors.trees import tree_map
@@ -205,6 +203,8 @@ class MemberStack:
         is_whole: Whether these are all members.
         stacked_module: Runs the members on ``[A, B, ...]`` columns. One member runs itself on ``[B, ...]`` columns.
         parameters: The trainable parameters of the stacked module.
+        bound: What accelerators have bound to the members, by their own keys. If layers, parameters, hooks or
+            attributes of the members change, ``bind_buckets`` makes other stacks, for which it is bound anew.
     """
 
     def __init__(self, bucket: Bucket, module_ids: tuple[ModuleID, ...]):
@@ -214,8 +214,7 @@ class MemberStack:
         self.is_whole = module_ids == bucket.module_ids
         self._stacked: list[nn.Parameter] = []
         self._unstored: Tensor | None = None
-        self._closed: tuple[bool, ClosedForward | None] | None = None
-        self._closed_targets: tuple[bool, ClosedForward | None] | None = None
+        self.bound: dict[Hashable, Any] = {}
         if self.is_whole:
             self.stacked_module = bucket.stacked_module
         elif len(module_ids) == 1:
@@ -262,7 +261,9 @@ class MemberStack:
             at = bucket.module_ids.index(self.module_ids[0])
             matrix = bucket.gradients[at : at + 1]
         else:
-            matrix = self._unstored = torch.zeros_like(self._memory)
+            if self._unstored is None:
+                self._unstored = torch.empty_like(self._memory)
+            matrix = self._unstored
         matrix.zero_()
         lead = () if count == 1 else (count,)
         parameters = self._stacked or list(self.stacked_module.parameters())
@@ -270,42 +271,6 @@ class MemberStack:
             parameter: matrix[:, own.begin : own.end].view(*lead, *own.shape) if own.requires_grad else None
             for parameter, own in zip(parameters, bucket.slices, strict=True)
         }
-
-    def closed_forward(self, *, with_values: bool) -> ClosedForward | None:
-        """Returns the members' pass with gradients in closed form; None if autograd must compute them.
-
-        It is bound once. If layers, parameters, hooks or attributes of the members change, ``bind_buckets`` makes other
-        stacks.
-
-        Args:
-            with_values: Whether values are wanted.
-        """
-        module = self.load()
-        if is_recorded():
-            return None
-        if self._closed is None or self._closed[0] != with_values:
-            layers = closed_layers_of(module)
-            found = None
-            if layers is not None:
-                found = ClosedForward(module, layers, self.bound_gradients(), with_values=with_values)
-            self._closed = with_values, found
-        return self._closed[1]
-
-    def closed_targets(self, *, with_values: bool) -> ClosedForward | None:
-        """Returns the same pass of the members' target networks, without gradients.
-
-        Args:
-            with_values: Whether values are wanted.
-        """
-        if self._closed_targets is None or self._closed_targets[0] != with_values:
-            module = self.load()
-            layers = target_layers_of(module)
-            found = None
-            if layers is not None:
-                no_gradients: dict[Tensor, Tensor | None] = dict.fromkeys(module.parameters())
-                found = ClosedForward(module, layers, no_gradients, with_values=with_values)
-            self._closed_targets = with_values, found
-        return self._closed_targets[1]
 
     def store(self) -> None:
         """Copies the values in ``bound_gradients`` to the members."""

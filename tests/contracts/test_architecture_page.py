@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import marl_connectors
 
 PACKAGE = Path(marl_connectors.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
+@pytest.mark.accelerated
 def test_all_files_and_folders_that_the_page_names_exist():
     named = re.findall(r"`([\w/]+(?:\.py|/))`", PAGE.read_text())
     assert len(named) > 40

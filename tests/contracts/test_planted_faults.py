@@ -6,6 +6,8 @@ import importlib.util
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -16,6 +18,7 @@ def planted_faults():
     return module
 
 
+@pytest.mark.accelerated
 def test_each_fault_can_be_planted_in_one_place():
     module = planted_faults()
     faults = module.all_faults()

@@ -22,7 +22,7 @@ from helpers.envs.scripted_envs import LifeEnv, small_config
 from helpers.envs.stated_envs import StatedLife
 from helpers.modules.recurrent_modules import StatelessModule
 from helpers.runs import recurrent_runs, turn_based_configs
-from helpers.runs.random_runs import Doubles, Notes, by_episode, described, differences, plain, random_config
+from helpers.runs.random_runs import ROUNDING, Doubles, Notes, by_episode, described, differences, plain, random_config
 from helpers.runs.runner_shares import DividedRun, contents, depends_on_others
 from marl_connectors import ColumnConnector, FlattenObservations, FrameStacking, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.mappo import MAPPOConfig
@@ -30,7 +30,9 @@ from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.trees import leaves
 
 
-def state_differences(whole: DividedRun, run: DividedRun, *, at_random: bool = False, atol: float = 0.0) -> list[str]:
+def state_differences(
+    whole: DividedRun, run: DividedRun, *, at_random: bool = False, atol: float = ROUNDING
+) -> list[str]:
     """Where the state of one runner and that of several together differ.
 
     If actions were random, one runner may have zeros as the outputs of modules for the sake of other agents.
@@ -46,7 +48,9 @@ def state_differences(whole: DividedRun, run: DividedRun, *, at_random: bool = F
     return differences(*map(plain, states), atol=atol)
 
 
-def check_same(whole: DividedRun, run: DividedRun, at_random: bool = False, atol: float = 0.0, **options: Any) -> None:
+def check_same(
+    whole: DividedRun, run: DividedRun, at_random: bool = False, atol: float = ROUNDING, **options: Any
+) -> None:
     """Both sample; compares the episodes and their order."""
     expected, found = (contents(own.sample(**options), at_random) for own in (whole, run))
     assert differences(expected, found, atol=atol) == []
@@ -209,7 +213,7 @@ CONFIGS = {
 def test_runs_of_all_kinds_can_be_divided_in_other_ways(name, tmp_path):
     config = CONFIGS[name]()
     # Rows of modules that torch computes depend on the number of rows.
-    atol = 1e-5 if isinstance(config.policies, dict) else 0.0
+    atol = 1e-5 if isinstance(config.policies, dict) else ROUNDING
     whole, run = DividedRun(config, [4]), DividedRun(config, [1, 3])
     try:
         for sizes in ([4], [2, 1, 1], [3, 1]):

@@ -265,6 +265,7 @@ STEPS = {
 }
 
 
+@pytest.mark.accelerated
 @pytest.mark.parametrize("name", STEPS)
 def test_a_vector_step_visits_no_more_than_it_did(name):
     visits = Visits()
@@ -276,6 +277,7 @@ def test_a_vector_step_visits_no_more_than_it_did(name):
     visits.check(LIMITS[name])
 
 
+@pytest.mark.accelerated
 def test_the_architecture_page_names_every_file_that_a_plain_step_visits():
     visits = Visits()
     algo = STEPS["plain step"](visits).build_algo()

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from marl_connectors.algorithms.dqn.closed_loss import ClosedDQNLoss
 from marl_connectors.algorithms.dqn.config import DQNConfig
 from marl_connectors.algorithms.dqn.rl_module import QF_PREDS as QF_PREDS
 from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
@@ -16,7 +15,7 @@ from marl_connectors.algorithms.off_policy.replay_algorithm import ReplayAlgorit
 from marl_connectors.columns import Columns
 from marl_connectors.ops.q_learning import best_values, taken_values, td_losses
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.masked_logits import apply_action_mask
+from marl_connectors.rl_module.distributions import apply_action_mask
 from marl_connectors.typing import ModuleID
 
 
@@ -58,14 +57,6 @@ class DQNLearner(OffPolicyLearner):
         """Returns the losses of the values of the actions that were taken."""
         taken = taken_values(rows.outputs[QF_PREDS], rows[Columns.ACTIONS])
         return losses_of_values(taken, targets, rows.config.td_error_loss_fn)
-
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedDQNLoss | None:
-        """Returns the same loss in closed form, for default modules."""
-        stack = self.optimizers.stack_of(module_ids)
-        are_default = all(isinstance(self.module[m], DefaultDQNRLModule) for m in module_ids)
-        if stack is None or not are_default or not self._is_as_new("closed_loss", "loss"):
-            return None
-        return ClosedDQNLoss(self, module_ids, stack)
 
 
 def losses_of_values(values: Tensor, targets: Tensor, loss_fn: str) -> RowLosses:

@@ -32,7 +32,6 @@ from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
 from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
-from marl_connectors.rl_module.architecture import class_overrides_methods_of
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import torch_stream
@@ -219,7 +218,8 @@ def _says_what_acts(cls: type | None) -> bool:
     if cls is None or not issubclass(cls, InferenceOnlyAPI):
         return False
     says = next(each for each in cls.__mro__ if "get_non_inference_attributes" in vars(each))
-    return not class_overrides_methods_of(cls, says, frozenset())
+    methods = {name for name in dir(says) if callable(getattr(says, name, None))}
+    return all(methods.isdisjoint(vars(each)) for each in cls.__mro__[: cls.__mro__.index(says)])
 
 
 def _read_by(module: RLModule, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

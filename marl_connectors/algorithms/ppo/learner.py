@@ -1,24 +1,19 @@
-"""PPO's losses, in closed form if the distribution has one, else by autograd."""
+"""PPO's losses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner, value_moments
+from marl_connectors.algorithms.actor_critic.learner import ActorCriticLearner
 from marl_connectors.columns import Columns
-from marl_connectors.learner.gradients import ClosedLoss, LossAndGradients
 from marl_connectors.learner.learner import LearnerState
 from marl_connectors.learner.minibatches import CountedRows
-from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_gradients
+from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.closed_form import are_plain
-from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.typing import ModuleID
 
 
@@ -102,10 +97,6 @@ class PPOLearner(ActorCriticLearner):
     def loss_of_rows(self, dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
         """Returns the terms of the loss."""
         return loss_of_rows(dist_cls, coefficients, rows)
-
-    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """Returns the same loss in closed form."""
-        return _ClosedPPOLoss(self, module_ids)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Adapts the KL penalties: multiplies them by 1.5 if the policy moved too far, by 0.5 if it hardly moved."""
@@ -204,93 +195,6 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
         kl=None if rows.before is None else dist_cls.from_logits(rows.before).kl(now),
         weights=rows.weights,
         **coefficients._asdict(),
-    )
-
-
-class _ClosedPPOLoss:
-    """PPO's loss of some modules, with its gradients in closed form."""
-
-    def __init__(self, learner: PPOLearner, module_ids: Sequence[ModuleID]):
-        self._learner = learner
-        self._module_ids = tuple(module_ids)
-        self._stacked = len(module_ids) if len(module_ids) > 1 else 0
-        self._config = learner.config.get_config_for_module(module_ids[0])
-        self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
-        self.uses_values = learner.has_critic(self._config)
-
-    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
-        learner = self._learner
-        rows = learner.rows_of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
-        closed = None
-        if rows.inputs is inputs:
-            coefficients = learner.coefficients(self._module_ids)
-            closed = loss_and_gradients_of_rows(self._dist_cls, coefficients, rows)
-        if closed is None:
-            return None
-        terms = [torch.from_numpy(term) for term in closed.terms]
-        learner.log_terms(self._module_ids, dict(zip(learner.TERMS, terms, strict=True)) | value_moments(rows))
-        return LossAndGradients(terms[0], closed.by_inputs, closed.by_values)
-
-
-class TermsAndGradients(NamedTuple):
-    """The terms of a loss, and the gradients of the total for the outputs of modules.
-
-    Attributes:
-        terms: The terms, the total first: a scalar each, or ``[M]`` for ``M`` modules.
-        by_inputs: The gradient for the ``action_dist_inputs``, of their shape.
-        by_values: The gradient for the values, of their shape; None without a critic.
-    """
-
-    terms: list[np.ndarray]
-    by_inputs: Tensor
-    by_values: Tensor | None
-
-
-def loss_and_gradients_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> TermsAndGradients | None:
-    """Computes ``loss_of_rows`` and its gradients in numpy; returns None if there is no closed form."""
-    if not _may_be_closed(dist_cls, coefficients, rows):
-        return None
-    lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]
-    actions = rows.actions.flatten(0, 1) if len(lead) == 2 else rows.actions
-    before = None if rows.before is None else rows.before.detach().reshape(-1, numbers)
-    with np.errstate(all="ignore"):
-        closed = dist_cls.closed_form(rows.inputs.detach().reshape(-1, numbers), actions, before)
-        if closed is None:
-            return None
-        optional = (rows.values, rows.value_targets, rows.weights)
-        values, targets, weights = (None if x is None else x.detach().numpy() for x in optional)
-        settings = PPOCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
-        terms, gradients = ppo_loss_and_gradients(
-            settings,
-            logp=closed.logp.reshape(lead),
-            old_logp=rows.old_logp.numpy(),
-            advantages=rows.advantages.numpy(),
-            entropy=closed.entropy.reshape(lead),
-            values=values,
-            value_targets=targets,
-            kl=None if closed.kl is None else closed.kl.reshape(lead),
-            weights=weights,
-        )
-        by_kl = None if gradients.by_kl is None else gradients.by_kl.reshape(-1)
-        by_inputs = closed.gradient(gradients.by_logp.reshape(-1), gradients.by_entropy.reshape(-1), by_kl)
-    by_values = None if gradients.by_values is None else torch.from_numpy(gradients.by_values)
-    return TermsAndGradients(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
-
-
-def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
-    """Whether all shapes fit, and all tensors are on the CPU and have one dtype."""
-    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
-        return False
-    inputs, actions, before, lead = rows.inputs, rows.actions, rows.before, rows.advantages.shape
-    of_rows = [x for x in rows if x is not None and x is not inputs and x is not actions and x is not before]
-    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
-    return (
-        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
-        and len(lead) < 3
-        and lead.numel() > 0
-        and (before is None or before.shape == inputs.shape)
-        and actions.is_cpu
-        and are_plain(numbers)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
+from marl_connectors.array_functions import namespace, split
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
@@ -90,11 +90,11 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self, modules: Sequence[Any], counts: Sequence[int]
     ) -> Callable[[np.ndarray], np.ndarray] | None:
         """Returns what inserts the log standard deviations and clips them to their bounds, if there are any."""
-        if self.log_std is None:
-            return self._log_stds.array_inputs(None)
-        return self._log_stds.array_inputs(
-            np.repeat([module.log_std.detach().numpy() for module in modules], counts, axis=0)
-        )
+        if self._log_stds.leave_outputs:
+            return None
+        free = None if self.log_std is None else [module.log_std.detach().numpy() for module in modules]
+        rows = None if free is None else np.repeat(free, counts, axis=0)
+        return lambda outputs: self._log_stds.inputs(outputs, rows)
 
     def training_layers(self) -> TrainingLayers | None:
         """Returns the layers from ``obs`` to the policy head and the value head; None with a recurrent layer."""
@@ -200,55 +200,29 @@ class LogStds:
         self.num_outputs = num_inputs - self.num_free
         self.leave_outputs = not num_log_stds
 
-    def array_inputs(self, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Returns what turns a head's outputs into ``[B, n]`` inputs, in arrays; None if they are the same.
+    def inputs(self, outputs: Any, parameter: Any) -> Any:
+        """Returns ``[..., n]`` inputs, for arrays and tensors.
 
         Args:
-            parameter: ``[B, num_free]``, the log standard deviations of each row; None if the head outputs them.
+            outputs: The head's ``[..., num_outputs]``.
+            parameter: ``[num_free]``, or ``[M, num_free]`` for ``[M, ..., num_outputs]``; None if the head outputs the
+                log standard deviations.
         """
         if self.leave_outputs:
-            return None
-        ends = list(accumulate(run.length for run in self._runs))
-        places = [(s.is_log_std, slice(end - s.length, end)) for s, end in zip(self._runs, ends, strict=True)]
-        bound = self._bound
-
-        def clipped(outputs: np.ndarray) -> np.ndarray:
-            for is_log_std, place in places:
-                if is_log_std:
-                    np.clip(outputs[..., place], -bound, bound, out=outputs[..., place])
             return outputs
-
+        xp, runs = namespace(outputs), self._runs
         if parameter is None:
-            return clipped
-
-        def put_together(outputs: np.ndarray) -> np.ndarray:
-            inputs = np.empty((*outputs.shape[:-1], ends[-1]), outputs.dtype)
-            begin = {False: 0, True: 0}
-            for is_log_std, place in places:
-                own = slice(begin[is_log_std], begin[is_log_std] + place.stop - place.start)
-                begin[is_log_std] = own.stop
-                inputs[..., place] = parameter[:, own] if is_log_std else outputs[..., own]
-            return clipped(inputs)
-
-        return put_together
-
-    def inputs(self, outputs: Tensor, parameter: Tensor | None) -> Tensor:
-        """Returns ``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""
-        if self.leave_outputs:
-            return outputs
-        if parameter is None:
-            parts = list(outputs.split([run.length for run in self._runs], -1))
+            parts = split(outputs, [run.length for run in runs])
         else:
-            if parameter.dim() == 2:
-                parameter = parameter.view(len(parameter), *[1] * (outputs.dim() - 2), -1)
-            free = parameter.expand(*outputs.shape[:-1], -1)
-            lengths = [[s.length for s in self._runs if s.is_log_std is kind] for kind in (False, True)]
-            from_head, from_parameter = iter(outputs.split(lengths[0], -1)), iter(free.split(lengths[1], -1))
-            parts = [next(from_parameter if run.is_log_std else from_head) for run in self._runs]
-        for i, run in enumerate(self._runs):
-            if run.is_log_std:
-                parts[i] = parts[i].clamp(-self._bound, self._bound)
-        return torch.cat(parts, -1)
+            if parameter.ndim == 2:
+                parameter = parameter.reshape(len(parameter), *[1] * (outputs.ndim - 2), -1)
+            free = xp.broadcast_to(parameter, (*outputs.shape[:-1], parameter.shape[-1]))
+            lengths = [[run.length for run in runs if run.is_log_std is kind] for kind in (False, True)]
+            from_head, from_parameter = iter(split(outputs, lengths[0])), iter(split(free, lengths[1]))
+            parts = [next(from_parameter if run.is_log_std else from_head) for run in runs]
+        bound = self._bound
+        clipped = [x.clip(-bound, bound) if run.is_log_std else x for x, run in zip(parts, runs, strict=True)]
+        return xp.concatenate(clipped, -1)
 
 
 DefaultPPOTorchRLModule = DefaultPPORLModule

@@ -201,7 +201,7 @@ class GetActions(ConnectorV2):
                 f"generator, which an exported program does not have. Override its noise(), and sample from the noise "
                 f"that sample() gets; or export with explore=False."
             )
-        noise = step.noise(example.shape[-1], dist_cls.noise_parts(number))
+        noise = step.noise(example.shape[-1], dist_cls.known_noise_parts(number))
         columns[Columns.ACTIONS] = distribution.sample(noise.unsqueeze(1) if inputs.ndim > noise.ndim else noise)
 
 

@@ -10,9 +10,9 @@ from marl_connectors.rl_module.distributions.gaussian import (
     TorchDiagGaussian,
     TorchSquashedGaussian,
 )
+from marl_connectors.rl_module.distributions.masks import apply_action_mask
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
 from marl_connectors.rl_module.distributions.uniform import TorchUniform
-from marl_connectors.rl_module.masked_logits import apply_action_mask
 
 __all__ = [
     "BOX_DISTRIBUTIONS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
+from marl_connectors.array_functions import softplus
 from marl_connectors.rl_module.distributions.distribution import Distribution
-from marl_connectors.rl_module.distributions.gaussian import check_bounded, softplus
-from marl_connectors.seeding import StreamGenerator
+from marl_connectors.rl_module.distributions.gaussian import check_bounded
+from marl_connectors.rl_module.distributions.noise import draw_like
 
 _EDGE = 1e-6
 _PROPOSALS = 6
@@ -48,25 +50,14 @@ class TorchBeta(Distribution):
         return 2 * int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws the normal numbers of each gamma variate's proposals, then the numbers that decide on acceptance."""
-        size = (*shape, num_inputs * _PROPOSALS)
-        return np.concatenate(
-            [rng.standard_normal(size, dtype=np.float32), rng.standard_exponential(size, dtype=np.float32)], -1
-        )
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        if not cls._computes_as(TorchBeta, "noise"):
-            return None
+        """The normal numbers of each gamma variate's proposals, then the numbers that decide on acceptance."""
         return [("normal", num_inputs * _PROPOSALS), ("exponential", num_inputs * _PROPOSALS)]
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
+    def sample(self, noise: Tensor | None = None, *, sample_shape: Sequence[int] = ()) -> Tensor:
         concentration = torch.cat([self.alpha, self.beta], -1)
         if noise is None:
-            size = (*concentration.shape[:-1], concentration.shape[-1] * _PROPOSALS)
-            normal = torch.randn(size, dtype=concentration.dtype, device=concentration.device)
-            noise = torch.cat([normal, torch.empty_like(normal).exponential_()], -1)
+            noise = draw_like(concentration, self.noise_parts(concentration.shape[-1]) or (), sample_shape)
         first, second = _gamma(concentration, noise).chunk(2, -1)
         return (2.0 * first / (first + second) - 1.0).clamp(-1 + _EDGE, 1 - _EDGE)
 

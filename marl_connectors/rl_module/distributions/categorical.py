@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch import Tensor
-from torch.nn import functional as F
 
+from marl_connectors.array_functions import (
+    log,
+    log_sigmoid,
+    log_softmax,
+    namespace,
+    pick,
+    split,
+    whole,
+)
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
-from marl_connectors.rl_module.masked_logits import fitting_mask
-from marl_connectors.seeding import StreamGenerator
-from marl_connectors.typing import Tree
+from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.masks import fitting_mask, forbid
+from marl_connectors.rl_module.distributions.noise import draw_like
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_COMPUTED = ("__init__", "from_logits", "logp", "entropy", "kl", "log_probs", "_finite_log_probs")
-_FEW = 64
-"""Up to this number of categories, torch normalises several times faster along the first axis than along the last."""
 
 
 class TorchCategorical(Distribution):
     """The distribution for Discrete spaces. Actions count from 0; ``start`` is added for the environment only."""
 
-    def __init__(self, logits: Tensor):
-        self.logits = logits
-        self._log_probs: Tensor | None = None
+    takes_arrays = True
+
+    def __init__(self, logits: Any = None, probs: Any = None):
+        """Makes distributions from ``[..., n]`` logits, or from probabilities."""
+        self.logits = log(probs) if logits is None else logits
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> TorchCategorical:
+    def from_logits(cls, logits: Any) -> TorchCategorical:
         return cls(logits)
 
     @staticmethod
@@ -44,96 +46,60 @@ class TorchCategorical(Distribution):
         return int(space.n)
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws Gumbel noise. Adding it to the logits and taking the largest one samples from the softmax."""
-        noise = rng.standard_exponential((*shape, num_inputs), dtype=np.float32)
-        np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
-        np.log(noise, out=noise)
-        return np.negative(noise, out=noise)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("gumbel", num_inputs)] if cls._computes_as(TorchCategorical, "noise") else None
+        """Adding Gumbel noise to the logits and taking the largest one samples from the softmax."""
+        return [("gumbel", num_inputs)]
 
-    @property
-    def log_probs(self) -> Tensor:
+    @cached_property
+    def log_probs(self) -> Any:
         """``[..., n]`` normalised logits."""
-        if self._log_probs is None:
-            if self.logits.shape[-1] <= _FEW:
-                self._log_probs = torch.log_softmax(self.logits.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
-            else:
-                self._log_probs = torch.log_softmax(self.logits, -1)
-        return self._log_probs
+        return log_softmax(self.logits)
 
-    @property
-    def _finite_log_probs(self) -> Tensor:
+    @cached_property
+    def finite_log_probs(self) -> Any:
         """``log_probs`` in which an impossible action (logit -inf) counts 0 as ``p * log(p)``, not nan."""
-        return self.log_probs.clamp(min=torch.finfo(self.logits.dtype).min)
+        return self.log_probs.clip(namespace(self.logits).finfo(self.logits.dtype).min)
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
+    @cached_property
+    def probs(self) -> Any:
+        """``[..., n]`` probabilities."""
+        return namespace(self.logits).exp(self.finite_log_probs)
+
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
         if noise is None:
-            noise = -torch.empty_like(self.logits).exponential_().log()
+            noise = draw_like(self.logits, [("gumbel", self.logits.shape[-1])], sample_shape)
         return (self.logits + noise).argmax(-1)
 
-    def to_deterministic(self) -> Tensor:
+    def to_deterministic(self) -> Any:
         return self.logits.argmax(-1)
 
-    def logp(self, value: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+    def logp(self, value: Any) -> Any:
+        return pick(self.log_probs, value)
 
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(TorchCategorical, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        return _largest
+    def entropy(self) -> Any:
+        return -(self.probs * self.finite_log_probs).sum(-1)
 
-    @classmethod
-    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        if not cls._computes_as(TorchCategorical, "from_logits", "logp", "log_probs"):
-            return super().logp_of_rows(inputs, actions)
-        by_action = np.array(inputs.T, order="C")
-        by_action -= by_action.max(axis=0)
-        chosen = by_action[np.asarray(actions), np.arange(len(inputs))]
-        np.exp(by_action, out=by_action)
-        return chosen - np.log(by_action.sum(axis=0))
-
-    def entropy(self) -> Tensor:
-        log_probs = self._finite_log_probs
-        return -(log_probs.exp() * log_probs).sum(-1)
-
-    def kl(self, other: TorchCategorical) -> Tensor:
-        log_probs = self._finite_log_probs
-        return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
-
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        if actions.shape != inputs.shape[:-1] or not cls._computes_as(TorchCategorical, *_COMPUTED):
-            return None
-        return CategoricalRows(inputs.numpy(), actions, None if before is None else before.numpy())
-
-
-def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """Returns ``[B]``, the action with the largest score."""
-    return (inputs if noise is None else inputs + noise).argmax(-1)
+    def kl(self, other: TorchCategorical) -> Any:
+        return (self.probs * (self.finite_log_probs - other.finite_log_probs)).sum(-1)
 
 
 class TorchMultiCategorical(Distribution):
     """The distribution for MultiDiscrete spaces: independent choices with ``input_lens[i]`` logits for the ``i``-th.
 
-    Actions are flat, ``[..., number of choices]``, and count from 0. The choices are computed together, as one
-    categorical distribution with an additional axis, padded to the largest choice with logits of probability 0.
+    Actions are flat, ``[..., number of choices]``, and count from 0.
 
     Attributes:
         input_lens: The number of values of each choice. ``for_space`` and ``get_partial_dist_cls`` set it.
     """
 
+    takes_arrays = True
     input_lens: tuple[int, ...] = ()
 
-    def __init__(self, choices: TorchCategorical):
-        self._choices = choices
+    def __init__(self, logits: Any):
+        self.logits = logits
 
     @classmethod
-    def from_logits(cls, logits: Tensor, input_lens: Sequence[int] | None = None) -> TorchMultiCategorical:
+    def from_logits(cls, logits: Any, input_lens: Sequence[int] | None = None) -> TorchMultiCategorical:
         """Makes distributions from ``[..., sum(input_lens)]`` logits.
 
         Raises:
@@ -146,7 +112,7 @@ class TorchMultiCategorical(Distribution):
                 f"TorchMultiCategorical: got {logits.shape[-1]} logits for choices of {cls.input_lens} values. Use "
                 f"TorchMultiCategorical.for_space(action_space), and let the module return one logit for each value."
             )
-        return cls(TorchCategorical(cls._by_choice(logits, torch.finfo(logits.dtype).min)))
+        return cls(logits)
 
     @classmethod
     def for_space(cls, space: Space) -> type[Self]:
@@ -159,79 +125,51 @@ class TorchMultiCategorical(Distribution):
         return int(space.nvec.sum())
 
     @classmethod
-    def _by_choice(cls, values: Tensor, fill: Any) -> Tensor:
-        """Returns ``[..., sum(input_lens)]`` values as ``[..., choices, largest choice]``."""
-        lens = cls.input_lens
-        if len(set(lens)) == 1:
-            return values.unflatten(-1, (len(lens), lens[0]))
-        longest = max(lens)
-        parts = [F.pad(part, (0, longest - part.shape[-1]), value=fill) for part in values.split(lens, -1)]
-        return torch.stack(parts, -2)
-
-    @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws Gumbel noise for each logit."""
-        return TorchCategorical.noise(rng, shape, num_inputs)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("gumbel", num_inputs)] if cls._computes_as(TorchMultiCategorical, "noise") else None
+        """Gumbel noise for each logit."""
+        return [("gumbel", num_inputs)]
 
     @classmethod
-    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Any, mask: Any) -> Any:
         """Applies a mask to each choice. The mask of a choice whose values are all forbidden is ignored."""
         mask = fitting_mask(inputs, mask)
-        some = cls._by_choice(mask, False).any(-1)  # [..., choices]
-        spread = [part.expand(*part.shape[:-1], n) for part, n in zip(some.split(1, -1), cls.input_lens, strict=True)]
-        forbidden = mask.logical_not() & torch.cat(spread, -1)
-        return inputs.masked_fill(forbidden, torch.finfo(inputs.dtype).min)
+        parts = [~part & part.any(-1)[..., None] for part in cls._split(mask)]
+        return forbid(inputs, namespace(inputs).concatenate(parts, -1))
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        return self._choices.sample(None if noise is None else self._by_choice(noise, 0.0))
-
-    def to_deterministic(self) -> Tensor:
-        return self._choices.to_deterministic()
-
-    def logp(self, value: Tensor) -> Tensor:
-        return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
-
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(TorchMultiCategorical, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        bounds = list(pairwise([0, *accumulate(cls.input_lens)]))
-
-        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-            scores = inputs if noise is None else inputs + noise
-            actions = np.empty((len(scores), len(bounds)), np.int64)
-            for i, (begin, end) in enumerate(bounds):
-                scores[:, begin:end].argmax(-1, out=actions[:, i])
-            return actions
-
-        return choose
+    @cached_property
+    def choices(self) -> TorchCategorical:
+        """The choices as one distribution with an additional axis, padded to the largest with probabilities of 0."""
+        lens, longest, logits = self.input_lens, max(self.input_lens), self.logits
+        if min(lens) == longest:
+            return TorchCategorical(logits.reshape(*logits.shape[:-1], len(lens), longest))
+        xp = namespace(logits)
+        none = xp.full_like(logits[..., :1], xp.finfo(logits.dtype).min)
+        parts = [xp.concatenate([part, *[none] * (longest - part.shape[-1])], -1) for part in self._split(logits)]
+        return TorchCategorical(xp.stack(parts, -2))
 
     @classmethod
-    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        if not cls._computes_as(TorchMultiCategorical, "from_logits", "logp"):
-            return super().logp_of_rows(inputs, actions)
-        chosen = np.asarray(actions).reshape(len(inputs), -1)
-        parts = np.split(inputs, np.cumsum(cls.input_lens)[:-1], axis=1)
-        logps = [TorchCategorical.logp_of_rows(part, chosen[:, i]) for i, part in enumerate(parts)]
-        return np.sum(logps, axis=0)
+    def _split(cls, values: Any) -> list[Any]:
+        return split(values, cls.input_lens)
 
-    def entropy(self) -> Tensor:
-        return self._choices.entropy().sum(-1)
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        if noise is None:
+            noise = draw_like(self.logits, [("gumbel", self.logits.shape[-1])], sample_shape)
+        return self._best(self.logits + noise)
 
-    def kl(self, other: TorchMultiCategorical) -> Tensor:
-        return self._choices.kl(other._choices).sum(-1)
+    def to_deterministic(self) -> Any:
+        return self._best(self.logits)
 
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        is_known = cls._computes_as(TorchMultiCategorical, "__init__", "from_logits", "logp", "entropy", "kl")
-        if not is_known or inputs.shape[-1] != sum(cls.input_lens):
-            return None
-        given = None if before is None else before.numpy()
-        return MultiCategoricalRows(inputs.numpy(), actions, given, cls.input_lens)
+    def _best(self, scores: Any) -> Any:
+        return namespace(scores).stack([part.argmax(-1) for part in self._split(scores)], -1)
+
+    def logp(self, value: Any) -> Any:
+        return self.choices.logp(value.reshape(self.choices.logits.shape[:-1])).sum(-1)
+
+    def entropy(self) -> Any:
+        return self.choices.entropy().sum(-1)
+
+    def kl(self, other: TorchMultiCategorical) -> Any:
+        return self.choices.kl(other.choices).sum(-1)
 
 
 class TorchBernoulli(Distribution):
@@ -241,11 +179,14 @@ class TorchBernoulli(Distribution):
     it may be 1.
     """
 
-    def __init__(self, logits: Tensor):
-        self.logits = logits
+    takes_arrays = True
+
+    def __init__(self, logits: Any = None, probs: Any = None):
+        """Makes distributions from ``[..., n]`` logits, or from probabilities to be 1."""
+        self.logits = log(probs) - log(1 - probs) if logits is None else logits
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> TorchBernoulli:
+    def from_logits(cls, logits: Any) -> TorchBernoulli:
         return cls(logits)
 
     @staticmethod
@@ -254,133 +195,40 @@ class TorchBernoulli(Distribution):
         return int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws logistic noise. Its sum with a logit is above 0 with the probability of the bit."""
-        return rng.logistic(size=(*shape, num_inputs)).astype(np.float32)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("logistic", num_inputs)] if cls._computes_as(TorchBernoulli, "noise") else None
+        """The sum of logistic noise and a logit is above 0 with the probability of the bit."""
+        return [("logistic", num_inputs)]
 
     @classmethod
-    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Any, mask: Any) -> Any:
         """Sets the logits of bits with one forbidden value. The mask of a bit that forbids both values is ignored."""
-        may_be_0, may_be_1 = fitting_mask(inputs, mask, 2).unflatten(-1, (-1, 2)).unbind(-1)
-        largest = torch.finfo(inputs.dtype).max
-        inputs = inputs.masked_fill(may_be_0 & ~may_be_1, -largest)
-        return inputs.masked_fill(may_be_1 & ~may_be_0, largest)
-
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(TorchBernoulli, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        return lambda inputs, noise: ((inputs if noise is None else inputs + noise) > 0).astype(np.int64)
+        mask = fitting_mask(inputs, mask, 2)
+        may_be_0, may_be_1 = mask[..., ::2], mask[..., 1::2]
+        return -forbid(-forbid(inputs, may_be_0 & ~may_be_1), may_be_1 & ~may_be_0)
 
     @cached_property
-    def _log_probs(self) -> tuple[Tensor, Tensor]:
+    def _log_probs(self) -> tuple[Any, Any]:
         """Each bit's log-probabilities to be 0 and 1, which are finite even if the logits are not."""
-        largest = torch.finfo(self.logits.dtype).max
-        logits = self.logits.clamp(-largest, largest)
-        return F.logsigmoid(-logits), F.logsigmoid(logits)
+        largest = namespace(self.logits).finfo(self.logits.dtype).max
+        logits = self.logits.clip(-largest, largest)
+        return log_sigmoid(-logits), log_sigmoid(logits)
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
         if noise is None:
-            noise = (
-                torch.empty_like(self.logits).exponential_().log() - torch.empty_like(self.logits).exponential_().log()
-            )
-        return (self.logits + noise > 0).long()
+            noise = draw_like(self.logits, [("logistic", self.logits.shape[-1])], sample_shape)
+        return whole(self.logits + noise > 0)
 
-    def to_deterministic(self) -> Tensor:
-        return (self.logits > 0).long()
+    def to_deterministic(self) -> Any:
+        return whole(self.logits > 0)
 
-    def logp(self, value: Tensor) -> Tensor:
+    def logp(self, value: Any) -> Any:
         zero, one = self._log_probs
-        return torch.where(value.reshape(self.logits.shape) > 0, one, zero).sum(-1)
+        return namespace(zero).where(value.reshape(self.logits.shape) > 0, one, zero).sum(-1)
 
-    def entropy(self) -> Tensor:
-        zero, one = self._log_probs
-        return -(zero.exp() * zero + one.exp() * one).sum(-1)
+    def entropy(self) -> Any:
+        xp, (zero, one) = namespace(self.logits), self._log_probs
+        return -(xp.exp(zero) * zero + xp.exp(one) * one).sum(-1)
 
-    def kl(self, other: TorchBernoulli) -> Tensor:
-        (zero, one), (other_zero, other_one) = self._log_probs, other._log_probs
-        return (zero.exp() * (zero - other_zero) + one.exp() * (one - other_one)).sum(-1)
-
-
-class CategoricalRows:
-    """The closed form of one choice among ``n`` actions: ``[N, n]`` logits, -inf for impossible actions.
-
-    It computes with one row of memory for each action, as small axes are faster when they stand first.
-    """
-
-    def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None = None):
-        """Computes the quantities of ``[N, n]`` logits and ``[N]`` actions.
-
-        Args:
-            logits: The logits.
-            actions: The actions that were taken.
-            before: The logits of the distributions that acted; None if the KL divergence is not wanted.
-        """
-        self._actions = actions.reshape(1, -1).long()
-        self._log_probs, self._probs = _normalized(logits)
-        self.logp = torch.from_numpy(self._log_probs).gather(0, self._actions)[0].numpy()
-        _make_finite(self._log_probs)
-        entropy = np.add.reduce(self._probs * self._log_probs, 0)
-        self.entropy = np.negative(entropy, out=entropy)
-        self.kl = self._before = None
-        if before is not None:
-            log_probs, self._before = _normalized(before)
-            _make_finite(log_probs)
-            log_probs -= self._log_probs
-            log_probs *= self._before
-            self.kl = np.add.reduce(log_probs, 0)
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        found = self._log_probs + self.entropy
-        found *= self._probs  # before other products, as it is 0 where they may be huge
-        found *= of_entropy
-        found += self._probs * (of_logp if of_kl is None else of_logp - of_kl)
-        np.negative(found, out=found)
-        if of_kl is not None and self._before is not None:
-            found -= self._before * of_kl
-        torch.from_numpy(found).scatter_add_(0, self._actions, torch.from_numpy(of_logp)[None])
-        return found.T
-
-
-def _normalized(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``[n, N]`` log-probabilities and probabilities."""
-    log_probs = np.array(logits.T, order="C")
-    log_probs -= np.maximum.reduce(log_probs, 0)
-    probs = np.exp(log_probs)
-    total = np.add.reduce(probs, 0)
-    probs /= total
-    log_probs -= np.log(total, out=total)
-    return log_probs, probs
-
-
-def _make_finite(log_probs: np.ndarray) -> None:
-    """Makes log-probabilities finite, so that ``p * log(p)`` of an impossible action is 0, not nan."""
-    np.maximum(log_probs, np.finfo(log_probs.dtype).min, out=log_probs)
-
-
-class MultiCategoricalRows:
-    """The closed form of several independent choices, whose logits stand side by side."""
-
-    def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None, input_lens: Sequence[int]):
-        """Computes the quantities of ``[N, sum(input_lens)]`` logits and ``[N, len(input_lens)]`` actions."""
-        ends = np.cumsum(input_lens)
-        bounds = list(zip((ends - input_lens).tolist(), ends.tolist(), strict=True))
-        chosen = actions.reshape(len(logits), -1)
-        self._choices = [
-            CategoricalRows(logits[:, a:b], chosen[:, i], None if before is None else before[:, a:b])
-            for i, (a, b) in enumerate(bounds)
-        ]
-        self.logp = _total([choice.logp for choice in self._choices])
-        self.entropy = _total([choice.entropy for choice in self._choices])
-        self.kl = None if before is None else _total([c.kl for c in self._choices if c.kl is not None])
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        return np.concatenate([choice.gradient(of_logp, of_entropy, of_kl) for choice in self._choices], 1)
-
-
-def _total(parts: list[np.ndarray]) -> np.ndarray:
-    return np.add.reduce(parts)
+    def kl(self, other: TorchBernoulli) -> Any:
+        xp, (zero, one), (other_zero, other_one) = namespace(self.logits), self._log_probs, other._log_probs
+        return (xp.exp(zero) * (zero - other_zero) + xp.exp(one) * (one - other_one)).sum(-1)

@@ -1,20 +1,18 @@
-"""The interface of all action distributions and of their closed forms."""
+"""The interface of all action distributions."""
 
 from __future__ import annotations
 
 import copyreg
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Hashable
-from functools import cache
-from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Tensor
 
-from marl_connectors.rl_module.masked_logits import apply_action_mask, apply_mask_to_rows
+from marl_connectors.rl_module.distributions.masks import apply_action_mask
+from marl_connectors.rl_module.distributions.noise import draw
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -43,26 +41,6 @@ def _reduced(cls: _DistributionKind) -> Any:
 copyreg.pickle(_DistributionKind, _reduced)
 
 
-class ClosedForm(Protocol):
-    """The quantities of a batch of distributions that a loss needs, with their gradients, in numpy.
-
-    The batch has ``N`` rows of ``action_dist_inputs`` and of actions that were taken.
-
-    Attributes:
-        logp: ``[N]`` log-probabilities of the actions.
-        entropy: ``[N]`` in nats.
-        kl: ``[N]`` KL divergence from the distributions that acted, in nats; None if these were not passed.
-    """
-
-    logp: np.ndarray
-    entropy: np.ndarray
-    kl: np.ndarray | None
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        """Returns a loss's ``[N, n]`` gradient for the inputs, from its ``[N]`` gradients for the three quantities."""
-        ...
-
-
 class Distribution(metaclass=_DistributionKind):
     """A batch of action distributions.
 
@@ -70,13 +48,21 @@ class Distribution(metaclass=_DistributionKind):
 
     Attributes:
         always_samples: Whether actions are sampled even without exploration, so that ``to_deterministic`` is not used.
+        takes_arrays: Whether ``from_logits``, ``sample``, ``to_deterministic``, ``logp`` and ``apply_action_mask``
+            compute with numpy arrays as they do with tensors. Each class says so for itself, as a subclass may compute
+            with torch alone.
     """
 
     always_samples: bool = False
+    takes_arrays: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_arrays = vars(cls).get("takes_arrays", False)
 
     @classmethod
     @abstractmethod
-    def from_logits(cls, logits: Tensor) -> Distribution:
+    def from_logits(cls, logits: Any) -> Distribution:
         """Makes distributions from a module's ``action_dist_inputs``, ``[..., n]``."""
 
     @staticmethod
@@ -96,35 +82,17 @@ class Distribution(metaclass=_DistributionKind):
         key = cls, tuple(sorted(attributes.items()))
         if key not in _PARTIAL:
             about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
-            made = type(cls)(f"{cls.__name__}({about})", (cls,), {**attributes, "made_of": key})
+            own = {"takes_arrays": cls.takes_arrays, **attributes, "made_of": key}
+            made = type(cls)(f"{cls.__name__}({about})", (cls,), own)
             _PARTIAL.setdefault(key, made)  # another thread may have been quicker
         return _PARTIAL[key]
-
-    @classmethod
-    def noise(
-        cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
-    ) -> np.ndarray | None:
-        """Draws the numbers that ``sample`` turns into actions: ``[*shape, k]`` float32, for many steps at once.
-
-        None means that the distribution draws from torch's generator itself. Its numbers then follow from the run's
-        seed and the step, but they depend on the rows of the batch.
-
-        Args:
-            rng: Draws for each row from its own stream. It has the methods of StreamGenerator, and the first axes of
-                every ``size`` must be ``shape``.
-            shape: The numbers of steps and of rows.
-            num_inputs: The number of ``action_dist_inputs`` of each row.
-        """
-        del rng, shape, num_inputs
-        return None
 
     @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
         """Returns the kinds and numbers of what ``noise`` draws for a row, one after another; None if unknown.
 
         The kinds are ``"normal"``, ``"exponential"``, ``"uniform"`` (in [0, 1)), ``"gumbel"`` and ``"logistic"``. So a
-        program that was exported with ``Policy.export_onnx`` can draw the numbers without this class. A subclass that
-        overrides ``noise`` must override this method, too.
+        program that was exported with ``Policy.export_onnx`` can draw the numbers without this class.
 
         Args:
             num_inputs: The number of ``action_dist_inputs`` of each row.
@@ -133,55 +101,31 @@ class Distribution(metaclass=_DistributionKind):
         return None
 
     @classmethod
-    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``apply_action_mask``."""
-        return apply_action_mask(inputs, mask)
+    def noise(
+        cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
+    ) -> np.ndarray | None:
+        """Draws the numbers that ``sample`` turns into actions: ``[*shape, k]`` float32, for many steps at once.
 
-    @classmethod
-    def apply_mask_to_rows(cls, inputs: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Returns what ``apply_action_mask`` does for ``[B, n]`` inputs and a mask, in arrays on the CPU."""
-        if cls._computes_as(Distribution, "apply_action_mask"):
-            return apply_mask_to_rows(inputs, mask)
-        return cls.apply_action_mask(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
-
-    @abstractmethod
-    def sample(self, noise: Tensor | None = None) -> Any:
-        """Returns one action for each row.
+        They are those of ``noise_parts``, unless overridden. None means that the distribution draws from torch's
+        generator itself. Its numbers then follow from the run's seed and the step, but they depend on the rows of the
+        batch.
 
         Args:
-            noise: ``[..., k]`` as ``Distribution.noise`` returns it; None to draw from torch's global generator.
+            rng: Draws for each row from its own stream. It has the methods of StreamGenerator, and the first axes of
+                every ``size`` must be ``shape``.
+            shape: The numbers of steps and of rows.
+            num_inputs: The number of ``action_dist_inputs`` of each row.
         """
-
-    @abstractmethod
-    def to_deterministic(self) -> Any:
-        """Returns the action to take without exploration: the most likely one of each row, or its mean or median."""
-
-    @abstractmethod
-    def logp(self, value: Any) -> Tensor:
-        """Returns the ``[...]`` log-probability (density) of actions."""
+        parts = cls.noise_parts(num_inputs)
+        return None if parts is None else draw(parts, rng, shape)
 
     @classmethod
-    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        """Returns ``[B]`` float32, ``logp`` of ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
-
-        In the library's distributions, each row's number depends on that row alone, to the last bit. It does not depend
-        on the number of rows or on their order.
-        """
-        return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
-
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        """Returns a function from ``[B, n]`` inputs and noise to ``[B, ...]`` actions, in arrays on the CPU.
-
-        The function returns the same as ``sample``, or as ``to_deterministic`` if the noise is None.
-        """
-
-        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
-            distribution = cls.from_logits(torch.from_numpy(inputs))
-            chosen = distribution.to_deterministic() if noise is None else distribution.sample(torch.from_numpy(noise))
-            return tree_map(lambda leaf: leaf.numpy(), chosen)
-
-        return choose
+    def known_noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
+        """Returns ``noise_parts``; None if ``noise`` is overridden and draws other numbers."""
+        parts, drawn = cls.noise_parts(num_inputs), cls.noise(np.random.default_rng(0), (1,), num_inputs)
+        if parts is None or drawn is None or not np.array_equal(draw(parts, np.random.default_rng(0), (1,)), drawn):
+            return None
+        return parts
 
     @classmethod
     def draws_from_noise(cls, num_inputs: int) -> bool:
@@ -189,35 +133,58 @@ class Distribution(metaclass=_DistributionKind):
         return cls.noise(StreamGenerator(np.zeros(0, np.uint64)), (0,), num_inputs) is not None
 
     @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        """Returns ``logp``, ``entropy`` and ``kl`` of rows with their gradients; None if there is no closed form.
+    def apply_action_mask(cls, inputs: Any, mask: Any) -> Any:
+        """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``apply_action_mask``."""
+        return apply_action_mask(inputs, mask)
+
+    @abstractmethod
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        """Returns one action for each row.
 
         Args:
-            inputs: ``[N, n]`` float, on the CPU.
-            actions: ``[N, ...]``.
-            before: ``[N, n]`` inputs of the distributions that acted; None if the KL divergence is not wanted.
+            noise: ``[..., k]`` as ``Distribution.noise`` returns it; None to draw from torch's global generator.
+            sample_shape: Without noise, the axes of several samples of each row, which stand first in the result.
         """
-        del inputs, actions, before
-        return None
 
-    @classmethod
-    def _computes_as(cls, base: type[Distribution], *names: str) -> bool:
-        """Whether the class has these methods from ``base``, so that no subclass has overridden one."""
-        return _has_methods_of(cls, base, names)
+    @abstractmethod
+    def to_deterministic(self) -> Any:
+        """Returns the action to take without exploration: the most likely one of each row, or its mean or median."""
 
-    def log_stds(self) -> Tensor | None:
+    @abstractmethod
+    def logp(self, value: Any) -> Any:
+        """Returns the ``[...]`` log-probability (density) of actions."""
+
+    def log_stds(self) -> Any:
         """Returns the ``[..., k]`` logarithms of standard deviations; None for a distribution without."""
         return None
 
     @abstractmethod
-    def entropy(self) -> Tensor:
+    def entropy(self) -> Any:
         """Returns the ``[...]`` entropy in nats."""
 
     @abstractmethod
-    def kl(self, other: Any) -> Tensor:
+    def kl(self, other: Any) -> Any:
         """Returns the ``[...]`` KL divergence from this distribution to ``other``, in nats."""
 
+    # In arrays on the CPU. Classes that take no arrays are given tensors.
 
-@cache
-def _has_methods_of(cls: type, base: type, names: tuple[str, ...]) -> bool:
-    return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
+    @classmethod
+    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+        """Returns ``[B, ...]`` actions: those of ``sample``, or of ``to_deterministic`` if the noise is None."""
+        own: list[Any] = [inputs, noise]
+        if not cls.takes_arrays:
+            own = [None if x is None else torch.from_numpy(x) for x in own]
+        distribution = cls.from_logits(own[0])
+        actions = distribution.to_deterministic() if noise is None else distribution.sample(own[1])
+        return actions if cls.takes_arrays else tree_map(lambda leaf: leaf.numpy(), actions)
+
+    @classmethod
+    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
+        """Returns ``[B]`` float32, ``logp`` of ``[B, n]`` inputs and ``[B, ...]`` actions.
+
+        In the library's distributions, each row's number depends on that row alone, to the last bit. It does not depend
+        on the number of rows or on their order.
+        """
+        if cls.takes_arrays:
+            return cls.from_logits(inputs).logp(actions)
+        return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()

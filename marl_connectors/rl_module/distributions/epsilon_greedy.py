@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_functions import log, namespace, one_hot, pick
 from marl_connectors.rl_module.distributions.distribution import Distribution
-from marl_connectors.rl_module.masked_logits import apply_action_mask
-from marl_connectors.seeding import StreamGenerator
-from marl_connectors.typing import Tree
+from marl_connectors.rl_module.distributions.masks import apply_action_mask
+from marl_connectors.rl_module.distributions.noise import draw_like
 
 
 class EpsilonGreedy(Distribution):
@@ -24,12 +20,14 @@ class EpsilonGreedy(Distribution):
     actions are neither drawn nor chosen.
     """
 
-    def __init__(self, values: Tensor, epsilon: Tensor):
+    takes_arrays = True
+
+    def __init__(self, values: Any, epsilon: Any):
         self.values = values
         self.epsilon = epsilon
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> EpsilonGreedy:
+    def from_logits(cls, logits: Any) -> EpsilonGreedy:
         return cls(logits[..., :-1], logits[..., -1])
 
     @staticmethod
@@ -38,61 +36,46 @@ class EpsilonGreedy(Distribution):
         return int(space.n) + 1
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws one number to compare with epsilon, and one for each action, of which the least decides."""
-        return rng.random((*shape, num_inputs), dtype=np.float32)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("uniform", num_inputs)] if cls._computes_as(EpsilonGreedy, "noise") else None
+        """One number to compare with epsilon, and one for each action, of which the least decides."""
+        return [("uniform", num_inputs)]
 
     @classmethod
-    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
-        return torch.cat([apply_action_mask(inputs[..., :-1], mask), inputs[..., -1:]], -1)
-
-    @cached_property
-    def _allowed(self) -> Tensor:
-        return self.values > torch.finfo(self.values.dtype).min
-
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        if noise is None:
-            noise = torch.rand((*self.values.shape[:-1], self.values.shape[-1] + 1), device=self.values.device)
-        at_random = torch.where(self._allowed, noise[..., 1:], 2.0).argmin(-1)
-        return torch.where(noise[..., 0] < self.epsilon, at_random, self.to_deterministic())
-
-    def to_deterministic(self) -> Tensor:
-        return self.values.argmax(-1)
-
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(EpsilonGreedy, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        return _choose
+    def apply_action_mask(cls, inputs: Any, mask: Any) -> Any:
+        return namespace(inputs).concatenate([apply_action_mask(inputs[..., :-1], mask), inputs[..., -1:]], -1)
 
     @property
-    def probs(self) -> Tensor:
+    def _allowed(self) -> Any:
+        return self.values > namespace(self.values).finfo(self.values.dtype).min
+
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        if noise is None:
+            noise = draw_like(self.values, [("uniform", self.values.shape[-1] + 1)], sample_shape)
+        xp = namespace(self.values)
+        at_random = xp.where(self._allowed, noise[..., 1:], 2.0).argmin(-1)
+        return xp.where(noise[..., 0] < self.epsilon, at_random, self.to_deterministic())
+
+    def to_deterministic(self) -> Any:
+        return self.values.argmax(-1)
+
+    @property
+    def probs(self) -> Any:
         """``[..., n]`` probabilities of all actions."""
-        allowed = self._allowed.to(self.values.dtype)
-        even = allowed / allowed.sum(-1, keepdim=True)
-        greedy = torch.nn.functional.one_hot(self.to_deterministic(), self.values.shape[-1])
-        return torch.lerp(greedy.to(even.dtype), even, self.epsilon.unsqueeze(-1))
+        xp, values, epsilon = namespace(self.values), self.values, self.epsilon[..., None]
+        allowed = xp.where(self._allowed, xp.ones_like(values), 0.0)
+        even = allowed / allowed.sum(-1)[..., None]
+        return epsilon * even + (1 - epsilon) * one_hot(self.to_deterministic(), values)
 
-    def logp(self, value: Tensor) -> Tensor:
-        return self.probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1).log()
+    def logp(self, value: Any) -> Any:
+        return log(pick(self.probs, value))
 
-    def entropy(self) -> Tensor:
-        return -torch.xlogy(self.probs, self.probs).sum(-1)
+    def entropy(self) -> Any:
+        return -_times_log(self.probs, self.probs).sum(-1)
 
-    def kl(self, other: EpsilonGreedy) -> Tensor:
-        own = self.probs
-        return (torch.xlogy(own, own) - torch.where(own > 0, own * other.probs.log(), 0.0)).sum(-1)
+    def kl(self, other: EpsilonGreedy) -> Any:
+        return (_times_log(self.probs, self.probs) - _times_log(self.probs, other.probs)).sum(-1)
 
 
-def _choose(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """Returns ``[B]`` actions, as ``sample`` and ``to_deterministic`` do."""
-    values = inputs[..., :-1]
-    greedy = values.argmax(-1)
-    if noise is None:
-        return greedy
-    at_random = np.where(values > np.finfo(values.dtype).min, noise[..., 1:], 2.0).argmin(-1)
-    return np.where(noise[..., 0] < inputs[..., -1], at_random, greedy)
+def _times_log(probs: Any, others: Any) -> Any:
+    """Returns ``probs * log(others)``, 0 where the first are 0."""
+    return namespace(probs).where(probs > 0, probs * log(others), 0.0)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_functions import log, namespace, softplus, split
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
-from marl_connectors.seeding import StreamGenerator
+from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.noise import draw_like
 from marl_connectors.spaces import describe
-from marl_connectors.typing import Tree
 
 _EDGE = 1e-6
 """The distance that squashed actions keep from the ends of their range, so that float32 can invert ``tanh``."""
@@ -29,14 +29,17 @@ class TorchDiagGaussian(Distribution):
     flat, ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` accepts both shapes.
     """
 
-    def __init__(self, mean: Tensor, log_std: Tensor):
-        self.mean = mean
-        self.log_std = log_std
+    takes_arrays = True
+
+    def __init__(self, loc: Any, scale: Any = None, *, log_std: Any = None):
+        """Makes distributions from ``[..., n]`` means, and standard deviations or their logarithms."""
+        self.mean = loc
+        self.log_std = log(namespace(loc).zeros_like(loc) + scale) if log_std is None else log_std
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> TorchDiagGaussian:
-        mean, log_std = logits.chunk(2, -1)
-        return cls(mean, log_std)
+    def from_logits(cls, logits: Any) -> TorchDiagGaussian:
+        mean, log_std = split(logits, [logits.shape[-1] // 2] * 2)
+        return cls(mean, log_std=log_std)
 
     @staticmethod
     def required_input_dim(space: Space) -> int:
@@ -44,70 +47,48 @@ class TorchDiagGaussian(Distribution):
         return 2 * int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        return rng.standard_normal((*shape, num_inputs // 2), dtype=np.float32)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("normal", num_inputs // 2)] if cls._computes_as(TorchDiagGaussian, "noise") else None
+        """Numbers of standard normal distributions."""
+        return [("normal", num_inputs // 2)]
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
+    @property
+    def _std(self) -> Any:
+        return namespace(self.log_std).exp(self.log_std)
+
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
         if noise is None:
-            noise = torch.randn_like(self.mean)
-        return self.mean + self.log_std.exp() * noise
+            noise = draw_like(self.mean, [("normal", self.mean.shape[-1])], sample_shape)
+        return self.mean + self._std * noise
 
-    def sample_with_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_with_logp(self, noise: Any) -> tuple[Any, Any]:
         """Returns ``[..., n]`` actions, and their ``[...]`` log-probabilities, both with gradients.
 
         Args:
             noise: ``[..., n]`` numbers of a standard normal distribution.
         """
-        return self.mean + self.log_std.exp() * noise, self._logp_of_noise(noise)
+        return self.mean + self._std * noise, self._logp_of_noise(noise)
 
-    def _logp_of_noise(self, noise: Tensor) -> Tensor:
-        return (-0.5 * noise.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+    def _logp_of_noise(self, noise: Any) -> Any:
+        return (-0.5 * noise * noise - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
-    def to_deterministic(self) -> Tensor:
+    def to_deterministic(self) -> Any:
         return self.mean
 
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(TorchDiagGaussian, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        return _normal
+    def logp(self, value: Any) -> Any:
+        xp = namespace(self.mean)
+        return self._logp_of_noise((value.reshape(self.mean.shape) - self.mean) * xp.exp(-self.log_std))
 
-    def logp(self, value: Tensor) -> Tensor:
-        standardised = (value.reshape(self.mean.shape) - self.mean) * (-self.log_std).exp()
-        return (-0.5 * standardised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-    def log_stds(self) -> Tensor | None:
+    def log_stds(self) -> Any:
         return self.log_std
 
-    def entropy(self) -> Tensor:
+    def entropy(self) -> Any:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    def kl(self, other: TorchDiagGaussian) -> Tensor:
-        variance_ratio = (2 * (self.log_std - other.log_std)).exp()
-        distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
-        return 0.5 * (variance_ratio + distance - 1.0 - variance_ratio.log()).sum(-1)
-
-    @classmethod
-    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        is_known = cls._computes_as(TorchDiagGaussian, "__init__", "from_logits", "logp", "entropy", "kl")
-        if not is_known or actions.dtype is not inputs.dtype:
-            return None
-        return GaussianRows(inputs.numpy(), actions.numpy(), None if before is None else before.numpy())
-
-
-def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """Returns ``[B, n]`` actions of means and log standard deviations side by side."""
-    size = inputs.shape[-1] // 2
-    if noise is None:
-        return inputs[:, :size].copy()
-    actions = np.exp(inputs[:, size:])
-    actions *= noise
-    actions += inputs[:, :size]
-    return actions
+    def kl(self, other: TorchDiagGaussian) -> Any:
+        xp = namespace(self.mean)
+        log_ratio = 2 * (self.log_std - other.log_std)
+        distance = xp.square((self.mean - other.mean) * xp.exp(-other.log_std))
+        return 0.5 * (xp.exp(log_ratio) + distance - 1.0 - log_ratio).sum(-1)
 
 
 class TorchClippedGaussian(TorchDiagGaussian):
@@ -116,8 +97,10 @@ class TorchClippedGaussian(TorchDiagGaussian):
     Actions that the noise moves out of the range are clipped. Densities are those before clipping.
     """
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        return super().sample(noise).clamp(-1.0, 1.0)
+    takes_arrays = True
+
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        return super().sample(noise, sample_shape=sample_shape).clip(-1.0, 1.0)
 
 
 class TorchSquashedGaussian(TorchDiagGaussian):
@@ -129,41 +112,42 @@ class TorchSquashedGaussian(TorchDiagGaussian):
     without noise. ``to_deterministic`` is the median.
     """
 
+    takes_arrays = True
+
     @staticmethod
     def required_input_dim(space: Space) -> int:
         check_bounded("TorchSquashedGaussian", space)
         return TorchDiagGaussian.required_input_dim(space)
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        return super().sample(noise).tanh().clamp(-1 + _EDGE, 1 - _EDGE)
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        return _squashed(super().sample(noise, sample_shape=sample_shape))
 
-    def sample_with_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_with_logp(self, noise: Any) -> tuple[Any, Any]:
         unsquashed, logp = super().sample_with_logp(noise)
-        return unsquashed.tanh().clamp(-1 + _EDGE, 1 - _EDGE), logp - _log_slope(unsquashed).sum(-1)
+        return _squashed(unsquashed), logp - _log_slope(unsquashed).sum(-1)
 
-    def to_deterministic(self) -> Tensor:
-        return self.mean.tanh().clamp(-1 + _EDGE, 1 - _EDGE)
+    def to_deterministic(self) -> Any:
+        return _squashed(self.mean)
 
-    def logp(self, value: Tensor) -> Tensor:
-        inside = value.reshape(self.mean.shape).clamp(-1 + _EDGE, 1 - _EDGE)
-        unsquashed = 0.5 * (inside.log1p() - (-inside).log1p())  # torch's atanh depends on a number's neighbours
+    def logp(self, value: Any) -> Any:
+        xp, inside = namespace(self.mean), value.reshape(self.mean.shape).clip(-1 + _EDGE, 1 - _EDGE)
+        unsquashed = 0.5 * (xp.log1p(inside) - xp.log1p(-inside))  # torch's atanh depends on a number's neighbours
         return super().logp(unsquashed) - _log_slope(unsquashed).sum(-1)
 
-    def entropy(self) -> Tensor:
-        nodes = torch.as_tensor(_NODES, dtype=self.mean.dtype, device=self.mean.device)
-        weights = torch.as_tensor(_WEIGHTS / _WEIGHTS.sum(), dtype=self.mean.dtype, device=self.mean.device)
-        points = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes
-        return super().entropy() + (_log_slope(points) @ weights).sum(-1)
+    def entropy(self) -> Any:
+        mean, std = (torch.as_tensor(x)[..., None] for x in (self.mean, self._std))
+        nodes, weights = (torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in (_NODES, _WEIGHTS))
+        spread = (_log_slope(mean + std * nodes) @ (weights / _WEIGHTS.sum())).sum(-1)
+        return super().entropy() + (spread.numpy() if isinstance(self.mean, np.ndarray) else spread)
 
 
-def _log_slope(x: Tensor) -> Tensor:
+def _squashed(x: Any) -> Any:
+    return namespace(x).tanh(x).clip(-1 + _EDGE, 1 - _EDGE)
+
+
+def _log_slope(x: Any) -> Any:
     """The logarithm of the derivative of ``tanh``, ``1 - tanh(x) ** 2``, exact also where that rounds to 0."""
     return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
-
-
-def softplus(x: Tensor) -> Tensor:
-    """Returns ``log(1 + exp(x))``. Each result depends only on its own number, to the last bit."""
-    return x.clamp(min=0.0) + (-x.abs()).exp().log1p()
 
 
 def check_bounded(who: str, space: Space) -> None:
@@ -177,38 +161,3 @@ def check_bounded(who: str, space: Space) -> None:
             f"{who}: its actions lie in a range, but {describe(space)} has no bounds. Give the action space finite "
             f"bounds, or use the normal distribution (action_distribution='gaussian')."
         )
-
-
-class GaussianRows:
-    """The closed form of independent normal distributions: ``[N, 2 * k]`` means, then log standard deviations."""
-
-    def __init__(self, inputs: np.ndarray, actions: np.ndarray, before: np.ndarray | None = None):
-        """Computes the quantities of inputs and ``[N, k]`` actions.
-
-        Args:
-            inputs: The inputs.
-            actions: The actions that were taken.
-            before: The inputs of the distributions that acted; None if the KL divergence is not wanted.
-        """
-        k = inputs.shape[1] // 2
-        means, log_stds = inputs[:, :k], inputs[:, k:]
-        self._inverse = np.exp(-log_stds)
-        self._error = (actions.reshape(means.shape) - means) * self._inverse
-        self.logp = (-0.5 * self._error * self._error - log_stds - 0.5 * math.log(2 * math.pi)).sum(-1)
-        self.entropy = (log_stds + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-        self.kl = None
-        if before is not None:
-            self._moved = (means - before[:, :k]) * self._inverse
-            ratio = np.exp(before[:, k:] - log_stds)
-            self._spread = ratio * ratio + self._moved * self._moved
-            self.kl = (log_stds - before[:, k:] + 0.5 * self._spread - 0.5).sum(-1)
-
-    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        column = of_logp[:, None]
-        by_mean = self._error * column
-        by_log_std = (self._error * self._error - 1) * column + of_entropy[:, None]
-        if of_kl is not None:
-            by_mean += self._moved * of_kl[:, None]
-            by_log_std += (1 - self._spread) * of_kl[:, None]
-        by_mean *= self._inverse
-        return np.concatenate([by_mean, by_log_std], 1)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_functions import namespace, split
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.masks import as_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import parts_of, values_per_choice
-from marl_connectors.typing import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,11 +49,24 @@ class TorchMultiDistribution(Distribution):
         is_dict: Whether actions are dicts; else they are tuples.
     """
 
+    takes_arrays = True
     parts: tuple[ActionPart, ...] = ()
     is_dict = True
 
-    def __init__(self, children: list[Distribution]):
-        self._children = children
+    def __init__(self, child_distribution_struct: Mapping[Any, Distribution] | Sequence[Distribution]):
+        """Makes the distribution of a dict, or of a tuple, of the parts' distributions."""
+        self._children = child_distribution_struct
+
+    def _of_children(self, compute: Callable[[Any, Distribution], Any]) -> Any:
+        """Returns a dict or tuple of what a function returns for the key of each part and its distribution."""
+        if isinstance(self._children, Mapping):
+            return {key: compute(key, child) for key, child in self._children.items()}
+        return tuple(compute(i, child) for i, child in enumerate(self._children))
+
+    def _sum(self, compute: Callable[[Any, Distribution], Any]) -> Any:
+        found = self._of_children(compute)
+        found = list(found.values() if isinstance(found, dict) else found)
+        return namespace(found[0]).stack(found).sum(0)
 
     @classmethod
     def of_parts(cls, space: spaces.Dict | spaces.Tuple, dist_cls_of: Any) -> type[Self]:
@@ -64,7 +76,6 @@ class TorchMultiDistribution(Distribution):
             space: The space.
             dist_cls_of: ``fn(space)``, which returns the distribution of a part.
         """
-        is_dict = isinstance(space, spaces.Dict)
         parts = []
         for key, part in parts_of(space):
             dist_cls = dist_cls_of(part)
@@ -72,12 +83,15 @@ class TorchMultiDistribution(Distribution):
             noise = dist_cls.noise(np.random.default_rng(0), (0,), num_inputs)
             num_mask = sum(values_per_choice(part) or ())
             parts.append(ActionPart(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
-        return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict)
+        takes_arrays = cls.takes_arrays and all(part.dist_cls.takes_arrays for part in parts)
+        is_dict = isinstance(space, spaces.Dict)
+        return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict, takes_arrays=takes_arrays)
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> TorchMultiDistribution:
-        inputs = logits.split([part.num_inputs for part in cls.parts], -1)
-        return cls([part.dist_cls.from_logits(own) for part, own in zip(cls.parts, inputs, strict=True)])
+    def from_logits(cls, logits: Any) -> TorchMultiDistribution:
+        inputs = split(logits, [part.num_inputs for part in cls.parts])
+        made = [part.dist_cls.from_logits(own) for part, own in zip(cls.parts, inputs, strict=True)]
+        return cls(dict(zip([part.key for part in cls.parts], made, strict=True)) if cls.is_dict else made)
 
     @classmethod
     def required_input_dim(cls, space: Space) -> int:
@@ -96,15 +110,12 @@ class TorchMultiDistribution(Distribution):
     @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
         found = [part.dist_cls.noise_parts(part.num_inputs) for part in cls.parts]
-        if None in found or not cls._computes_as(TorchMultiDistribution, "noise"):
-            return None
-        return [part for own in found for part in own or ()]
+        return None if None in found else [part for own in found for part in own or ()]
 
     @classmethod
-    def apply_action_mask(cls, inputs: Tensor, mask: Any) -> Tensor:
+    def apply_action_mask(cls, inputs: Any, mask: Any) -> Any:
         """Applies the masks of the parts, which stand one after another. Parts without choices have none."""
-        lens = [part.num_mask for part in cls.parts]
-        mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
+        lens, mask = [part.num_mask for part in cls.parts], as_mask(inputs, mask)
         wanted = (*inputs.shape[:-1], sum(lens))
         if not torch._C._is_tracing() and mask.shape != wanted:
             raise ModuleError(
@@ -112,66 +123,33 @@ class TorchMultiDistribution(Distribution):
                 f"{ {part.key: part.num_mask for part in cls.parts} }. A module with other masks must set "
                 f"handles_action_masks = True and apply its masks itself."
             )
-        own = inputs.split([part.num_inputs for part in cls.parts], -1)
+        own = split(inputs, [part.num_inputs for part in cls.parts])
         found = [
             part.dist_cls.apply_action_mask(x, allowed) if part.num_mask else x
-            for part, x, allowed in zip(cls.parts, own, mask.split(lens, -1), strict=True)
+            for part, x, allowed in zip(cls.parts, own, split(mask, lens), strict=True)
         ]
-        return torch.cat(found, -1)
+        return namespace(inputs).concatenate(found, -1)
 
-    def _together(self, values: list[Any]) -> Any:
-        if not self.is_dict:
-            return tuple(values)
-        return {part.key: value for part, value in zip(self.parts, values, strict=True)}
-
-    def sample(self, noise: Tensor | None = None) -> Any:
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
         if noise is None:
-            return self._together([child.sample() for child in self._children])
-        parts = noise.split([part.num_noise or 0 for part in self.parts], -1)
-        return self._together([child.sample(own) for child, own in zip(self._children, parts, strict=True)])
-
-    @classmethod
-    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        if not cls._computes_as(TorchMultiDistribution, "from_logits", "sample", "to_deterministic"):
-            return super().bind_choice()
-        choices = [part.dist_cls.bind_choice() for part in cls.parts]
-        inputs_at = list(accumulate(part.num_inputs for part in cls.parts))[:-1]
-        noise_at = list(accumulate(part.num_noise or 0 for part in cls.parts))[:-1]
-        keys = [part.key for part in cls.parts]
-
-        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
-            own = np.split(inputs, inputs_at, axis=1)
-            drawn = [None] * len(own) if noise is None else np.split(noise, noise_at, axis=1)
-            values = [make(x, numbers) for make, x, numbers in zip(choices, own, drawn, strict=True)]
-            return dict(zip(keys, values, strict=True)) if cls.is_dict else tuple(values)
-
-        return choose
+            several = {"sample_shape": sample_shape} if len(sample_shape) else {}
+            return self._of_children(lambda _, child: child.sample(**several))
+        own = iter(split(noise, [part.num_noise or 0 for part in self.parts]))
+        return self._of_children(lambda _, child: child.sample(next(own)))
 
     def to_deterministic(self) -> Any:
-        return self._together([child.to_deterministic() for child in self._children])
+        return self._of_children(lambda _, child: child.to_deterministic())
 
-    def logp(self, value: Any) -> Tensor:
-        pairs = zip(self.parts, self._children, strict=True)
-        return torch.stack([child.logp(value[part.key]) for part, child in pairs]).sum(0)
+    def logp(self, value: Any) -> Any:
+        return self._sum(lambda key, child: child.logp(value[key]))
 
-    @classmethod
-    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        if not cls._computes_as(TorchMultiDistribution, "from_logits", "logp"):
-            return super().logp_of_rows(inputs, actions)
-        own = np.split(inputs, np.cumsum([part.num_inputs for part in cls.parts])[:-1], axis=1)
-        logps = [
-            part.dist_cls.logp_of_rows(np.ascontiguousarray(x), actions[part.key])  # type: ignore[call-overload]
-            for part, x in zip(cls.parts, own, strict=True)
-        ]
-        return np.sum(logps, axis=0)
+    def log_stds(self) -> Any:
+        children = self._children.values() if isinstance(self._children, Mapping) else self._children
+        found = [own for own in (child.log_stds() for child in children) if own is not None]
+        return namespace(found[0]).concatenate(found, -1) if found else None
 
-    def log_stds(self) -> Tensor | None:
-        found = [own for own in (child.log_stds() for child in self._children) if own is not None]
-        return torch.cat(found, -1) if found else None
+    def entropy(self) -> Any:
+        return self._sum(lambda _, child: child.entropy())
 
-    def entropy(self) -> Tensor:
-        return torch.stack([child.entropy() for child in self._children]).sum(0)
-
-    def kl(self, other: TorchMultiDistribution) -> Tensor:
-        pairs = zip(self._children, other._children, strict=True)
-        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
+    def kl(self, other: TorchMultiDistribution) -> Any:
+        return self._sum(lambda key, child: child.kl(other._children[key]))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
-from torch import Tensor
 
+from marl_connectors.array_functions import log, namespace, split
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.gaussian import check_bounded
-from marl_connectors.seeding import StreamGenerator
+from marl_connectors.rl_module.distributions.noise import draw_like
 
 
 class TorchUniform(Distribution):
@@ -22,13 +23,15 @@ class TorchUniform(Distribution):
     that this one can draw.
     """
 
-    def __init__(self, low: Tensor, high: Tensor):
+    takes_arrays = True
+
+    def __init__(self, low: Any, high: Any):
         self.low = low
         self.high = high
 
     @classmethod
-    def from_logits(cls, logits: Tensor) -> TorchUniform:
-        return cls(*logits.chunk(2, -1))
+    def from_logits(cls, logits: Any) -> TorchUniform:
+        return cls(*split(logits, [logits.shape[-1] // 2] * 2))
 
     @staticmethod
     def required_input_dim(space: Space) -> int:
@@ -37,30 +40,30 @@ class TorchUniform(Distribution):
         return 2 * int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Draws the position between the bounds, from 0 to 1."""
-        return rng.random((*shape, num_inputs // 2), dtype=np.float32)
-
-    @classmethod
     def noise_parts(cls, num_inputs: int) -> list[tuple[str, int]] | None:
-        return [("uniform", num_inputs // 2)] if cls._computes_as(TorchUniform, "noise") else None
+        """The position between the bounds, from 0 to 1."""
+        return [("uniform", num_inputs // 2)]
 
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        noise = torch.rand_like(self.low) if noise is None else noise
+    def sample(self, noise: Any = None, *, sample_shape: Sequence[int] = ()) -> Any:
+        if noise is None:
+            noise = draw_like(self.low, [("uniform", self.low.shape[-1])], sample_shape)
         return self.low + (self.high - self.low) * noise
 
-    def to_deterministic(self) -> Tensor:
+    def to_deterministic(self) -> Any:
         return 0.5 * (self.low + self.high)
 
-    def logp(self, value: Tensor) -> Tensor:
+    @property
+    def _log_widths(self) -> Any:
+        return log(self.high - self.low)
+
+    def logp(self, value: Any) -> Any:
         value = value.reshape(self.low.shape)
         is_inside = (value >= self.low) & (value <= self.high)
-        return torch.where(is_inside, -(self.high - self.low).log(), -math.inf).sum(-1)
+        return namespace(self.low).where(is_inside, -self._log_widths, -math.inf).sum(-1)
 
-    def entropy(self) -> Tensor:
-        return (self.high - self.low).log().sum(-1)
+    def entropy(self) -> Any:
+        return self._log_widths.sum(-1)
 
-    def kl(self, other: TorchUniform) -> Tensor:
+    def kl(self, other: TorchUniform) -> Any:
         is_covered = (other.low <= self.low) & (other.high >= self.high)
-        widths = (other.high - other.low).log() - (self.high - self.low).log()
-        return torch.where(is_covered, widths, math.inf).sum(-1)
+        return namespace(self.low).where(is_covered, other._log_widths - self._log_widths, math.inf).sum(-1)

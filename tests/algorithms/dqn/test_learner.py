@@ -181,6 +181,7 @@ class ByAutograd(DQNLearner):
         return super().compute_loss_for_stacked_modules(**given)
 
 
+@pytest.mark.accelerated
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_the_closed_form_has_the_gradients_of_autograd(seed):
@@ -188,7 +189,7 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
     for learner_class in (DQNLearner, ByAutograd):
         algo = random_dqn(seed).learners(learner_class=learner_class).build_algo()
         results = [algo.train()["learners"] for _ in range(2)]
-        closed = [bound is not None for bound in algo.learner._closed_updates.values()]
+        closed = [bound is not None for bound in algo.learner._bound_updates.values()]
         assert closed and all(closed) is (learner_class is DQNLearner)
         runs.append((parameters(algo), results))
         algo.stop()
@@ -199,19 +200,24 @@ def test_the_closed_form_has_the_gradients_of_autograd(seed):
             assert terms == pytest.approx(other[module_id], rel=1e-2, abs=1e-3)
 
 
+def closed_losses(learner):
+    """The stacks that were updated last, and their losses."""
+    stacks = [learner.optimizers.stack_of(module_ids) for module_ids in learner._bound_updates]
+    return [(stack, stack.bound["dqn loss"]) for stack in stacks]
+
+
+@pytest.mark.accelerated
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(6), *FRESH])
 def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed):
     algo, rng = random_dqn(seed).build_algo(), np.random.default_rng(seed)
     for _ in range(2):
         algo.train()
-        assert algo.learner._closed_updates
-        for module_ids in algo.learner._closed_updates:
-            stack = algo.learner.optimizers.stack_of(module_ids)
-            loss, module = algo.learner.closed_loss(module_ids), stack.load()
+        assert closed_losses(algo.learner)
+        for stack, loss in closed_losses(algo.learner):
+            module, size = stack.load(), stack.bucket.modules[stack.module_ids[0]].observation_space.shape
             assert None not in (loss.values._own, loss.values._targets)
-            size = algo.get_module(module_ids[0]).observation_space.shape
-            lead = (len(module_ids),) if len(module_ids) > 1 else ()
+            lead = (len(stack.module_ids),) if len(stack.module_ids) > 1 else ()
             batch = {Columns.OBS: torch.from_numpy(rng.normal(size=(*lead, 7, *size)).astype(np.float32))}
             with torch.no_grad():
                 pairs = ((own.compute_q_values(batch), own.forward_target(batch)) for own in (loss.values, module))
@@ -219,7 +225,8 @@ def test_values_in_closed_form_are_those_of_the_modules_also_after_updates(seed)
     algo.stop()
 
 
-def test_closed_forms_are_bound_once_for_modules_of_several_architectures():
+@pytest.mark.accelerated
+def test_closed_forms_are_bound_once_for_modules_of_several_architectures_and_forgotten_with_them():
     specs = {m: RLModuleSpec(model_config={"fcnet_hiddens": (n,)}) for m, n in (("a", 4), ("b", 5))}
     config = small_dqn(LifeEnv, num_steps_sampled_before_learning_starts=200)
     config.multi_agent(
@@ -231,21 +238,25 @@ def test_closed_forms_are_bound_once_for_modules_of_several_architectures():
     learner, bound = algo.learner, []
     for _ in range(3):
         algo.replay._update_once({})
-        bound.append([learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates])
-    assert len(bound[0]) == 2 and all(own is first for own, first in zip(bound[2], bound[0], strict=True))
+        bound.append(closed_losses(learner))
+    assert len(bound[0]) == 2 and all(one[1] is other[1] for one, other in zip(bound[0], bound[2], strict=True))
+    kept = learner.optimizers.stack_of(("a",))
     learner.module._buckets = None  # as after a change to a module
     algo.replay._update_once({})
-    later = [learner.closed_loss(module_ids).values._targets for module_ids in learner._closed_updates]
-    assert len(later) == 2 and not any(own is first for own, first in zip(later, bound[0], strict=True))
+    assert len(closed_losses(learner)) == 2 and kept not in [stack for stack, _ in closed_losses(learner)]
     algo.stop()
 
 
+@pytest.mark.accelerated
 def test_a_closed_form_follows_changes_of_the_settings_of_a_module():
+    from marl_connectors.accelerate.closed_dqn import closed_dqn_loss
+
     algo = small_dqn(LifeEnv, double_q=True).multi_agent(policies="independent").build_algo()
     learner, (module_id, *_) = algo.learner, algo.rl_module
-    assert learner.closed_loss([module_id]).config.double_q
+    stack = learner.optimizers.stack_of((module_id,))
+    assert closed_dqn_loss(learner, stack, (module_id,)).config.double_q
     algo.config.change(algorithm_config_overrides_per_module={module_id: {"double_q": False}})
-    assert not learner.closed_loss([module_id]).config.double_q
+    assert not closed_dqn_loss(learner, stack, (module_id,)).config.double_q
     algo.stop()
 
 

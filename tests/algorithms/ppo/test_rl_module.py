@@ -11,7 +11,6 @@ from gymnasium import spaces
 
 from marl_connectors import Columns, DefaultPPORLModule, MultiRLModule
 from marl_connectors.errors import ConfigError, ModuleError
-from marl_connectors.rl_module.layers import MLP
 from marl_connectors.trees import tree_map
 
 BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
@@ -202,15 +201,3 @@ def test_wrong_settings_are_errors_that_name_them():
         DefaultPPORLModule(BOX, spaces.Box(-np.inf, np.inf, (2,)), model_config={"action_distribution": "beta"})
     with pytest.raises(ModuleError, match="no encoder for Text"):
         DefaultPPORLModule(spaces.Text(3), spaces.Discrete(2))
-
-
-def test_only_layers_as_they_were_built_can_be_bound():
-    for change in (
-        lambda mlp: setattr(mlp, "activation", torch.nn.ReLU()),
-        lambda mlp: mlp.layers[0].register_forward_hook(lambda *_: None),
-        lambda mlp: mlp.layers.__setitem__(1, torch.nn.Linear(5, 2)),
-    ):
-        mlp = MLP(3, (5, 2), "tanh")
-        assert mlp.can_be_bound(4)
-        change(mlp)
-        assert not mlp.can_be_bound(4)

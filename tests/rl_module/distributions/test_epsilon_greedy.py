@@ -44,10 +44,10 @@ def test_actions_are_drawn_with_these_probabilities(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_bound_choice_is_the_same(seed):
+def test_a_choice_in_arrays_is_the_same(seed):
     inputs, *_ = inputs_of(seed)
     noise = EpsilonGreedy.noise(np.random.default_rng(seed), (5,), inputs.shape[-1])
-    choose, distribution = EpsilonGreedy.bind_choice(), EpsilonGreedy.from_logits(inputs)
+    choose, distribution = EpsilonGreedy.actions_of_rows, EpsilonGreedy.from_logits(inputs)
     np.testing.assert_array_equal(choose(inputs.numpy(), noise), distribution.sample(torch.from_numpy(noise)))
     np.testing.assert_array_equal(choose(inputs.numpy(), None), distribution.to_deterministic())
 

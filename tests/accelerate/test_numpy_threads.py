@@ -7,8 +7,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
+from marl_connectors.accelerate.numpy_threads import _libraries, follow_torch
 from marl_connectors.rl_module.layers import MLP
-from marl_connectors.rl_module.numpy_threads import _libraries, follow_torch
 
 
 def numpy_threads():

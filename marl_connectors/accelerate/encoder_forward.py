@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers
-from marl_connectors.rl_module.encoders import Encoder, FlatPart, ImagePart, OneHotPart
+from marl_connectors.accelerate.array_layers import ArrayLayer, array_layers, run_layers
+from marl_connectors.rl_module.encoders import CNN, Conv2d, Encoder, FlatPart, ImagePart, OneHotPart
 from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -73,16 +76,16 @@ class EncoderForward:
         classes = [type(layer) for layer in chain]
         if classes != [Encoder, *[MLP] * (len(chain) - 1)]:
             return False
-        found = [layer.array_layers(rows) for layer in chain]
+        found = [array_layers(layer, rows) for layer in chain]
         return None not in found and any(found)
 
     def load(self) -> None:
         """Binds the current memory of the parameters, and what ``acting_outputs`` copies of the module's own ones."""
         self._versions = [parameter._version for parameter in self._parameters]
-        self._writes = [(part.path, part.layer.bind(part.out)) for part in self._parts]
+        self._writes = [(part.path, _WRITERS[type(part.layer)](part.layer, part.out)) for part in self._parts]
         self._layers: list[ArrayLayer] = []
         for mlp in self._chain:
-            layers = mlp.array_layers(self._rows)
+            layers = array_layers(mlp, self._rows)
             assert layers is not None
             self._layers += layers
         self._finish = self._module.acting_outputs([self._module], [self._rows])
@@ -117,3 +120,71 @@ def _at(observations: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         observations = observations[key]
     return observations
+
+
+# Functions of ``[B, ...]`` arrays that write the vectors of a part of the observations to ``[B, output_dim]`` float32.
+# They do what the layer's forward pass does, and are valid until parameters get other memory.
+
+
+def _write_flat(layer: FlatPart, out: np.ndarray) -> Callable[[np.ndarray], None]:
+    def write(x: np.ndarray) -> None:
+        out[...] = x.reshape(out.shape)
+        if layer.scale is not None:
+            np.multiply(out, layer.scale, out=out)
+
+    return write
+
+
+def _write_one_hot(layer: OneHotPart, out: np.ndarray) -> Callable[[np.ndarray], None]:
+    def write(x: np.ndarray) -> None:
+        spread = x.reshape(len(x), -1)[:, layer.component] if layer.rank else x[:, None]
+        np.equal(spread, layer.numbers, out=out)
+
+    return write
+
+
+def _write_image(layer: ImagePart, out: np.ndarray) -> Callable[[np.ndarray], None]:
+    images = np.zeros((len(out), *layer.shape), np.float32)
+    convolve = _bind_cnn(layer.cnn, layer.channels_first_of(torch.from_numpy(images)))
+    result = out.reshape(convolve().shape)
+
+    def write(x: np.ndarray) -> None:
+        images[...] = x
+        if layer.scale is not None:
+            np.multiply(images, layer.scale, out=images)
+        result[...] = convolve().numpy()
+
+    return write
+
+
+_WRITERS: dict[type, Callable[[Any, np.ndarray], Callable[[np.ndarray], None]]] = {
+    FlatPart: _write_flat,
+    OneHotPart: _write_one_hot,
+    ImagePart: _write_image,
+}
+
+
+def _bind_cnn(cnn: CNN, images: Tensor) -> Callable[[], Tensor]:
+    """Returns a function that computes the last layer's ``[B, C, H, W]`` outputs for the present ``images``.
+
+    It neither calls the layers nor computes gradients. Inputs of convolutions have the memory layout that they have in
+    the forward pass, as other layouts round differently.
+    """
+    steps: list[tuple[np.ndarray, Tensor, Tensor, Tensor, Any]] = []
+    activate, x = cnn.activation.forward, images
+    for layer in cnn.layers:
+        assert isinstance(layer, Conv2d) and layer.bias is not None
+        left, _, top, _ = layer.padding_of_inputs
+        padded = F.pad(torch.zeros_like(x), layer.padding_of_inputs)
+        inner = padded.numpy()[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+        steps.append((inner, padded, layer.weight.detach(), layer.bias.detach(), layer.stride))
+        x = activate(torch.conv2d(*steps[-1][1:]))
+
+    def run() -> Tensor:
+        x = images
+        for inner, padded, weight, bias, stride in steps:
+            inner[...] = x.numpy()
+            x = activate(torch.conv2d(padded, weight, bias, stride))
+        return x
+
+    return run

@@ -9,11 +9,11 @@ from gymnasium import spaces
 from torch import nn
 
 from marl_connectors import spaces as own_spaces
+from marl_connectors.accelerate.array_forward import bind_forward
+from marl_connectors.accelerate.encoder_forward import EncoderForward
 from marl_connectors.algorithms.dqn.rl_module import DefaultDQNRLModule
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
-from marl_connectors.rl_module.array_forward import bind_forward
-from marl_connectors.rl_module.encoder_forward import EncoderForward
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 

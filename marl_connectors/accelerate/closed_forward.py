@@ -6,44 +6,28 @@ Small networks spend more time in autograd's bookkeeping than in arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.accelerate.array_layers import is_recorded, parameters_as_built
+from marl_connectors.accelerate.unchanged import NEVER_CALLED, class_that_says, is_unchanged
 from marl_connectors.columns import Columns
+from marl_connectors.learner.gradients import weighted
 from marl_connectors.rl_module.apis import TargetNetworkAPI
-from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
 from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
+from marl_connectors.rl_module.stacking import MemberStack
 
 _CHAINS = (MLP, Encoder)
 _PARTS = (FlatPart, OneHotPart)
 """The layers without parameters that turn observations into vectors."""
-_UNRELATED = frozenset(
-    {
-        "__init__",
-        "setup",
-        "acting_layers",
-        "acting_states",
-        "acting_outputs",
-        "get_initial_state",
-        "get_inference_action_dist_cls",
-        "get_exploration_action_dist_cls",
-        "get_train_action_dist_cls",
-        "get_non_inference_attributes",
-        "get_state",
-        "set_state",
-        "extra_repr",
-        "__repr__",
-    }
-)
+_UNRELATED = frozenset({*NEVER_CALLED, "acting_layers", "acting_states", "acting_outputs"})
 """Methods that a forward pass for training does not call, or that a closed forward pass calls, too."""
-
-
 _KINDS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
 
@@ -92,71 +76,6 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def stack_forward(
-    x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """Returns the outputs of layers, their inputs, and the values that each activation keeps for its derivative.
-
-    Args:
-        x: ``[B, in]`` or ``[M, B, in]``.
-        activations: The activation after each layer; None for none.
-        parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
-    """
-    inputs: list[Tensor] = []
-    kept: list[Tensor | None] = []
-    for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
-        inputs.append(x)
-        before = x = _layer(x, weight, bias)
-        if activation is not None:
-            x = activation.run(x)
-        kept.append(None if activation is None else before if activation.keeps_input else x)
-    return x, inputs, kept
-
-
-def stack_backward(
-    gradient: Tensor,
-    activations: Sequence[Activation | None],
-    parameters: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    kept: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-    out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Returns the gradients of the first layer's inputs and of the parameters; None for those that are not wanted.
-
-    Args:
-        gradient: The gradient of the last layer's outputs.
-        activations: The same argument of ``stack_forward``.
-        parameters: The same argument of ``stack_forward``.
-        inputs: The inputs that ``stack_forward`` returned.
-        kept: The kept values that ``stack_forward`` returned.
-        wanted: Which gradients are wanted: first that of the inputs, then that of each parameter.
-        out: Memory for the gradients of the parameters; None for new tensors.
-    """
-    is_stacked = gradient.dim() == 3
-    product = torch.bmm if is_stacked else torch.mm
-    found: list[Tensor | None] = [None] * len(parameters)
-    for i in range(len(activations) - 1, -1, -1):
-        activation, of_output = activations[i], kept[i]
-        if activation is not None and of_output is not None:
-            gradient = activation.backward(gradient, of_output)
-        if wanted[1 + 2 * i]:
-            place = None if out is None else out[2 * i]
-            if place is None:
-                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
-            elif is_stacked:  # numpy writes to memory with gaps; torch would copy
-                np.matmul(gradient.numpy().swapaxes(-1, -2), inputs[i].numpy(), out=place.numpy())
-                found[2 * i] = place
-            else:
-                found[2 * i] = torch.mm(gradient.t(), inputs[i], out=place)
-        if wanted[2 + 2 * i]:
-            place = None if out is None else out[2 * i + 1]
-            found[2 * i + 1] = gradient.sum(-2) if place is None else torch.sum(gradient, -2, out=place)
-        if i or wanted[0]:
-            gradient = product(gradient, parameters[2 * i])
-    return gradient if wanted[0] else None, found
-
-
 class _Chain:
     """MLPs one after another, with the memory of their gradients."""
 
@@ -171,29 +90,46 @@ class _Chain:
         self.activations: list[Activation | None] = []
         parameters: list[Tensor] = []
         for mlp in mlps:
-            own = mlp.parameters_as_built() or []
+            own = parameters_as_built(mlp) or []
             active = len(own) // 2 - (not mlp.activate_last)
             known = _ACTIVATIONS[type(mlp.activation)]
             self.activations += [known if i < active else None for i in range(len(own) // 2)]
             parameters += own
         self.parameters = [parameter.detach() for parameter in parameters]
         self._out = [gradients[parameter] for parameter in parameters]
-        self._wanted = [out is not None for out in self._out]
         self.num_inputs = parameters[0].shape[-1]
-        self._kept: tuple[list[Tensor], list[Tensor | None]] = [], []
+        self._kept: list[tuple[Tensor, Tensor]] = []  # of each layer, its inputs and what its activation keeps
 
     def forward(self, rows: Tensor, *, keeps: bool = True) -> Tensor:
         """Returns ``[..., out]`` outputs of ``[..., in]`` rows, and keeps what ``backward`` needs if ``keeps``."""
-        outputs, inputs, kept = stack_forward(rows, self.activations, self.parameters)
+        x, kept = rows, []
+        for activation, weight, bias in zip(self.activations, self.parameters[::2], self.parameters[1::2], strict=True):
+            before, x = x, _layer(x, weight, bias)
+            of_activation = x if activation is not None and activation.keeps_input else None
+            x = x if activation is None else activation.run(x)
+            kept.append((before, x if of_activation is None else of_activation))
         if keeps:
-            self._kept = inputs, kept
-        return outputs
+            self._kept = kept
+        return x
 
     def backward(self, gradient: Tensor, *, to_inputs: bool = False) -> Tensor | None:
         """Writes the gradients of the parameters. Returns those of the inputs if ``to_inputs``."""
-        (inputs, kept), self._kept = self._kept, ([], [])
-        wanted = (to_inputs, *self._wanted)
-        return stack_backward(gradient, self.activations, self.parameters, inputs, kept, wanted, self._out)[0]
+        kept, self._kept = self._kept, []
+        is_stacked = gradient.dim() == 3
+        for i in range(len(kept) - 1, -1, -1):
+            (inputs, of_activation), activation = kept[i], self.activations[i]
+            of_weight, of_bias = self._out[2 * i : 2 * i + 2]
+            if activation is not None:
+                gradient = activation.backward(gradient, of_activation)
+            if of_weight is not None and is_stacked:  # numpy writes to memory with gaps; torch would copy
+                np.matmul(gradient.numpy().swapaxes(-1, -2), inputs.numpy(), out=of_weight.numpy())
+            elif of_weight is not None:
+                torch.mm(gradient.t(), inputs, out=of_weight)
+            if of_bias is not None:
+                torch.sum(gradient, -2, out=of_bias)
+            if i or to_inputs:
+                gradient = (torch.bmm if is_stacked else torch.mm)(gradient, self.parameters[2 * i])
+        return gradient if to_inputs else None
 
 
 class Outputs(NamedTuple):
@@ -223,7 +159,7 @@ class ClosedForward:
 
         Args:
             module: The module. For several modules, their stacked module.
-            layers: What ``closed_layers_of`` returned.
+            layers: What ``_closed_layers_of`` returned.
             gradients: Memory for the gradient of each parameter; None for a frozen one.
             with_values: Whether values are wanted.
         """
@@ -317,21 +253,62 @@ class ClosedForward:
         return of_outputs
 
 
-def closed_layers_of(module: RLModule) -> TrainingLayers | None:
+def closed_forward(stack: MemberStack, *, with_values: bool) -> ClosedForward | None:
+    """Returns the pass of a stack's members with gradients in closed form; None if autograd must compute them.
+
+    It is bound once for a stack, of which there is another one after the members have changed.
+
+    Args:
+        stack: The members.
+        with_values: Whether values are wanted.
+    """
+    if is_recorded():
+        return None
+    key = "closed forward", with_values
+    if key not in stack.bound:
+        module = stack.load()
+        layers = _closed_layers_of(module)
+        found = None
+        if layers is not None:
+            found = ClosedForward(module, layers, stack.bound_gradients(), with_values=with_values)
+        stack.bound[key] = found
+    return stack.bound[key]
+
+
+def closed_targets(stack: MemberStack, *, with_values: bool) -> ClosedForward | None:
+    """Returns the same pass of the members' target networks, without gradients.
+
+    Args:
+        stack: The members.
+        with_values: Whether values are wanted.
+    """
+    key = "closed targets", with_values
+    if key not in stack.bound:
+        module = stack.load()
+        layers = _target_layers_of(module)
+        found = None
+        if layers is not None:
+            no_gradients: dict[Tensor, Tensor | None] = dict.fromkeys(module.parameters())
+            found = ClosedForward(module, layers, no_gradients, with_values=with_values)
+        stack.bound[key] = found
+    return stack.bound[key]
+
+
+def _closed_layers_of(module: RLModule) -> TrainingLayers | None:
     """Returns the layers that training a module computes, if a closed forward pass can compute them.
 
     None if training computes anything else than the module's ``training_layers``, or if hooks watch them.
     """
-    says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
-    if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful():
+    says = class_that_says(module, "training_layers")
+    if not is_unchanged(module, says, free=_UNRELATED) or module.is_stateful():
         return None
     layers = module.training_layers()
-    return None if layers is None or has_hooks(module) or not _are_closed(layers) else layers
+    return None if layers is None or not _are_closed(layers) else layers
 
 
-def target_layers_of(module: RLModule) -> TrainingLayers | None:
-    """Returns the target networks of ``closed_layers_of``; None if a closed forward pass cannot compute them."""
-    layers = closed_layers_of(module)
+def _target_layers_of(module: RLModule) -> TrainingLayers | None:
+    """Returns the target networks of ``_closed_layers_of``; None if a closed forward pass cannot compute them."""
+    layers = _closed_layers_of(module)
     if layers is None or not isinstance(module, TargetNetworkAPI):
         return None
     targets: dict[Any, Any] = dict(module.get_target_network_pairs())
@@ -346,15 +323,56 @@ def target_layers_of(module: RLModule) -> TrainingLayers | None:
 def _are_closed(layers: TrainingLayers) -> bool:
     """Whether the layers are as they were built, and their arithmetic has a closed form."""
     mlps = [*layers.shared, *layers.policy, *layers.values]
-    if not all(type(mlp) in _CHAINS and not has_hooks(mlp) and not has_own_methods(mlp) for mlp in mlps):
-        return False
     parts = [part for mlp in mlps if isinstance(mlp, Encoder) for part in mlp.parts]
-    if not all(type(part) in _PARTS and not has_hooks(part) and not has_own_methods(part) for part in parts):
+    if not all(type(mlp) in _CHAINS for mlp in mlps) or not all(type(part) in _PARTS for part in parts):
+        return False
+    if not all(is_unchanged(layer, type(layer)) for layer in (*mlps, *parts)):
         return False
     if any(type(mlp.activation) not in _ACTIVATIONS or len(mlp.norms) for mlp in mlps):
         return False
-    parameters = [mlp.parameters_as_built() for mlp in mlps]
+    parameters = [parameters_as_built(mlp) for mlp in mlps]
     flat = [p for own in parameters for p in own or ()]
     if None in parameters or not are_plain(flat):
         return False
     return all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps))
+
+
+class LossAndGradients(NamedTuple):
+    """The losses and gradients of a minibatch of one module, or of ``M`` stacked ones.
+
+    Attributes:
+        losses: A scalar or ``[M]``.
+        by_inputs: The gradient of the sum of the losses with respect to ``action_dist_inputs``, of their shape.
+        by_values: The gradient with respect to the value estimates; None if the loss uses none.
+    """
+
+    losses: Tensor
+    by_inputs: Tensor
+    by_values: Tensor | None
+
+    def weighted(self, weights: Sequence[float]) -> LossAndGradients:
+        """Returns the losses times ``M`` weights, and their gradients."""
+        factors = weighted(torch.ones_like(self.losses), weights)
+        rows = factors.unsqueeze(-1)
+        by_values = None if self.by_values is None else self.by_values * rows
+        return LossAndGradients(self.losses * factors, self.by_inputs * rows.unsqueeze(-1), by_values)
+
+
+class ClosedLoss(Protocol):
+    """A loss with its gradients in closed form.
+
+    Attributes:
+        uses_values: Whether the loss uses value estimates.
+    """
+
+    uses_values: bool
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndGradients | None:
+        """Computes the losses of a minibatch and logs their terms; returns None if autograd must compute them.
+
+        Args:
+            inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, without gradients.
+            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if the loss uses none.
+            batch: The columns of the minibatch.
+        """
+        ...

@@ -11,13 +11,22 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
-from marl_connectors.rl_module.array_layers import BLOCK, UNSAID, Activation, is_recorded, row_tile
-from marl_connectors.rl_module.encoder_forward import EncoderForward
+from marl_connectors.accelerate.array_layers import (
+    BLOCK,
+    BOUND_ACTIVATIONS,
+    NUMPY_ROWS,
+    UNSAID,
+    Activation,
+    is_recorded,
+    parameters_as_built,
+    row_tile,
+)
+from marl_connectors.accelerate.encoder_forward import EncoderForward
+from marl_connectors.accelerate.numpy_threads import follow_torch
+from marl_connectors.accelerate.unchanged import NEVER_CALLED, class_that_says, is_unchanged
 from marl_connectors.rl_module.encoders import CNN, Conv2d, Encoder, FlatPart, ImagePart, OneHotPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.numpy_threads import follow_torch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID, Tree
 
@@ -26,22 +35,12 @@ _KNOWN = {MLP, Encoder, *_PARTS, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *A
 """The layers whose forward passes can be bound. A user may have replaced a layer by another one."""
 _UNRELATED = frozenset(
     {
-        "__init__",
-        "setup",
+        *NEVER_CALLED,
         "compute_values",
         "_forward_train",
         "training_layers",
-        "get_initial_state",
-        "get_inference_action_dist_cls",
-        "get_exploration_action_dist_cls",
-        "get_train_action_dist_cls",
-        "get_non_inference_attributes",
         "make_target_networks",
         "get_target_network_pairs",
-        "get_state",
-        "set_state",
-        "extra_repr",
-        "__repr__",
     }
 )
 """Methods that a forward pass for acting does not call, or that a bound forward pass calls, too."""
@@ -138,13 +137,13 @@ class _Dense:
         self._lead, self._tiled = lead, tile.tiled((*lead, 0))[:-1] if tile.is_alone else lead
         width = in_width
         for own in stacks:
-            for i, layer in enumerate(own[0]._linear_layers):
-                activation = own[0].activation_after(i)
+            for i, layer in enumerate(own[0].linear_layers):
+                activation = _activation_after(own[0], i)
                 self.width = layer.weight.shape[-2]
                 shape = (width, _filled_up(layer.weight.shape[-2]))
                 weight = np.zeros((*lead[:-1], *shape), np.float32)
                 bias = np.zeros((*lead, shape[1]), np.float32)
-                self._sources.append(([mlp._linear_layers[i] for mlp in own], weight, bias))
+                self._sources.append(([mlp.linear_layers[i] for mlp in own], weight, bias))
                 added = bias.reshape(tile.tiled(bias.shape))
                 self._steps.append((tile.weights(weight), added, activation, np.empty_like(added)))
                 width = shape[1]
@@ -319,7 +318,7 @@ class _Network:
 
 
 def _has_layers(columns: Sequence[Sequence[MLP]]) -> bool:
-    return any(own[0]._linear_layers for own in columns)
+    return any(own[0].linear_layers for own in columns)
 
 
 class ArrayForward:
@@ -483,9 +482,7 @@ def can_be_bound(rl_module: MultiRLModule) -> bool:
 
     Gradients are off while agents act, so that nothing but a hook or a trace can watch.
     """
-    if overrides_methods_of(rl_module, MultiRLModule, _UNRELATED) or has_hooks(rl_module):
-        return False
-    return not is_recorded()
+    return is_unchanged(rl_module, MultiRLModule, free=_UNRELATED) and not is_recorded()
 
 
 def bind_forward(
@@ -533,8 +530,8 @@ def _sees_vectors(module: RLModule) -> bool:
 
 def _chain_of(module: RLModule) -> Chain:
     """Returns ``acting_layers``; an empty sequence if the module calls them in another way."""
-    says = next(cls for cls in type(module).__mro__ if "acting_layers" in vars(cls))
-    return () if overrides_methods_of(module, says, _UNRELATED) else module.acting_layers()
+    says = class_that_says(module, "acting_layers")
+    return module.acting_layers() if is_unchanged(module, says, free=_UNRELATED) else ()
 
 
 def _bind_encoder(module: RLModule, rows: int) -> EncoderForward | None:
@@ -573,9 +570,9 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
         if not _is_as_built(layer) or not _is_plain(_used(layer)):
             return None
         if isinstance(layer, MLP):
-            if not layer.can_be_bound(rows):
+            if not can_bind_mlp(layer, rows):
                 return None
-            shapes = [tuple(own.weight.shape) for own in layer._linear_layers]
+            shapes = [tuple(own.weight.shape) for own in layer.linear_layers]
             found.append((type(layer.activation), layer.activate_last, *shapes))
         else:
             num_cells += 1
@@ -583,9 +580,24 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
     return tuple(found) if num_cells <= 1 else None
 
 
+def can_bind_mlp(mlp: MLP, rows: int) -> bool:
+    """Whether numpy should compute this number of rows without gradients on the CPU, instead of torch."""
+    activation = mlp.activation
+    if len(mlp.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
+        return False
+    parameters = parameters_as_built(mlp)
+    return rows <= NUMPY_ROWS.get(type(activation), rows) and parameters is not None and None not in parameters
+
+
+def _activation_after(mlp: MLP, layer: int) -> Activation | None:
+    """Returns the array function after a linear layer; None for none."""
+    is_active = mlp.activate_last or layer + 1 < len(mlp.linear_layers)
+    return BOUND_ACTIVATIONS[type(mlp.activation)] if is_active else None
+
+
 def _is_as_built(layer: nn.Module) -> bool:
     """Whether a layer has no parts but those of the library, without hooks and without methods of their own."""
-    return not any(type(p) not in _KNOWN or has_own_methods(p) or has_hooks(p) for p in layer.modules())
+    return all(type(part) in _KNOWN and is_unchanged(part, type(part)) for part in layer.modules())
 
 
 def _is_plain(parameters: Sequence[nn.Parameter]) -> bool:

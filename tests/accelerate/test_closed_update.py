@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, RLModuleSpec
+from marl_connectors.accelerate.closed_update import ClosedUpdate
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.learner.gradients import ClosedUpdate
 
 FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy % 2**30))
 AGENTS = ("a", "b", "c", "d", "e")

@@ -1,20 +1,26 @@
-"""Linear layers and activations in numpy, over the memory of torch parameters.
+"""MLPs in numpy, over the memory of their parameters.
 
 They are for small batches without gradients on the CPU, for which torch's calls take longer than the arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+
+from marl_connectors.accelerate.numpy_threads import follow_torch
+from marl_connectors.accelerate.unchanged import is_unchanged
+from marl_connectors.rl_module.layers import MLP, Linear
 
 BLOCK = 2048
 """The number of rows that are computed at a time, so that the values between layers stay in the cache."""
@@ -218,3 +224,104 @@ def _is_alone(tile: int, x: np.ndarray, weight: np.ndarray) -> bool:
     first = np.dot(rows, weight)
     turned = (np.roll(np.dot(np.roll(rows, by, 0), weight), -by, 0) for by in range(1, tile))
     return all(np.array_equal(own, first) for own in turned)
+
+
+NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
+"""The largest number of rows for which a forward pass without gradients is faster in numpy than in torch. Numpy's calls
+cost less, and its tanh takes a tenth of the time."""
+_PLAIN = (nn.Parameter, Tensor)
+
+
+class _Arrays(NamedTuple):
+    """An MLP's layers in numpy, and the parameters whose memory they share.
+
+    Attributes:
+        layers: The layers in order.
+        activation: The class of the activation.
+        parameters: The weight and bias of each layer.
+        addresses: The memory address of each parameter.
+    """
+
+    layers: Sequence[ArrayLayer]
+    activation: type[nn.Module]
+    parameters: Sequence[Tensor]
+    addresses: Sequence[int]
+
+    @classmethod
+    def over(cls, mlp: MLP, activation: type[nn.Module], parameters: Sequence[Tensor]) -> _Arrays:
+        """Returns the layers over the current memory of the parameters."""
+        follow_torch()
+        fixed = [parameter.detach() for parameter in parameters]  # keep their memory if the parameters change
+        count = len(fixed) // 2
+        layers = []
+        for i, (weight, bias) in enumerate(zip(fixed[::2], fixed[1::2], strict=True)):
+            own = NUMPY_ACTIVATIONS[activation] if mlp.activate_last or i + 1 < count else None
+            layers.append(ArrayLayer.over(weight.numpy(), bias.numpy(), own))
+        return cls(layers, activation, list(parameters), [tensor.data_ptr() for tensor in fixed])
+
+    def are_over(self, activation: type[nn.Module], parameters: Sequence[Any]) -> bool:
+        """Whether these are the same parameters at the same addresses."""
+        if activation is not self.activation or len(parameters) != len(self.parameters):
+            return False
+        for own, known, address in zip(parameters, self.parameters, self.addresses, strict=True):
+            if own is not known or own.data_ptr() != address:
+                return False
+        return True
+
+
+_KNOWN: WeakKeyDictionary[MLP, _Arrays] = WeakKeyDictionary()
+
+
+def outputs_of(mlp: MLP, rows: Any) -> Tensor | None:
+    """Returns the outputs of an MLP; None if torch is faster, or must compute them.
+
+    Args:
+        mlp: The MLP.
+        rows: The inputs of its first layer.
+    """
+    if type(rows) is not Tensor or not rows.is_cpu or rows.dtype is not torch.float32 or is_watched():
+        return None
+    layers = array_layers(mlp, rows.shape[-2])
+    if layers is None:
+        return None
+    if rows.dim() <= 3:
+        return torch.from_numpy(run_layers(rows.numpy(), layers))
+    return torch.from_numpy(run_layers(rows.flatten(1, -2).numpy(), layers)).unflatten(1, rows.shape[1:-1])
+
+
+def array_layers(mlp: MLP, rows: int) -> Sequence[ArrayLayer] | None:
+    """Returns array layers over the current parameters; None if torch must compute this number of rows.
+
+    Several threads may call this at the same time.
+    """
+    parts: Any = mlp._modules
+    activation, linear = type(parts["activation"]), parts["layers"]._modules
+    if activation not in NUMPY_ROWS or parts["norms"]._modules:
+        return None
+    if rows > NUMPY_ROWS[activation] and len(linear) > (not mlp.activate_last):
+        return None
+    parameters = parameters_as_built(mlp)
+    if parameters is None:
+        return None
+    known = _KNOWN.get(mlp)
+    if known is not None and known.are_over(activation, parameters):
+        return known.layers
+    if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
+        return None
+    found = _KNOWN[mlp] = _Arrays.over(mlp, activation, parameters)
+    return found.layers
+
+
+def parameters_as_built(mlp: MLP) -> list[Any] | None:
+    """Returns the weight and bias of each layer; None if layers were replaced, or have hooks."""
+    parts: Any = mlp._modules
+    activation, layers = parts["activation"], parts["layers"]._modules.values()
+    if not is_unchanged(activation, type(activation)):
+        return None
+    parameters: list[Any] = []
+    for layer in layers:
+        if type(layer) is not Linear or not is_unchanged(layer, Linear):
+            return None
+        own = layer._parameters
+        parameters += (own.get("weight"), own.get("bias"))
+    return parameters

@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from helpers.fresh_seeds import fresh_seeds
 from marl_connectors import DefaultPPORLModule
-from marl_connectors.rl_module import array_layers
-from marl_connectors.rl_module.array_layers import ArrayLayer, RowTile, row_tile, run_layers, tile_rows
+from marl_connectors.accelerate import array_layers
+from marl_connectors.accelerate.array_layers import ArrayLayer, RowTile, row_tile, run_layers, tile_rows
 
 NEEDS_TILES = pytest.mark.skipif(tile_rows() == 1, reason="this processor's matrix products have no known tiles")
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from marl_connectors.accelerate import array_forward
+from marl_connectors.accelerate.array_forward import bind_forward, can_bind_mlp
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
-from marl_connectors.rl_module import array_forward
-from marl_connectors.rl_module.array_forward import bind_forward
+from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import tree_map
 
@@ -123,3 +124,15 @@ def test_parameters_that_change_in_place_are_those_of_the_next_call():
 def test_many_bound_networks_are_those_of_torch():
     for _ in range(400):
         check(secrets.randbelow(2**31))
+
+
+def test_only_layers_as_they_were_built_can_be_bound():
+    for change in (
+        lambda mlp: setattr(mlp, "activation", torch.nn.Softplus()),
+        lambda mlp: mlp.layers[0].register_forward_hook(lambda *_: None),
+        lambda mlp: mlp.layers.__setitem__(1, torch.nn.Linear(5, 2)),
+    ):
+        mlp = MLP(3, (5, 2), "tanh")
+        assert can_bind_mlp(mlp, 4)
+        change(mlp)
+        assert not can_bind_mlp(mlp, 4)

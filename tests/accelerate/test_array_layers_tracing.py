@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from marl_connectors import Columns, DefaultPPORLModule, MultiRLModule, TorchModule
+from marl_connectors.accelerate.array_layers import is_watched
 from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
-from marl_connectors.rl_module.array_layers import is_watched
 from marl_connectors.trees import leaves, tree_map
 
 BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
