@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
@@ -44,7 +45,7 @@ from marl_connectors.rl_module.rl_module import RLModule, apply_mask_of_module
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
-_NORMALIZES = NormalizeAndClipActions.on_columns
+_NORMALIZES = NormalizeAndClipActions.columns
 _REMEMBERED = 64
 """The number of lane layouts that stay bound, because layouts recur if few agents act at a time or agents change."""
 
@@ -349,7 +350,7 @@ class SamplingPlan:
             return id(group) in computed
         if type(piece) is not NormalizeAndClipActions or id(group) not in decided:
             return False
-        if type(piece).on_columns is not _NORMALIZES or has_own_methods(piece):
+        if type(piece).columns is not _NORMALIZES or has_own_methods(piece):
             return False
         assert group is not None
         space = group.rows.action_space
@@ -379,7 +380,7 @@ class SamplingPlan:
 
         If the modules do not accept them either, they raise an error that explains why.
         """
-        NumpyToTensor().on_columns(columns=columns)
+        NumpyToTensor().columns(columns, ARRAYS)
         self._run_torch([columns], [out])
         for name, column in out.items():
             out[name] = tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, column)
@@ -483,7 +484,7 @@ class SamplingPlan:
             to_tensors = list(self._env_to_module)[-1]
             to_tensors.before_columns(layout.given, self._rl_module)
             for columns in layout.given:
-                to_tensors.on_columns(columns=columns, rl_module=self._module_of_pieces)
+                to_tensors.columns(columns, ARRAYS)
         self._prepared = None
 
     def _run(self, calls: Sequence[_Call]) -> None:

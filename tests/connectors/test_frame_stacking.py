@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
 from marl_connectors.connectors.learner.frame_stacking import FrameStackingLearner
@@ -25,7 +26,7 @@ def episode(observations, space=None, **options):
 
 def train_columns(episodes, piece):
     group = ColumnGroup(rows_of_episodes(episodes, ["default_policy"]))
-    piece.on_columns(rl_module=None, columns=group)
+    piece.columns(group, ARRAYS)
     return group["obs"]
 
 

@@ -23,7 +23,7 @@ class Own(ConnectorV2):
         super().__init__(*args)
         self.size, self.gamma = size, gamma
 
-    def on_columns(self, **kwargs):
+    def columns(self, c, xp):
         pass
 
 

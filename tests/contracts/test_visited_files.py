@@ -17,7 +17,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 import marl_connectors
-from marl_connectors import Algorithm, ColumnConnector, Columns, ConnectorV2, PPOConfig
+from marl_connectors import Algorithm, Columns, ConnectorV2, PPOConfig
 from marl_connectors.cli.parser import parse
 from marl_connectors.cli.train import run as new_run
 from marl_connectors.errors import ConfigError
@@ -164,11 +164,11 @@ class Turns(AECEnv):
         self.truncations = dict.fromkeys(self.agents, self.t >= 100)
 
 
-class AddsConstant(ColumnConnector):
+class AddsConstant(ConnectorV2):
     """A custom column piece."""
 
-    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
-        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
+    def columns(self, c: Any, xp: Any) -> None:
+        c.rows.set(Columns.OBS, c.rows.get(Columns.OBS) + np.float32(0.25))
 
 
 class SetsObservations(ConnectorV2):

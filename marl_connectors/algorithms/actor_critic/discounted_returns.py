@@ -9,7 +9,6 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
-from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
@@ -66,10 +65,8 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         self.critics = dict(critics)
         self._by_default = critic_by_default
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        super().on_columns(rl_module=self._with_zero_values(rl_module), columns=columns, **kwargs)
-
-    def _with_zero_values(self, rl_module: Any) -> _ZeroValues:
+    def critics_of(self, rl_module: Any) -> _ZeroValues:
+        """Returns a view of the modules in which the values of those without a critic are 0."""
         return _ZeroValues(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
 
 

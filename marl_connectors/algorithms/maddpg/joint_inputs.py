@@ -141,24 +141,24 @@ class AddJointInputsToTrainBatch(ConnectorV2):
             raise ConfigError(f"{type(self).__name__}: expected the layout of the critics' inputs. Pass inputs=.")
         self.inputs = inputs
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns.
 
         Raises:
             ConnectorError: If the rows are not of a JointReplayBuffer.
         """
-        sample = shared_data[RUN_EPISODES].unextended
+        sample = c.shared_data[RUN_EPISODES].unextended
         if not isinstance(sample, JointReplaySample):
             raise ConnectorError(f"expected steps of a JointReplayBuffer, but got a {type(sample).__name__}.")
-        if "joint_inputs" not in shared_data:
-            shared_data["joint_inputs"] = self.inputs.of_sample(sample)
-        (vectors, left), width = shared_data["joint_inputs"], sample.window.sources.shape[1]
-        own: list[Any] = [sample.segments[module_id] for module_id in columns.module_ids]
+        if "joint_inputs" not in c.shared_data:
+            c.shared_data["joint_inputs"] = self.inputs.of_sample(sample)
+        (vectors, left), width = c.shared_data["joint_inputs"], sample.window.sources.shape[1]
+        own: list[Any] = [sample.segments[module_id] for module_id in c.module_ids]
         items, ahead = (np.concatenate([getattr(part, name) for part in own]) for name in ("items", "ahead"))
         places = np.concatenate(
             [np.array([self.inputs.place(a) for a in sample.agents[part.module_id]])[part.slots] for part in own]
         )
-        columns[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], left[items, 0], places)
-        columns[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], left[items, ahead], places)
-        columns[PLACES] = places
-        columns[NEW_ITEMS] = items * (width - 1) + ahead - 1
+        c[Columns.CRITIC_OBS] = self.inputs.for_agents(vectors[items, 0], left[items, 0], places)
+        c[NEW_CRITIC_OBS] = self.inputs.for_agents(vectors[items, ahead], left[items, ahead], places)
+        c[PLACES] = places
+        c[NEW_ITEMS] = items * (width - 1) + ahead - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium import Space
 
@@ -13,9 +13,6 @@ from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ItemKey, ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentToModuleMapping(ConnectorV2):
@@ -58,16 +55,16 @@ class AgentToModuleMapping(ConnectorV2):
         if as_learner_connector:
             self.in_learner_pipeline = True
 
-    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Checks that the modules exist, once for each set of rows."""
-        if self._checked is not None and self._checked[0] is columns.rows and self._checked[1] is rl_module:
+        if self._checked is not None and self._checked[0] is c.rows and self._checked[1] is c.rl_module:
             return
-        for module_id in columns.module_ids:
-            if module_id not in rl_module:
-                episodes = columns.rows.episodes
+        for module_id in c.module_ids:
+            if module_id not in c.rl_module:
+                episodes = c.rows.episodes
                 agent_id = next(e.agent_id for e in episodes if e.module_id == module_id)
-                raise unknown_module(agent_id, module_id, rl_module)
-        self._checked = (columns.rows, rl_module)
+                raise unknown_module(agent_id, module_id, c.rl_module)
+        self._checked = (c.rows, c.rl_module)
 
     def __call__(
         self,
@@ -99,9 +96,6 @@ class AgentToModuleMapping(ConnectorV2):
         if shared_data is not None:
             shared_data[MAPPING] = mapping
         return by_module
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since all rows are of one module."""
 
     def _mapped(self, key: ItemKey, episodes: Mapping[EpisodeID, Any]) -> ItemKey:
         """Returns the key of items with a module id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -13,9 +13,6 @@ from marl_connectors.episodes.batch import Phase
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.rl_module.states import is_single
 from marl_connectors.typing import DEFAULT_MODULE_ID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class BatchIndividualItems(ConnectorV2):
@@ -59,9 +56,6 @@ class BatchIndividualItems(ConnectorV2):
         stacked = _stacked(flat)
         is_of_one = is_single(rl_module) and not self.in_learner_pipeline
         return stacked if is_of_one else {DEFAULT_MODULE_ID: stacked}
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are, since they are a batch."""
 
 
 def _stacked(columns: dict[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class FlattenObservations(ObservationTransform):
@@ -95,11 +92,11 @@ class FlattenObservations(ObservationTransform):
         """Whether the agent is in ``agent_ids``."""
         return self._agent_ids is not None and agent_id in self._agent_ids
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Flattens the observations if the agents are in ``agent_ids``."""
-        if self._agent_ids is not None and not self.remembered(steps.agents.ids, self._are_chosen):
+        if self._agent_ids is not None and not self.remembered(rows.agents.ids, self._are_chosen):
             return observations
-        return plan.how(observations)
+        return plan.how(observations, xp)
 
     def _are_chosen(self, ids: tuple[AgentID | None, ...]) -> bool:
         assert self._agent_ids is not None
@@ -111,8 +108,3 @@ class FlattenObservations(ObservationTransform):
                 f"Their observations share an array, so name both or none of them, or map them to different modules."
             )
         return bool(chosen)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Flattens the observations if the agents are in ``agent_ids``."""
-        if self._agent_ids is None or self._are_chosen(step.agent_ids):
-            columns[Columns.OBS] = self.plan_of(step).how.on_tensors(columns[Columns.OBS])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class NumpyToTensor(ConnectorV2):
@@ -59,11 +56,11 @@ class NumpyToTensor(ConnectorV2):
         if not self._on_cpu:
             columns_to_device(groups, self.device, rl_module)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Converts the columns of a group."""
-        for name, column in columns.items():
-            columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
-        sequences = columns.sequences
+        for name, column in c.items():
+            c[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
+        sequences = c.sequences
         if sequences is not None:
             sequences.to_column = self._tensor
             if sequences.state_in is not None:
@@ -82,11 +79,3 @@ class NumpyToTensor(ConnectorV2):
             values = values.astype(np.float32)
         tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
         return tensor.pin_memory() if self._pins else tensor
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Converts float64 to float32."""
-
-        def in_float32(leaf: Any) -> Any:
-            return leaf.float() if leaf.dtype is torch.float64 else leaf
-
-        columns.update({name: tree_map(in_float32, column) for name, column in columns.items()})

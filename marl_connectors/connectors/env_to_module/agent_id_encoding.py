@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class AgentIdEncoding(ObservationTransform):
@@ -96,23 +92,17 @@ class AgentIdEncoding(ObservationTransform):
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         low, high = np.append(low, np.zeros(more, np.float32)), np.append(high, np.ones(more, np.float32))
-        return Plan(space, spaces.Box(low, high, dtype=np.float32), space.shape[0])
+        return Plan(space, spaces.Box(low, high, dtype=np.float32))
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Appends all one-hot vectors at once."""
-        ids, index = steps.agents
-        numbers = self.remembered(ids, lambda ids: np.array([self._number_of(i, ConnectorError) for i in ids]))
-        longer = np.zeros((len(observations), plan.how + len(self._number)), np.float32)
-        longer[:, : plan.how] = observations
-        longer[np.arange(len(longer)), plan.how + numbers[index]] = 1.0
-        return longer
+        flat = xp.astype(observations, xp.float32, copy=False)
+        one_hot = rows.of_agents(self.remembered(rows.agents.ids, self._one_hot))
+        return xp.concat([flat, xp.broadcast_to(one_hot, (flat.shape[0], len(self._number)))], axis=1)
 
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Appends the one-hot vectors."""
-        numbers = [self._number_of(agent_id, ConnectorError) for agent_id in step.agent_ids]
-        one_hot = step.of_agents(np.eye(len(self._number), dtype=np.float32)[numbers])
-        flat = columns[Columns.OBS].float()
-        columns[Columns.OBS] = torch.cat([flat, one_hot.expand(flat.shape[0], -1)], 1)
+    def _one_hot(self, ids: tuple[AgentID | None, ...]) -> np.ndarray:
+        """Returns the vector of each agent."""
+        return np.eye(len(self._number), dtype=np.float32)[[self._number_of(i, ConnectorError) for i in ids]]
 
 
 def _numbered(agent_ids: Sequence[AgentID | None]) -> dict[AgentID | None, int]:

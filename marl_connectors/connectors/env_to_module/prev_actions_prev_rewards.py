@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class _How(NamedTuple):
@@ -118,53 +115,18 @@ class PrevActionsPrevRewards(ObservationTransform):
         low, high = (np.concatenate([getattr(box, side) for box in boxes]) for side in ("low", "high"))
         return Plan(space, spaces.Box(low, high, dtype=np.float32), how)
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Adds the history of all steps at once."""
         how: _How = plan.how
-        own: list[tuple[str, np.ndarray]] = []
-        if how.actions is not None:
-            own.append((self.PREV_ACTIONS_KEY, self._prev_actions(how, steps)))
-        if self.n_prev_rewards:
-            n = self.n_prev_rewards
-            recent = steps.recent(Columns.REWARDS, n, newest=-1, who=type(self).__name__)
-            own.append((self.PREV_REWARDS_KEY, recent.values.astype(np.float32)))
-        if how.observations is None:
-            return {self.ORIG_OBS_KEY: observations, **dict(own)}
-        return np.concatenate([how.observations(observations), *(part for _, part in own)], axis=1)
-
-    def _prev_actions(self, how: _How, steps: Steps) -> np.ndarray:
-        assert how.actions is not None
-        n = self.n_prev_actions
-        recent = steps.recent(Columns.ACTIONS, n, newest=-1, who=type(self).__name__)
-        size = len(recent.reached)
-        flat = how.actions(tree_map(lambda leaf: leaf.reshape(size * n, *leaf.shape[2:]), recent.values))
-        flat = flat.reshape(size, n, how.actions.size)
-        if not recent.reached.all():
-            flat = flat * recent.reached[:, :, None]
-        return flat.reshape(size, how.width)
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Adds the history. Actions are remembered in the program, and rewards are an input of it."""
-        how: _How = self.plan_of(step).how
+        who = type(self).__name__
         own: list[tuple[str, Any]] = []
         if how.actions is not None:
-            actions = step.memory("prev_actions", np.zeros((self.n_prev_actions, how.actions.size), np.float32))
-            flatten = how.actions.on_tensors
-
-            def remember(newest: Any) -> None:
-                actions.next = torch.cat([actions.value[:, 1:], flatten(newest).unsqueeze(1)], 1)
-
-            step.after_actions(remember)
-            own.append((self.PREV_ACTIONS_KEY, actions.value.flatten(1)))
+            flatten = partial(how.actions, xp=xp)
+            recent = rows.recent(Columns.ACTIONS, self.n_prev_actions, newest=-1, who=who, each=flatten)
+            own.append((self.PREV_ACTIONS_KEY, recent.reshape(recent.shape[0], how.width)))
         if self.n_prev_rewards:
-            rewards = step.reward().unsqueeze(1)
-            if self.n_prev_rewards > 1:
-                older = step.memory("prev_rewards", np.zeros(self.n_prev_rewards - 1, np.float32))
-                rewards = torch.cat([older.value, rewards], 1)
-                older.next = rewards[:, 1:]
-            own.append((self.PREV_REWARDS_KEY, rewards))
+            recent = rows.recent(Columns.REWARDS, self.n_prev_rewards, newest=-1, who=who)
+            own.append((self.PREV_REWARDS_KEY, xp.astype(recent, xp.float32)))
         if how.observations is None:
-            columns[Columns.OBS] = {self.ORIG_OBS_KEY: columns[Columns.OBS], **dict(own)}
-        else:
-            flat = how.observations.on_tensors(columns[Columns.OBS])
-            columns[Columns.OBS] = torch.cat([flat, *(part for _, part in own)], 1)
+            return {self.ORIG_OBS_KEY: observations, **dict(own)}
+        return xp.concat([how.observations(observations, xp), *(part for _, part in own)], axis=1)

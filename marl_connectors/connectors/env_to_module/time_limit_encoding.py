@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class TimeLimitEncoding(ObservationTransform):
@@ -72,18 +68,10 @@ class TimeLimitEncoding(ObservationTransform):
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         after = spaces.Box(np.append(low, np.float32(0.0)), np.append(high, np.float32(1.0)), dtype=np.float32)
-        return Plan(space, after, space.shape[0])
+        return Plan(space, after)
 
-    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+    def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Appends the time of all steps at once."""
-        longer = np.empty((len(observations), plan.how + 1), np.float32)
-        longer[:, : plan.how] = observations
-        longer[:, plan.how] = np.minimum(steps.rows.own_steps() / self.max_steps, 1.0)
-        return longer
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Appends the time. The number of steps is an input and an output of the program."""
-        memory = step.memory("steps", np.zeros((), np.int64))
-        memory.next = memory.value + 1
-        share = (memory.value.double() / self.max_steps).clamp(max=1.0).float()
-        columns[Columns.OBS] = torch.cat([columns[Columns.OBS].float(), share.unsqueeze(1)], 1)
+        share = xp.minimum(xp.astype(rows.own_steps(), xp.float64) / self.max_steps, 1.0)
+        flat = xp.astype(observations, xp.float32, copy=False)
+        return xp.concat([flat, xp.astype(share, xp.float32)[:, None]], axis=1)

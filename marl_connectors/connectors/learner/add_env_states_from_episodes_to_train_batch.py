@@ -88,7 +88,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         out[known, own[known]] = 1.0
         return out
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once."""
-        if Columns.CRITIC_OBS not in columns:
-            columns[Columns.CRITIC_OBS] = self._at(columns.rows)
+        if Columns.CRITIC_OBS not in c:
+            c[Columns.CRITIC_OBS] = self._at(c.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,18 +76,13 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         """The number of numbers in a vector."""
         return self.joint.size
 
-    def _of_episodes(self, episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> EpisodeJointObservations:
-        """Returns the joint observations of the episodes, which are prepared once for all groups of a batch."""
-        shared = {} if shared_data is None else shared_data
-        if "joint_observations" not in shared:
-            shared["joint_observations"] = self.joint.of_episodes(episodes)
-        return shared["joint_observations"]
-
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once."""
-        if Columns.CRITIC_OBS not in columns:
-            joint = self._of_episodes(shared_data[RUN_EPISODES].unextended, shared_data)
-            columns[Columns.CRITIC_OBS] = joint.at(columns.rows)
+        if Columns.CRITIC_OBS not in c:
+            if "joint_observations" not in c.shared_data:  # they are prepared once for all groups of a batch
+                episodes = c.shared_data[RUN_EPISODES].unextended
+                c.shared_data["joint_observations"] = self.joint.of_episodes(episodes)
+            c[Columns.CRITIC_OBS] = c.shared_data["joint_observations"].at(c.rows)
 
 
 class _AgentObservations(NamedTuple):

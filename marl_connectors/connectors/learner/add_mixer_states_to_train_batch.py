@@ -73,20 +73,20 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
             self._flatteners = {m: Flattener(found[own[0]], scale_bytes=True) for m, own in agents.items() if own}
             self.size = sum((self._flatteners[m].size + 1) * len(own) for m, own in agents.items() if own)
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once.
 
         Raises:
             ConnectorError: If the rows are not of a ``TeamReplayBuffer``, or have no states.
         """
-        sample = shared_data[RUN_EPISODES].unextended
+        sample = c.shared_data[RUN_EPISODES].unextended
         if not isinstance(sample, TeamReplaySample):
             raise ConnectorError("expected a sample of a TeamReplayBuffer, as the rows of all agents are needed.")
-        if MIXER_STATE not in shared_data:
+        if MIXER_STATE not in c.shared_data:
             states = self._env_states(sample) if self.reads_env_states else self._observations(sample)
-            shared_data[MIXER_STATE] = states.reshape(-1, self.size)
-        at = [sample.segments[module_id].env_steps for module_id in columns.module_ids]
-        columns[MIXER_STATE] = shared_data[MIXER_STATE][np.concatenate(at)]
+            c.shared_data[MIXER_STATE] = states.reshape(-1, self.size)
+        at = [sample.segments[module_id].env_steps for module_id in c.module_ids]
+        c[MIXER_STATE] = c.shared_data[MIXER_STATE][np.concatenate(at)]
 
     def _observations(self, sample: TeamReplaySample) -> np.ndarray:
         """Returns ``[N, W, size]`` vectors of observations."""

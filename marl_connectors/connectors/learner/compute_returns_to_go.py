@@ -47,9 +47,9 @@ class ComputeReturnsToGo(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.gamma = checked_gamma("ComputeReturnsToGo", gamma)
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the column for all episodes of a group at once."""
-        rewards, acted = np.asarray(rewards_of_columns(columns), np.float64), columns.rows.acted
+        rewards, acted = np.asarray(rewards_of_columns(c), np.float64), c.rows.acted
         rewards = rewards if acted is None else np.where(acted, rewards, 0.0)
-        lengths = np.array(columns.rows.counts)
-        columns[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)
+        lengths = np.array(c.rows.counts)
+        c[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)

@@ -126,10 +126,10 @@ class NormalizeRewards(ConnectorV2):
                 _add(found, module_id, Moments(*map(float, moments)))
         return found
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Normalises the rewards of all rows of a group at once."""
-        if RANKS not in (shared_data or {}):
-            self._normalize(columns)
+        if RANKS not in c.shared_data:
+            self._normalize(c)
 
     def after_columns(self, groups: Sequence[ColumnGroup], shared_data: dict[str, Any]) -> None:
         """Adds the returns of the batches of all learners to the statistics, and normalises the rewards by these.

@@ -31,11 +31,10 @@ class RewardTransform(ConnectorV2):
         """Returns the new rewards for ``[B]`` rewards or for a single one."""
         raise NotImplementedError(f"{type(self).__name__}: override changed(rewards).")
 
-    def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Changes the rewards of all rows of a group at once."""
-        if shared_data is not None:
-            shared_data.setdefault(REWARD_CHANGES, {})[self] = self.changed
-        columns[Columns.REWARDS] = self.changed(rewards_of_columns(columns))
+        c.shared_data.setdefault(REWARD_CHANGES, {})[self] = self.changed
+        c[Columns.REWARDS] = self.changed(rewards_of_columns(c))
 
 
 def rewards_of_columns(columns: ColumnGroup) -> Any:

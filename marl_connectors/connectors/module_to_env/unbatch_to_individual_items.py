@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.batch import Phase
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.tensor_step import TensorStep
 
 
 class UnBatchToIndividualItems(ConnectorV2):
@@ -45,9 +42,6 @@ class UnBatchToIndividualItems(ConnectorV2):
         keys = [item_key(episode) for episode in self.single_agent_episode_iterator(episodes)]
         columns = batch.get(DEFAULT_MODULE_ID, batch)  # the outputs of a single RLModule are not sorted by module
         return {name: _by_key(column, keys) for name, column in columns.items()}
-
-    def on_tensors(self, *, columns: dict[str, Any], step: TensorStep) -> None:
-        """Leaves the columns as they are."""
 
 
 def _by_key(column: Any, keys: list[ItemKey]) -> dict[ItemKey, list]:
