@@ -41,6 +41,7 @@ from .algorithms.sac.sac import SAC as SAC
 from .callbacks import Callbacks as Callbacks
 from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns
+from .connectors.arguments import argument as argument
 from .connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
 )

@@ -84,7 +84,7 @@ def _described_piece(piece: ConnectorV2) -> dict[str, Any]:
         return found
     kwargs = dict(given.kwargs)
     if given.args:
-        names = [name for name in inspect.signature(type(piece).__init__).parameters if name != "self"]
+        names = inspect.signature(type(piece)).parameters
         kwargs = {**dict(zip(names, given.args, strict=False)), **kwargs}
     return {**found, "arguments": {name: _argument(value) for name, value in kwargs.items()}}
 

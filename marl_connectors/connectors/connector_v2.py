@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.checkpoints import Checkpointable
+from marl_connectors.connectors.arguments import argument, check_names, set_arguments, signature_of
 from marl_connectors.connectors.calls_by_hand import call_on_items
 from marl_connectors.connectors.item_batch import agent_episodes_of, item_key
 from marl_connectors.connectors.piece_errors import progress
@@ -17,10 +17,11 @@ from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
 from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.errors import ConnectorError, did_you_mean
 from marl_connectors.state import State, fields_of
 from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
+from marl_connectors.validators import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,20 +87,39 @@ class ConnectorV2(Checkpointable):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raises an error for an unknown argument, which names the closest one that the constructor accepts."""
-        _check_arguments(cls, kwargs)
+        check_names(cls, kwargs)
         piece = super().__new__(cls)
         piece._constructed_with = Arguments(args, kwargs)
         return piece
 
-    def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = signature_of(cls, ConnectorV2.__init__)  # type: ignore[attr-defined]
+
+    def __init__(
+        self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **arguments: Any
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: The observation space before this piece, if it is known already. A pipeline sets
+                it. With several agents it is a Dict space by agent id.
+            input_action_space: The action space before this piece, in the same form.
+            **arguments: The arguments that the class declares with ``argument``.
+        """
         self._input_observation_space = input_observation_space
         self._input_action_space = input_action_space
         self._observation_space: Space | None = None
         self._action_space: Space | None = None
+        set_arguments(self, arguments)
+        self.begin()
         if input_observation_space is not None or input_action_space is not None:
             self.set_input_spaces(input_observation_space, input_action_space)
 
     # To override.
+
+    def begin(self) -> None:
+        """Prepares what follows from the arguments. The constructor calls it, before it sets the spaces."""
 
     def __call__(
         self,
@@ -404,44 +424,28 @@ class ConnectorV2(Checkpointable):
         return switched
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        given = {} if self._constructed_with.kwargs is None else self._constructed_with.kwargs
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in given.items())})"
 
 
 class InBothPipelines(ConnectorV2):
     """Base of pieces for env-to-module and learner pipelines that must know which of the two they are in.
 
-    The pipeline sets this. ``as_learner_connector`` sets it for a piece outside of a pipeline, or in a plain
-    ``ConnectorPipelineV2``; it must not contradict the pipeline.
+    The pipeline sets this.
+
+    Args:
+        as_learner_connector: Whether the piece is in a learner pipeline, for a piece outside of a pipeline, or in a
+            plain ``ConnectorPipelineV2``. It must not contradict the pipeline; None leaves it to the pipeline.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
-    as_learner_connector: bool | None = None
-    """The constructor's argument; None leaves it to the pipeline."""
+    as_learner_connector: bool | None = argument(default=None)
 
     @property
     def learns(self) -> bool:
         """Whether the piece works on all steps of the episodes, for a train batch."""
         said = self.as_learner_connector
         return bool(self.in_learner_pipeline) if said is None else said
-
-
-class UnknownArgumentError(ConfigError, TypeError):
-    """An argument that a piece's constructor does not accept."""
-
-
-def _check_arguments(cls: type, names: Iterable[str]) -> None:
-    """Checks names of keyword arguments against the parameters of ``cls.__init__``.
-
-    Raises:
-        UnknownArgumentError: If a name is unknown and the constructor has no ``**kwargs``.
-    """
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for name in names:
-        if name not in known:
-            raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
 
 
 def same_state(one: Any, other: Any) -> bool:

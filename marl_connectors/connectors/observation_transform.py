@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.batch import ColumnGroup
@@ -41,31 +42,19 @@ class ObservationTransform(InBothPipelines):
     shape of the new space stay as they are, so the piece may run twice over the same steps.
 
     Subclasses override ``plan`` and ``transform``.
+
+    Args:
+        multi_agent: Whether the spaces are Dicts by agent id. With None, they are if both are Dicts with the same
+            keys.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece; subclasses set their own attributes first, since ``plan`` may be called from here.
+    multi_agent: bool | None = argument(default=None)
 
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id. With None, they are if both are Dicts with the same
-                keys.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-        """
-        self._multi_agent = multi_agent
-        self.as_learner_connector = as_learner_connector
+    def begin(self) -> None:
+        super().begin()
         self._plans: dict[AgentID | None, Plan] = {}
         self._late_plans: list[tuple[tuple[Space | None, Space | None], Plan]] = []
         self._of_agents: dict[tuple[AgentID | None, ...], Any] = {}
-        super().__init__(input_observation_space, input_action_space)
 
     # To override.
 
@@ -139,7 +128,7 @@ class ObservationTransform(InBothPipelines):
     def _by_agent(
         self, observation_space: Space, action_space: Space | None
     ) -> dict[AgentID | None, tuple[Space, Space | None]]:
-        several = self._multi_agent
+        several = self.multi_agent
         if several is None:
             several = (
                 isinstance(observation_space, spaces.Dict)

@@ -261,7 +261,12 @@ def dict_with(mask_space, **parts):
         (dict_with(spaces.Discrete(4), o=BOX), ACTIONS, {}, r"must have 4 numbers.* but is Discrete\(4\)"),
         (dict_with(BOX), spaces.Discrete(2), {}, "has no part but its mask"),
         (BOX, ACTIONS, {"source": "observations"}, "no observation has a part 'action_mask'"),
-        (BOX, ACTIONS, {"source": "info"}, "source must be one of auto, observations, infos, not 'info'"),
+        (
+            BOX,
+            ACTIONS,
+            {"source": "info"},
+            "source: expected 'auto', 'observations' or 'infos', got 'info'",
+        ),
         (BOX, ACTIONS, {"observation_key": "action_mask"}, "are both 'action_mask'"),
     ],
 )

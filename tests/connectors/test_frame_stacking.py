@@ -111,7 +111,7 @@ def test_discrete_observations_are_an_error_before_the_run():
 
 @pytest.mark.parametrize("num_frames", [0, -1, 2.0, True])
 def test_num_frames_must_be_a_count(num_frames):
-    with pytest.raises(ConfigError, match="num_frames must be a whole number > 0"):
+    with pytest.raises(ConfigError, match="FrameStacking: num_frames: expected a whole number from 1"):
         FrameStacking(num_frames=num_frames)
 
 

@@ -445,7 +445,7 @@ def test_a_learner_pipeline_is_no_place_for_it():
 
 
 def test_wrong_use_is_named():
-    with pytest.raises(ConfigError, match="clip_by_value must be a number > 0 or None"):
+    with pytest.raises(ConfigError, match="MeanStdFilter: clip_by_value: expected a number above 0"):
         MeanStdFilter(clip_by_value=-1.0)
     with pytest.raises(ConfigError, match="there is no Box to standardise in Discrete"):
         MeanStdFilter(spaces.Discrete(3), None)

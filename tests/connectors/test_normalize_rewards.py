@@ -341,7 +341,7 @@ def test_tensors_are_an_error():
     "setting", [{"gamma": 2.0}, {"gamma": "x"}, {"clip": 0.0}, {"clip": "x"}, {"epsilon": -1.0}, {"epsilon": None}]
 )
 def test_a_wrong_setting_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))} must be"):
+    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))}: expected a number"):
         NormalizeRewards(**setting)
 
 

@@ -262,13 +262,13 @@ def test_later_pieces_keep_changed_rewards():
 
 @pytest.mark.parametrize("setting", [{"scale": np.nan}, {"shift": float("inf")}, {"scale": "2"}, {"shift": None}])
 def test_a_scale_that_is_no_number_is_an_error(setting):
-    with pytest.raises(ConfigError, match=f"ScaleRewards: {next(iter(setting))} must be a finite number"):
+    with pytest.raises(ConfigError, match=f"ScaleRewards: {next(iter(setting))}: expected a number"):
         ScaleRewards(**setting)
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.5, "x", None])
 def test_a_discount_that_is_none_is_an_error(gamma):
-    with pytest.raises(ConfigError, match=r"ComputeReturnsToGo: gamma must be a number in \[0, 1\]"):
+    with pytest.raises(ConfigError, match="ComputeReturnsToGo: gamma: expected a number from 0 to 1"):
         ComputeReturnsToGo(gamma=gamma)
 
 

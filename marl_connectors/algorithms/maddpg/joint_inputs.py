@@ -9,11 +9,12 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RUN_EPISODES, ColumnGroup
-from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.errors import ConnectorError
 from marl_connectors.replay_buffers.joint_replay_buffer import JointReplaySample
 from marl_connectors.replay_buffers.row_ring import ACTED, TERMINATED
 from marl_connectors.trees import tree_map
@@ -121,25 +122,13 @@ class AddJointInputsToTrainBatch(ConnectorV2):
 
     Reads the observations and actions of all agents; writes ``critic_obs`` and ``new_critic_obs`` (``[B, size]``
     float32, see ``JointInputs``), ``agent_places`` and ``new_items`` to the batch. Keeps no state.
+
+    Args:
+        inputs: The layout of the inputs.
     """
 
     belongs_in = (LEARNER,)
-
-    def __init__(self, input_observation_space=None, input_action_space=None, *, inputs: JointInputs | None = None):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            inputs: The layout of the inputs.
-
-        Raises:
-            ConfigError: If there is no layout.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        if inputs is None:
-            raise ConfigError(f"{type(self).__name__}: expected the layout of the critics' inputs. Pass inputs=.")
-        self.inputs = inputs
+    inputs: JointInputs = argument()
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns.

@@ -21,19 +21,6 @@ class AddObservationsFromEpisodesToBatch(InBothPipelines):
 
     puts_observations_in_batch = True
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Reads the observations of the rows."""
         if Columns.OBS not in c:

@@ -39,19 +39,6 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
 
     lookback = 1
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether the batch is a train batch, in sequences; None leaves it to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the states of all rows, or of the first rows of all sequences, in one gather.
 

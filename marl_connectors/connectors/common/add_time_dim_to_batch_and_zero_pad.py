@@ -31,20 +31,6 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
     state.
     """
 
-    def __init__(
-        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: Whether to make sequences, for a train batch, or an axis of length 1; None leaves it
-                to the pipeline.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.as_learner_connector = as_learner_connector
-
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds an axis, or works out the sequences."""
         if not are_stateful(type(self).__name__, c.rl_module, c.module_ids):

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import map_space
 from marl_connectors.episodes.batch import ColumnGroup
@@ -16,6 +17,7 @@ from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
+from marl_connectors.validators import integer
 
 
 class FrameStacking(ObservationTransform):
@@ -27,41 +29,14 @@ class FrameStacking(ObservationTransform):
 
     Reads ``obs`` of the episodes; writes it to the batch. The episodes keep single observations, so the learner
     pipeline needs the piece too. Keeps no state.
+
+    Args:
+        num_frames: The number of observations. The episodes must keep ``num_frames - 1`` steps from before each
+            chunk (``episode_lookback_horizon``).
     """
 
     puts_observations_in_batch = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        num_frames: int = 1,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            num_frames: The number of observations. The episodes must keep ``num_frames - 1`` steps from before each
-                chunk (``episode_lookback_horizon``).
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-
-        Raises:
-            ConfigError: If ``num_frames`` is not an integer > 0.
-        """
-        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-            raise ConfigError(f"FrameStacking: num_frames must be a whole number > 0, not {num_frames!r}.")
-        self.num_frames = num_frames
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    num_frames: int = argument(integer(min=1), default=1)
 
     @property
     def lookback(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_device, to_device
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE, LEARNER
@@ -21,35 +22,26 @@ class NumpyToTensor(ConnectorV2):
 
     All columns of all modules are moved to a GPU in one copy. On the CPU, tensors share the arrays' memory. Reads and
     writes all columns. Keeps no state.
+
+    Args:
+        as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
+        pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
+            pinned memory in any case.
+        device: The device of the tensors; None for the CPU.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
 
     phase_after = Phase.TENSORS
+    as_learner_connector: bool | None = argument(default=None)
+    pin_memory: bool = argument(default=False)
+    device: Any = argument(default=None)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        as_learner_connector: bool | None = None,
-        pin_memory: bool = False,
-        device: str | torch.device | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            as_learner_connector: RLlib's argument, without an effect: arrays are converted alike in both pipelines.
-            pin_memory: Whether tensors on the CPU are in pinned memory, if torch sees a GPU. Copies to a GPU start from
-                pinned memory in any case.
-            device: The device of the tensors; None for the CPU.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.device = torch.device(device or "cpu")
+    def begin(self) -> None:
+        super().begin()
+        self.device = torch.device(self.device or "cpu")
         self._on_cpu = self.device.type == "cpu"
-        self._pins = pin_memory and self._on_cpu and torch.cuda.is_available()
+        self._pins = self.pin_memory and self._on_cpu and torch.cuda.is_available()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups at once, unless the device is the CPU."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.array_namespace import ARRAYS
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.space_trees import fits, shape_of
@@ -24,6 +25,7 @@ from marl_connectors.flat_action_masks import (
 )
 from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros
 from marl_connectors.typing import AgentID, Tree
+from marl_connectors.validators import one_of
 
 _SOURCES = ("auto", "observations", "infos")
 
@@ -65,47 +67,28 @@ class ActionMasking(ObservationTransform):
     the piece must be before all others that change observations.
 
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        action_mask_key: The key of the mask in a Dict observation or in an info dict.
+        observation_key: The key of the part of a Dict observation that becomes the observation. With None, or with
+            a key that the observation lacks, a Dict of all parts but the mask is kept. ``"auto"`` stands for
+            ``"observation"`` if that is the only part in addition to the mask, else for None.
+        source: The source of masks: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation if
+            its space has the key, else its info dict.
+        keep_in_observations: Whether observations stay as they are, so that later pieces and modules get the masks.
     """
 
     belongs_in = (ENV_TO_MODULE,)
+    action_mask_key: str = argument(default="action_mask")
+    observation_key: str | None = argument(default="observation")
+    source: str = argument(one_of("auto", "observations", "infos"), default="auto")
+    keep_in_observations: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        action_mask_key: str = "action_mask",
-        observation_key: str | None = "observation",
-        source: Literal["auto", "observations", "infos"] = "auto",
-        keep_in_observations: bool = False,
-        multi_agent: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            action_mask_key: The key of the mask in a Dict observation or in an info dict.
-            observation_key: The key of the part of a Dict observation that becomes the observation. With None, or with
-                a key that the observation lacks, a Dict of all parts but the mask is kept. ``"auto"`` stands for
-                ``"observation"`` if that is the only part in addition to the mask, else for None.
-            source: The source of masks: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation if
-                its space has the key, else its info dict.
-            keep_in_observations: Whether observations stay as they are, so that later pieces and modules get the masks.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-
-        Raises:
-            ConfigError: If ``source`` is unknown, or both keys are the same.
-        """
-        if source not in _SOURCES:
-            raise ConfigError(f"ActionMasking: source must be one of {', '.join(_SOURCES)}, not {source!r}.")
-        if action_mask_key == observation_key:
-            raise ConfigError(f"ActionMasking: action_mask_key and observation_key are both {action_mask_key!r}.")
-        self.action_mask_key = action_mask_key
-        self.observation_key = observation_key
-        self.source = source
-        self.keep_in_observations = keep_in_observations
-        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
+    def begin(self) -> None:
+        super().begin()
+        key = self.action_mask_key
+        if key == self.observation_key:
+            raise ConfigError(f"ActionMasking: action_mask_key and observation_key are both {key!r}.")
 
     # Spaces.
 

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.array_namespace import ARRAYS
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.episodes.rows import Rows
@@ -26,33 +27,12 @@ class ImageToFloat(ObservationTransform):
 
     Reads ``obs``; writes it back to the episodes, where it needs four times the memory. After FrameStacking it changes
     the batch only, and the learner pipeline needs both pieces. Keeps no state.
+
+    Args:
+        channels_first: Whether the channels become the first axis, as torch's convolutions need, or stay last.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        channels_first: bool = True,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            channels_first: Whether the channels become the first axis, as torch's convolutions need, or stay last.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-        """
-        self._channels_first = channels_first
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    channels_first: bool = argument(default=True)
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Checks that there is an image."""
@@ -80,7 +60,7 @@ class ImageToFloat(ObservationTransform):
         if values.ndim == 3:
             values = values[..., None]
         scaled = xp.astype(values, xp.float32) / 255.0
-        return xp.ascontiguousarray(xp.moveaxis(scaled, -1, 1)) if self._channels_first else scaled
+        return xp.ascontiguousarray(xp.moveaxis(scaled, -1, 1)) if self.channels_first else scaled
 
     def transform(self, observations: Tree, plan: Plan, rows: Rows, xp: Any) -> Tree:
         """Converts the images."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.array_namespace import ARRAYS
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.pipeline_kinds import ENV_TO_MODULE
 from marl_connectors.connectors.row_memory import RowMemory
@@ -22,6 +23,7 @@ from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.state import ID, read_state
 from marl_connectors.typing import AgentID, Tree
+from marl_connectors.validators import number, optional
 
 _Statistics: TypeAlias = dict[ID | None, StreamState]
 """The state of a MeanStdFilter."""
@@ -78,49 +80,28 @@ class MeanStdFilter(ObservationTransform):
     count, mean and sum of squared distances (float64) for each key, and the same of the observations that have not been
     merged yet, for each key and sub-environment. ``merge_states`` computes from the states of several runners the state
     of one filter that has seen all of their observations (Chan et al.), in the order of the sub-environments.
+
+    Args:
+        de_mean_to_zero: Whether to subtract the mean.
+        de_std_to_one: Whether to divide by the standard deviation.
+        clip_by_value: The bound x of standardised numbers, which are clipped to [-x, x]; None for no bound.
+        update_stats: Whether observations update the statistics; False for evaluation. The attribute may be changed
+            at any time.
+        share_between_agents: Whether agents with like spaces share one set of statistics.
     """
 
     belongs_in = (ENV_TO_MODULE,)
+    de_mean_to_zero: bool = argument(default=True)
+    de_std_to_one: bool = argument(default=True)
+    clip_by_value: float | None = argument(optional(number(above=0, max=inf)), default=10.0)
+    update_stats: bool = argument(default=True)
+    share_between_agents: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        de_mean_to_zero: bool = True,
-        de_std_to_one: bool = True,
-        clip_by_value: float | None = 10.0,
-        update_stats: bool = True,
-        share_between_agents: bool = False,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            de_mean_to_zero: Whether to subtract the mean.
-            de_std_to_one: Whether to divide by the standard deviation.
-            clip_by_value: The bound x of standardised numbers, which are clipped to [-x, x]; None for no bound.
-            update_stats: Whether observations update the statistics; False for evaluation. The attribute may be changed
-                at any time.
-            share_between_agents: Whether agents with like spaces share one set of statistics.
-
-        Raises:
-            ConfigError: If ``clip_by_value`` is not a number > 0.
-        """
-        if clip_by_value is not None and not (isinstance(clip_by_value, (int, float)) and clip_by_value > 0):
-            raise ConfigError(f"MeanStdFilter: clip_by_value must be a number > 0 or None, not {clip_by_value!r}.")
-        self.de_mean_to_zero = de_mean_to_zero
-        self.de_std_to_one = de_std_to_one
-        self.clip_by_value = clip_by_value
-        self.update_stats = update_stats
-        self._share = share_between_agents
+    def begin(self) -> None:
+        super().begin()
         self._tables: dict[int, StatsTable] = {}
         self._streams_of = RowMemory()
         self._numbers_of: tuple[Tree, np.ndarray] | None = None
-        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
     # Spaces.
 
@@ -187,7 +168,7 @@ class MeanStdFilter(ObservationTransform):
     def _key_of(self, agent_id: AgentID | None, shared_key: str) -> Any:
         if None in self._plans:
             return None
-        return shared_key if self._share or agent_id not in self._plans else agent_id
+        return shared_key if self.share_between_agents or agent_id not in self._plans else agent_id
 
     def _count(self, observations: Tree, rows: Rows, fragment: Fragment | None) -> None:
         plan = self._plan_for(rows)

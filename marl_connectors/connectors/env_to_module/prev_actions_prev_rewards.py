@@ -9,11 +9,13 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.typing import AgentID, Tree
+from marl_connectors.validators import integer
 
 
 class _How(NamedTuple):
@@ -33,56 +35,27 @@ class PrevActionsPrevRewards(ObservationTransform):
     ``prev_n_actions`` and ``prev_n_rewards``, for modules that accept a Dict.
 
     Reads ``obs``, ``actions`` and ``rewards``; writes ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        n_prev_actions: The number of actions. The episodes must keep as many steps from before each chunk
+            (``episode_lookback_horizon``).
+        n_prev_rewards: The number of rewards. The episodes must keep as many steps, too.
+        flatten: Whether the new observation is a vector; False for RLlib's Dict.
     """
 
     ORIG_OBS_KEY = "_orig_obs"
     PREV_ACTIONS_KEY = "prev_n_actions"
     PREV_REWARDS_KEY = "prev_n_rewards"
+    n_prev_actions: int = argument(integer(min=0), default=1)
+    n_prev_rewards: int = argument(integer(min=0), default=1)
+    flatten: bool = argument(default=True)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool | None = None,
-        n_prev_actions: int = 1,
-        n_prev_rewards: int = 1,
-        as_learner_connector: bool | None = None,
-        flatten: bool = True,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            n_prev_actions: The number of actions. The episodes must keep as many steps from before each chunk
-                (``episode_lookback_horizon``).
-            n_prev_rewards: The number of rewards. The episodes must keep as many steps, too.
-            as_learner_connector: Whether the piece is in a learner pipeline, where it adds the new observations to the
-                batch, for episodes that no env-to-module pipeline with this piece has changed. None leaves it to the
-                pipeline.
-            flatten: Whether the new observation is a vector; False for RLlib's Dict.
-
-        Raises:
-            ConfigError: If both numbers are 0, or one is not an integer >= 0.
-        """
-        for name, value in (("n_prev_actions", n_prev_actions), ("n_prev_rewards", n_prev_rewards)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"PrevActionsPrevRewards: {name} must be a whole number >= 0, not {value!r}.")
-        if not n_prev_actions and not n_prev_rewards:
+    def begin(self) -> None:
+        super().begin()
+        if not self.lookback:
             raise ConfigError(
                 "PrevActionsPrevRewards: n_prev_actions and n_prev_rewards are both 0. Leave the piece out."
             )
-        self.n_prev_actions = n_prev_actions
-        self.n_prev_rewards = n_prev_rewards
-        self._flatten = flatten
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
 
     @property
     def lookback(self) -> int:
@@ -100,7 +73,7 @@ class PrevActionsPrevRewards(ObservationTransform):
                 )
             actions = Flattener(action_space, count_from_0=True)
             width = actions.size * self.n_prev_actions
-        observations = Flattener(space) if self._flatten else None
+        observations = Flattener(space) if self.flatten else None
         how = _How(observations, actions, width)
         own: list[tuple[str, spaces.Box]] = []
         if actions is not None:

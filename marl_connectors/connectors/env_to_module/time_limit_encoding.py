@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
+from marl_connectors.validators import integer
 
 
 class TimeLimitEncoding(ObservationTransform):
@@ -24,38 +26,12 @@ class TimeLimitEncoding(ObservationTransform):
     Learning", arXiv:1712.00378.
 
     Reads ``obs`` and the number of steps; writes ``obs`` back to the episodes. Keeps no state.
+
+    Args:
+        max_steps: The number of the agent's steps after which the environment ends an episode.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        max_steps: int,
-        multi_agent: bool | None = None,
-        as_learner_connector: bool | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            max_steps: The number of the agent's steps after which the environment ends an episode.
-            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
-            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
-
-        Raises:
-            ConfigError: If ``max_steps`` is not a whole number >= 1.
-        """
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-            raise ConfigError(f"TimeLimitEncoding: max_steps must be a whole number >= 1, not {max_steps!r}.")
-        self.max_steps = max_steps
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-        )
+    max_steps: int = argument(integer(min=1))
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """Returns the space with the time."""

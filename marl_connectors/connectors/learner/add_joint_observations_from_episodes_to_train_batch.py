@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -29,28 +30,15 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
     Each row is a vector ``[size]`` as ``JointObservations`` describes it. Reads the observations in the episodes of all
     agents, also of those that are not trained. Writes ``critic_obs`` to the batch, ``[B, size]`` float32. Keeps no
     state.
+
+    Args:
+        agent_spaces: The observation space of each agent that may appear, as the episodes hold its observations.
+            None stands for the spaces of ``input_observation_space``, a Dict by agent id.
     """
 
     belongs_in = (LEARNER,)
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        agent_spaces: Mapping[AgentID, Space] | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            agent_spaces: The observation space of each agent that may appear, as the episodes hold its observations.
-                None stands for the spaces of ``input_observation_space``, a Dict by agent id.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._agent_spaces = None if agent_spaces is None else dict(agent_spaces)
-        self._joint: JointObservations | None = None
+    agent_spaces: Mapping[AgentID, Space] | None = argument(default=None)
+    _joint: JointObservations | None = None
 
     @property
     def joint(self) -> JointObservations:
@@ -60,7 +48,7 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
             ConfigError: If the agents' spaces are not known.
         """
         if self._joint is None:
-            given: Any = self._agent_spaces or self.input_observation_space
+            given: Any = self.agent_spaces or self.input_observation_space
             if isinstance(given, spaces.Dict):
                 given = given.spaces
             if not isinstance(given, Mapping):

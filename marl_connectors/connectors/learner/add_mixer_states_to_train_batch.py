@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -36,42 +37,29 @@ class AddMixerStatesToTrainBatch(ConnectorV2):
         agents: All agents that can appear, by module.
         size: The number of numbers in a vector.
         reads_env_states: Whether the vectors are the environment's states.
+
+    Args:
+        agents: As above.
+        agent_spaces: The observation space of each agent, as the episodes hold its observations. It is not needed
+            with a ``state_space``.
+        state_space: The space of the environment's state; None for observations.
     """
 
     belongs_in = (LEARNER,)
+    agents: Mapping[ModuleID, Sequence[AgentID]] = argument()
+    agent_spaces: Mapping[AgentID, Space] | None = argument(default=None)
+    state_space: Space | None = argument(default=None)
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        agents: Mapping[ModuleID, Sequence[AgentID]],
-        agent_spaces: Mapping[AgentID, Space] | None = None,
-        state_space: Space | None = None,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            agents: As above.
-            agent_spaces: The observation space of each agent, as the episodes hold its observations. It is not needed
-                with a ``state_space``.
-            state_space: The space of the environment's state; None for observations.
-
-        Raises:
-            ConfigError: If observations or states have no fixed size.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.agents = {module_id: tuple(own) for module_id, own in agents.items()}
-        self.reads_env_states = state_space is not None
-        if state_space is not None:
-            self._of_state = Flattener(state_space, scale_bytes=True)
+    def begin(self) -> None:
+        super().begin()
+        self.reads_env_states = self.state_space is not None
+        if self.state_space is not None:
+            self._of_state = Flattener(self.state_space, scale_bytes=True)
             self.size = self._of_state.size
-        else:
-            found = agent_spaces or {}
-            self._flatteners = {m: Flattener(found[own[0]], scale_bytes=True) for m, own in agents.items() if own}
-            self.size = sum((self._flatteners[m].size + 1) * len(own) for m, own in agents.items() if own)
+            return
+        found, agents = self.agent_spaces or {}, self.agents.items()
+        self._flatteners = {m: Flattener(found[own[0]], scale_bytes=True) for m, own in agents if own}
+        self.size = sum((self._flatteners[m].size + 1) * len(own) for m, own in agents if own)
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the vectors of all rows of a group at once.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import REWARD_CHANGES
 from marl_connectors.connectors.pipeline_kinds import LEARNER
@@ -35,36 +36,20 @@ class AddNStepReturnsToTrainBatch(ConnectorV2):
     float32), ``new_obs``, ``discounts`` and, with action masks, ``new_action_mask`` to the batch. Unless
     ``keep_action_masks`` is True, it removes ``action_mask`` then. Rows of sequences for stateful modules stay as they
     are, as the targets of their steps need the states at later steps of the sequence. Keeps no state.
+
+    Args:
+        n_step: The number of rewards.
+        gamma: The discount per agent step; or a function that returns that of a module, called for each batch.
+        keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
+        check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
+            are. It takes time, and is not needed if no piece before changes them.
     """
 
     belongs_in = (LEARNER,)
-
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        n_step: int = 1,
-        gamma: float | Callable[[ModuleID], float] = 0.99,
-        keep_action_masks: bool = False,
-        check_observations: bool = True,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            n_step: The number of rewards.
-            gamma: The discount per agent step; or a function that returns that of a module, called for each batch.
-            keep_action_masks: Whether the masks of the steps stay in the batch, for losses that read them.
-            check_observations: Whether to check that ``obs`` of the batch are those of the trajectories, as ``new_obs``
-                are. It takes time, and is not needed if no piece before changes them.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.n_step = n_step
-        self.gamma = gamma
-        self.keep_action_masks = keep_action_masks
-        self.check_observations = check_observations
+    n_step: int = argument(default=1)
+    gamma: float | Callable[[ModuleID], float] = argument(default=0.99)
+    keep_action_masks: bool = argument(default=False)
+    check_observations: bool = argument(default=True)
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
         """Adds the columns.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import LEARNER
 from marl_connectors.episodes.batch import RANKS, ColumnGroup
@@ -64,43 +65,29 @@ class GeneralAdvantageEstimation(ConnectorV2):
     mean counts as 0 and the standard deviation as 1.
 
     State: these means for each module with ``normalize_values``.
+
+    Args:
+        gamma: Discount per agent step, in [0, 1].
+        lambda_: Bias/variance trade-off, in [0, 1].
+        standardize: Whether to standardise the advantages.
+        module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings;
+            ``normalize_values`` and ``value_norm_beta`` may be among them.
+        normalize_values: Whether the value function predicts normalised returns.
+        value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1]: 1 for the
+            mean over all updates, 0 for the statistics of the newest one.
     """
 
     belongs_in = (LEARNER,)
+    gamma: float = argument(default=0.99)
+    lambda_: float = argument(default=1.0)
+    standardize: bool = argument(default=True)
+    module_settings: dict[str, dict[str, Any]] = argument(default=None)
+    normalize_values: bool = argument(default=False)
+    value_norm_beta: float = argument(default=0.99999)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        gamma: float = 0.99,
-        lambda_: float = 1.0,
-        standardize: bool = True,
-        module_settings: dict[str, dict[str, Any]] | None = None,
-        normalize_values: bool = False,
-        value_norm_beta: float = 0.99999,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            gamma: Discount per agent step, in [0, 1].
-            lambda_: Bias/variance trade-off, in [0, 1].
-            standardize: Whether to standardise the advantages.
-            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings;
-                ``normalize_values`` and ``value_norm_beta`` may be among them.
-            normalize_values: Whether the value function predicts normalised returns.
-            value_norm_beta: The weight that the statistics of earlier updates keep in an update, in [0, 1]: 1 for the
-                mean over all updates, 0 for the statistics of the newest one.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.gamma = gamma
-        self.lambda_ = lambda_
-        self.standardize = standardize
-        self.module_settings = module_settings or {}
-        self.normalize_values = normalize_values
-        self.value_norm_beta = value_norm_beta
+    def begin(self) -> None:
+        super().begin()
+        self.module_settings = self.module_settings or {}
         self._moments_of_targets: dict[ModuleID, Moments] = {}
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
@@ -55,23 +56,19 @@ class GetActions(ConnectorV2):
 
     The outputs of modules on a GPU are first moved to the CPU, all in one copy, since the trajectories need them there,
     and actions are sampled on the CPU.
+
+    Args:
+        defer_logp: Whether, in columns, the runner computes ``action_logp`` once for a whole fragment, from the
+            recorded inputs and actions. No later piece may change either of them.
     """
 
     belongs_in = (MODULE_TO_ENV,)
 
     phase_after = Phase.TENSORS
+    defer_logp: bool = argument(default=False)
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, defer_logp: bool = False):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            defer_logp: Whether, in columns, the runner computes ``action_logp`` once for a whole fragment, from the
-                recorded inputs and actions. No later piece may change either of them.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self._defer_logp = defer_logp
+    def begin(self) -> None:
+        super().begin()
         self._known = RowMemory()
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
@@ -125,7 +122,7 @@ class GetActions(ConnectorV2):
             return None
         if samples(dist_cls, explore) and not dist_cls.draws_from_noise(num_inputs):
             return None
-        return dist_cls, self._defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
+        return dist_cls, self.defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
 
     def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Any, explore: bool | None) -> bool:
         """Whether all modules with an action space have the same distribution class, also those that act later."""
@@ -145,7 +142,7 @@ class GetActions(ConnectorV2):
                     raise _no_actions(module_id, [name for name in columns if columns.has_column(module_id, name)])
             _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
             common, space = classes.pop() if len(classes) == 1 else None, columns.rows.action_space
-            defers = self._defer_logp and self._is_common(common, rl_module, space, explore)
+            defers = self.defer_logp and self._is_common(common, rl_module, space, explore)
             known = self._known[columns.rows] = _Choice((explore, columns.holders), common, defers)
         return known
 

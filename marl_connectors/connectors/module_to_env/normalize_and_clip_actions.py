@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.arguments import argument
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.pipeline_kinds import MODULE_TO_ENV
 from marl_connectors.episodes.action_units import NORMALIZED, UNSCALED, BoxRange
@@ -37,29 +38,18 @@ class NormalizeAndClipActions(ConnectorV2):
     * Each part of Dict and Tuple actions is converted according to its own space.
 
     Reads ``actions``; writes ``actions_for_env`` to the batch, ``[B, ...]``. Keeps no state.
+
+    Args:
+        normalize_actions: Whether [-1, 1] is scaled to the range of Box spaces.
+        clip_actions: Whether Box actions are clipped to their space, if they are not normalised.
     """
 
     belongs_in = (MODULE_TO_ENV,)
+    normalize_actions: bool = argument(default=True)
+    clip_actions: bool = argument(default=False)
 
-    def __init__(
-        self,
-        input_observation_space=None,
-        input_action_space=None,
-        *,
-        normalize_actions: bool = True,
-        clip_actions: bool = False,
-    ):
-        """Builds the piece.
-
-        Args:
-            input_observation_space: As for every piece.
-            input_action_space: As for every piece.
-            normalize_actions: Whether [-1, 1] is scaled to the range of Box spaces.
-            clip_actions: Whether Box actions are clipped to their space, if they are not normalised.
-        """
-        super().__init__(input_observation_space, input_action_space)
-        self.normalize_actions = normalize_actions
-        self.clip_actions = clip_actions
+    def begin(self) -> None:
+        super().begin()
         self._ranges: dict[int, BoxRange] = {}
 
     def columns(self, c: ColumnGroup, xp: Any) -> None:
