@@ -10,6 +10,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -287,6 +288,7 @@ class Program(nn.Module):
             "rl_module": self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module,
             "explore": self._explore,
             "shared_data": {ACTION_NOISE: step},
+            "metrics": _NoMetrics(),
             "program": step,
         }
         columns = ColumnGroup(rows).within(**context)
@@ -337,6 +339,20 @@ class Program(nn.Module):
             "memories": memories,
             "noise": None if noise is None else [list(part) for part in noise],
         }
+
+
+class _NoMetrics:
+    """Takes the place of a MetricsLogger, since a program logs nothing."""
+
+    def log_value(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    def log_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
+
+    def log_time(self, *args: Any, **kwargs: Any) -> nullcontext[None]:
+        """Measures nothing."""
+        return nullcontext()
 
 
 def _in_float32(leaf: Tensor) -> Tensor:

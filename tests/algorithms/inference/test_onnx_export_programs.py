@@ -318,6 +318,7 @@ class Sharper(ConnectorV2):
 
     def columns(self, c, xp):
         c["sharper"] = c["action_dist_inputs"] * 2
+        c.metrics.log_value("largest", c["sharper"].max())
 
 
 class SumSoFar(ConnectorV2):
